@@ -17,7 +17,7 @@ import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Untileable
 from celosia.compiler.program import Program
-from celosia.compiler.tensorize import block_space, plan, tiles
+from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.space import Decisions
@@ -239,7 +239,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
         assert block_space.estimate(cfg, p, Decisions.of_groups(found)) > 0
         return Decisions.of_groups(found)
 
-    monkeypatch.setattr(plan.block_space, "choose", choose)
+    monkeypatch.setattr(block_space, "choose", choose)
     for _ in range(4):
         program = compiled(model(chain, (13, 12)), CONFIGS[name])
     assert taken >= 4 or not block_layers(program)
@@ -318,7 +318,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
         monkeypatch.setattr(blocks._Cutter, "cut", parts)
         if rng is not None:
-            monkeypatch.setattr(plan.block_space, "choose", choose)
+            monkeypatch.setattr(block_space, "choose", choose)
 
     yield patch
 
