@@ -30,7 +30,7 @@ from celosia.compiler.layer import (
     Window,
 )
 from celosia.compiler.program import Plan
-from celosia.compiler.tensorize import plan as planning
+from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Instruction
@@ -498,7 +498,7 @@ def splitting(order: str) -> Callable[[Config, Problem, bool], Decisions]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "choose", splitting("split"))
+    monkeypatch.setattr(decide, "choose", splitting("split"))
     cfg = CONFIGS[name]
     m = Maker(cfg, 1)
     x = m.given(4 * cfg.block_in, 3, 3)

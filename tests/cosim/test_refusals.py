@@ -13,9 +13,9 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
 
-from celosia.compiler.launch import lowering
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Layer
+from celosia.compiler.tune import network
 from celosia.hw.config import Config
 from celosia.sim.fsim import FunctionalDevice
 
@@ -27,7 +27,7 @@ FITS_NOT = ("no tile of", "do not fit")
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of layers of each build."""
-    original = lowering.build
+    original = network.build
     counts: list[int] = []
 
     def build(cfg: Config, launches: list[list[Layer]], *rest: Any) -> Image:
@@ -35,7 +35,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made: Image = original(cfg, launches, *rest)
         return made
 
-    monkeypatch.setattr(lowering, "build", build)
+    monkeypatch.setattr(network, "build", build)
     return counts
 
 
