@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Untileable, Window
-from celosia.compiler.tensorize import plan
+from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Bound, Move, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
@@ -189,7 +189,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
         return point
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "choose", anyone)
+        patch.setattr(decide, "choose", anyone)
         _check(b.net)
 
 
