@@ -4,7 +4,7 @@ import pytest
 from programs import CONFIGS, random_program
 
 from celosia.hw.isa import Opcode
-from celosia.sim import vectorised
+from celosia.sim import patterns
 from celosia.sim.compare import first_difference
 from celosia.sim.fsim import FunctionalDevice, Instruction
 
@@ -20,7 +20,7 @@ class Faulty(FunctionalDevice):
         super().execute(instruction, number)
         if number == self.victim:
             f = instruction.fields
-            index = vectorised.offsets(vectorised.steps(f, "dst", ("n", "y", "x")), CFG.out_depth) + f["dst_base"]
+            index = patterns.offsets(patterns.steps(f, "dst", ("n", "y", "x")), CFG.out_depth) + f["dst_base"]
             self.state.out[index.ravel() % CFG.out_depth] ^= 4
 
 

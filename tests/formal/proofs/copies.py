@@ -57,8 +57,7 @@ def log2(value: int) -> int:
 
 def small_blocks() -> Any:
     """Blocks of up to 3 elements, rows and planes: their numbers are products."""
-    values: dict[str, Any] = {f"{axis}_BITS": SIZE_BITS for axis in "XYZ"}
-    return patch.multiple(walk, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, **values)
+    return patch.multiple(walk, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, X_BITS=SIZE_BITS, YZ_BITS=SIZE_BITS)
 
 
 def product(*factors: Value) -> Value:
