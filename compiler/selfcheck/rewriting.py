@@ -121,17 +121,7 @@ class Comparison:
         slack = max(map(_slack, nodes), default=0.0)
         known = {each: (value, value) for each, value in given.items()}
         low, high = self.original.compute(number, known, slack)
-        if any(map(_is_another, nodes)):
-            raise Unknown
-        converts = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
-        for x, scale in self.original.quantised(known):  # to what the processor converts such floats to
-            with np.errstate(all="ignore"):
-                if np.any(np.isnan(x)) or (converts and np.any(np.abs(x) >= 2.0**31 * float(np.min(scale)))):
-                    raise Unknown
-        for out in (node.outputs[0] for node in nodes if is_op(node, "QLinearSoftmax")):
-            largest = known.get(self.original.number.get(out.name or "", -1), (low, high))[1]
-            if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
-                raise Unknown  # which may be 256, and wraps, as onnxruntime's
+        self._require_alike(nodes, known, (low, high))
         try:
             found = self._made(name, order, given)
         except (HostError, Unsupported, ValueError) as error:
@@ -140,6 +130,21 @@ class Comparison:
         if what and isinstance(low, np.ndarray) and low.dtype.kind == "f":
             what = outside(found, low, high, SHARE * self._moved(number, given, low))
         return what
+
+    def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: tuple[Any, Any]) -> None:
+        """Raises Unknown where onnxruntime's integer operators `nodes` are other functions than the float operators that
+        made `known`, and `last` of them."""
+        if any(map(_is_another, nodes)):
+            raise Unknown
+        converts = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
+        for x, scale in self.original.quantised(known):  # to what the processor converts such floats to
+            with np.errstate(all="ignore"):
+                if np.any(np.isnan(x)) or (converts and np.any(np.abs(x) >= 2.0**31 * float(np.min(scale)))):
+                    raise Unknown
+        for out in (node.outputs[0] for node in nodes if is_op(node, "QLinearSoftmax")):
+            largest = known.get(self.original.number.get(out.name or "", -1), last)[1]
+            if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
+                raise Unknown  # which may be 256, and wraps, as onnxruntime's
 
     def _moved(self, number: int, given: Mapping[int, Any], plain: Array) -> float:
         """How far rounding alone moves a float tensor of the imported model, as a small difference of large numbers:
