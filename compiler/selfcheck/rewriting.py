@@ -31,7 +31,7 @@ from celosia.compiler.program.host.windows import WindowError, windows
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by
-from celosia.compiler.selfcheck.original import Original, Unknown
+from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
 from celosia.compiler.selfcheck.tolerance import outside
 from celosia.sim.fsim import one_blas_thread
 
@@ -131,8 +131,8 @@ class Comparison:
             what = outside(found, low, high, SHARE * self._moved(number, given, low))
         return what
 
-    def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: tuple[Any, Any]) -> None:
-        """Raises Unknown where onnxruntime's integer operators `nodes` are other functions than the float operators that
+    def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:
+        """Raises Unknown where the integer operators `nodes` are other functions than the float operators that
         made `known`, and `last` of them."""
         if any(map(_is_another, nodes)):
             raise Unknown
