@@ -104,6 +104,29 @@ FOUND = {
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 2, 2] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5)
             e = MaxPool<kernel_shape = [2, 2]>(c) y = QuantizeLinear(e, t, u) }""",
+    "float weights before a result that is returned, then moved": """
+        (int8[1, 3, 4, 4] x) => (int8[5, 9] y, float[1, 5, 3, 3] r)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[2] to = {5, 9}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c) e = Reshape(r, to)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights before what moves their result, which is returned": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 3, 3, 5] y, float[1, 3, 3, 5] e)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) e = Transpose<perm = [0, 2, 3, 1]>(c)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights behind what another operator reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 3, 4, 4] n)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) e = Transpose<perm = [0, 1, 3, 2]>(d) n = Neg(e)
+            c = Conv(e, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights behind an Identity that is returned": """
+        (int8[3, 5] x) => (int8[3, 4] y, float[3, 5] i)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) i = Identity(d) c = Gemm(i, w_5_4, w_4) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a MatMul that is returned before a bias is added": """
+        (uint8[3, 5] x) => (uint8[3, 4] y, float[3, 4] c)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
