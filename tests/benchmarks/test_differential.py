@@ -138,6 +138,13 @@ FOUND = {
          int8[2] zw = {0, 0}, int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
             d = DequantizeLinear(x, s, z) w = DequantizeLinear<axis = 1>(w8, sw, zw) b = DequantizeLinear(b32, sb)
             c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
+    "weights by channel that the model quantises, and a bias of one row whose axis is wrong": """
+        (uint8[2, 3] x) => (uint8[2, 2] y)
+        <float s = {0.05}, uint8 z = {130}, float[2] sw = {0.01, 0.02}, uint8[2] zw = {128, 128},
+         int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
+            d = DequantizeLinear(x, s, z) q = QuantizeLinear<axis = 1>(w_3_2, sw, zw)
+            w = DequantizeLinear<axis = 1>(q, sw, zw) b = DequantizeLinear<axis = 0>(b32, sb)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
     "Cast, Dropout and Identity between quantised tensors": """
         (uint8[2, 9] x) => (uint8[2, 9] y) <float s = {0.05}, uint8 z = {130}, float t = {0.0078}, uint8 u = {0}> {
             d = DequantizeLinear(x, s, z) a = Cast<to = 1>(d) b = Softmax(a) c = Dropout(b) e = Identity(c)
@@ -164,6 +171,9 @@ FOUND = {
     "the exponential of 16-bit values next to 0": """
         (uint16[1, 40] x) => (float[1, 40] y) <float s = {0.00001}, uint16 z = {255}> {
             d = com.microsoft.DequantizeLinear(x, s, z) y = Elu(d) }""",
+    "Selu of bytes next to 0": """
+        (uint8[1, 40] x) => (float[1, 40] y) <float s = {0.00002}, uint8 z = {117}> {
+            d = DequantizeLinear(x, s, z) y = Selu(d) }""",
     "a norm of equal elements": """
         (float[2, 6] x) => (float[2, 6] y) <float s = {0.3}> {
             a = Clip(x, s, s) y = LayerNormalization<axis = -1>(a, w_6, w_6) }""",
