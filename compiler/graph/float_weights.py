@@ -13,12 +13,14 @@ are compared with what it leaves.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.fold import fold_makers
 from celosia.compiler.graph.identities import is_wire
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 
@@ -26,24 +28,50 @@ MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that onnxruntime exchanges with DequantizeLinear before and QuantizeLinear behind them, before it looks."""
 
 
+@dataclass(frozen=True)
+class _Product:
+    """node: what multiplies what `source` dequantises by weights. last: what adds the bias, its input `place`."""
+
+    node: ir.Node
+    source: ir.Node
+    last: ir.Node
+    place: int
+
+    @property
+    def bias(self) -> ir.Value | None:
+        return self.last.inputs[self.place] if len(self.last.inputs) > self.place else None
+
+
 def quantise_weights(model: ir.Model) -> None:
-    for node in list(model.graph):
-        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
-            _quantise(model.graph, node, node, 2)
-        elif is_op(node, "MatMul"):
-            add = _only_user(node) if _is_passed_on(node) else None
-            if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
-                assert add is not None
-                _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
+    found = [product for node in model.graph if (product := _product(node)) is not None]
+    fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, each.source.inputs[1])))
+    for product in found:
+        _quantise(model.graph, product)
 
 
-def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None:
-    """Weights of `node`, and the bias that `last` has as its input `place`."""
-    scale = _input_scale(node)
-    given = last.inputs[place] if len(last.inputs) > place else None
-    bias = constant(given)
-    flat = node.op_type != "MatMul" or len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
-    if scale is None or not _is_quantised(last, flat) or (given is None and last is not node):
+def _product(node: ir.Node) -> _Product | None:
+    """That of `node`, where it is between quantised tensors."""
+    last, place, flat = node, 2, True
+    if is_op(node, "MatMul"):
+        add = _only_user(node) if _is_passed_on(node) else None
+        if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
+            return None
+        last, place = add, int(_maker(add.inputs[0]) is node)
+        flat = len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
+    elif not is_op(node, "Conv", "ConvTranspose", "Gemm"):
+        return None
+    source = _maker(node.inputs[0])
+    while is_op(source, *MOVING):
+        source = _maker(source.inputs[0])  # type: ignore[union-attr]
+    if source is None or not is_op(source, "DequantizeLinear") or not _is_quantised(last, flat):
+        return None
+    return _Product(node, source, last, place)
+
+
+def _quantise(graph: ir.Graph, product: _Product) -> None:
+    node, last, given = product.node, product.last, product.bias
+    scale, bias = constant(product.source.inputs[1]), constant(given)
+    if scale is None or scale.dtype != np.float32 or scale.size != 1 or (given is None and last is not node):
         return
     if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
         return
@@ -56,22 +84,13 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
         arrays: dict[str, NDArray[Any] | None] = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None:
-        step = (scale * w_scale).astype(np.float32)
+        step = (scale.reshape(()) * w_scale).astype(np.float32)
         steps = np.rint(bias / step)
         if not np.all(np.abs(steps) < 2.0**31):
             return
         axis = {"axis": 0} if step.ndim else {}
         arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
-        last.replace_input_with(place, _dequantised(graph, last, arrays, **axis))
-
-
-def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
-    """The one scale of the quantised tensor that `node` reads."""
-    maker = _maker(node.inputs[0])
-    while is_op(maker, *MOVING):
-        maker = _maker(maker.inputs[0])  # type: ignore[union-attr]
-    scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
-    return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
+        last.replace_input_with(product.place, _dequantised(graph, last, arrays, **axis))
 
 
 def _is_quantised(node: ir.Node, flat: bool) -> bool:

@@ -127,6 +127,11 @@ FOUND = {
         (uint8[3, 5] x) => (uint8[3, 4] y, float[3, 4] c)
         <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
             d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
+    "float weights and a bias that operators make of constants": """
+        (int8[3, 5] x) => (int8[3, 4] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] to = {-1}> {
+            r = Mul(s, s) d = DequantizeLinear(x, r, z) w = Transpose(w_4_5) b = Reshape(w_1_4, to)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
