@@ -169,9 +169,10 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
     axis, block = op.attr("axis", 1), op.attr("block_size", 0)
     kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
     y = x.astype(np.float32)
-    if zero is not None:
-        y = y - _along(zero, x, axis, block).astype(np.float32)
-    return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)
+    start = None if zero is None else _along(zero, x, axis, block).astype(np.float32)
+    if start is not None and start.any():
+        y = y - start
+    return np.asarray(y * _along(scale, x, axis, block).astype(np.float32)).astype(kind, copy=False)
 
 
 @host("GatherBlockQuantized", domain="com.microsoft")
