@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
-from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
+from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
@@ -167,7 +166,7 @@ class Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
+            if not _is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
                 if node in self.views:  # which is not built here; what it is declared to be does not count
                     node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
                 return node in self.views

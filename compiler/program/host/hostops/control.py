@@ -98,7 +98,7 @@ def constant(op: HostOp) -> Value:
     raise op.fail("it has no value")
 
 
-@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", random=True)
 def random(op: HostOp, like: Array | None = None) -> Array:
     kind = np.dtype(np.float32) if like is None else like.dtype
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
@@ -109,13 +109,13 @@ def random(op: HostOp, like: Array | None = None) -> Array:
     return rng.uniform(op.attr("low", 0.0), op.attr("high", 1.0), shape).astype(kind)
 
 
-@host("Bernoulli")
+@host("Bernoulli", random=True)
 def bernoulli(op: HostOp, x: Array) -> Array:
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
     return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
 
 
-@host("Multinomial")
+@host("Multinomial", random=True)
 def multinomial(op: HostOp, x: Array) -> Array:
     chances = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     sums = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
@@ -124,7 +124,7 @@ def multinomial(op: HostOp, x: Array) -> Array:
     return np.asarray(np.minimum(picked, x.shape[1] - 1)).astype(numpy_type(op.attr("dtype", 6)))
 
 
-@host("Dropout")
+@host("Dropout", random=True)
 def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
     share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
     if training is None or not training.reshape(-1)[0] or share == 0:

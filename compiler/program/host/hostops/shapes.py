@@ -7,28 +7,23 @@ import numpy as np
 from celosia.compiler.program.host.hostops.registry import Array, Value, host, int_list
 from celosia.compiler.program.host.op import HostOp, check_size
 
-FIRST = frozenset((
-    "Shape", "Size", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "ConstantOfShape", "Range", "Concat",
-))  # fmt: skip
-"""Operators that run here even though there are kernels for them."""
 
-
-@host("Shape")
+@host("Shape", first=True)
 def shape(op: HostOp, x: Array) -> Array:
     return np.array(x.shape[op.attr("start", 0) : op.attr("end")], np.int64)
 
 
-@host("Size")
+@host("Size", first=True)
 def size(op: HostOp, x: Array) -> Array:
     return np.array(x.size, np.int64)
 
 
-@host("Identity")
+@host("Identity", first=True)
 def identity(op: HostOp, x: Value) -> Value:
     return x
 
 
-@host("Reshape")
+@host("Reshape", first=True)
 def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
     dims = int_list(op.attrs["shape"] if wanted is None else wanted)
     if not op.attr("allowzero", 0):
@@ -36,25 +31,25 @@ def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
     return x.reshape(dims)
 
 
-@host("Flatten")
+@host("Flatten", first=True)
 def flatten(op: HostOp, x: Array) -> Array:
     axis = op.attr("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))
 
 
-@host("Squeeze")
+@host("Squeeze", first=True)
 def squeeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
     chosen = op.attr("axes") if axes is None else axes
     return x.squeeze(None if chosen is None else tuple(int_list(chosen)))
 
 
-@host("Unsqueeze")
+@host("Unsqueeze", first=True)
 def unsqueeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
     return np.expand_dims(x, tuple(int_list(op.attrs["axes"] if axes is None else axes)))
 
 
-@host("ConstantOfShape")
+@host("ConstantOfShape", first=True)
 def constant_of_shape(op: HostOp, dims: Array) -> Array:
     value = np.asarray(op.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
     wanted = int_list(dims)
@@ -65,7 +60,7 @@ def constant_of_shape(op: HostOp, dims: Array) -> Array:
     return np.full(wanted, value)
 
 
-@host("Range")
+@host("Range", first=True)
 def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     if not step:
@@ -78,6 +73,6 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
 
 
-@host("Concat")
+@host("Concat", first=True)
 def concat(op: HostOp, *values: Array) -> Array:
     return np.concatenate(values, axis=op.attrs["axis"])

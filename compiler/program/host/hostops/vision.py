@@ -183,7 +183,7 @@ def _elements(x: Array, w: Windows, fill: Any) -> Array:
     return np.reshape(view, (*view.shape[:-n], prod(w.kernel)))
 
 
-@host("LpPool")
+@host("LpPool", windows=True)
 def lp_pool(op: HostOp, x: Array) -> Array:
     p = op.attr("p", 2)
     total = _elements(np.abs(x) ** p, _windows(op, x.shape[2:]), 0).sum(axis=-1)
@@ -250,7 +250,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None
     return result
 
 
-@host("DeformConv")
+@host("DeformConv", weights=1)
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:
