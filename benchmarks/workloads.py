@@ -164,11 +164,6 @@ def _imagenet(image: Array) -> Array:
     return np.ascontiguousarray(normal.transpose(2, 0, 1)[None], np.float32)
 
 
-def _scene(number: int) -> Array | None:
-    image = _photograph(number)
-    return None if image is None else _imagenet(_resized(image, 224))
-
-
 def _page(number: int) -> Array | None:
     """A scanned page of text, turned by `number` quarters."""
     grey = _picture("page") if number < 4 else None

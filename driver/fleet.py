@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from celosia.compiler.tune.measure import BOARD, Job, Judge, Result, Status, measure
-from celosia.compiler.tune.pool import DEADLINE, MODULE, Executed, Fleet, Measurer, Station
+from celosia.compiler.tune.choices import BOARD, DEADLINE
+from celosia.compiler.tune.measure import Job, Judge, Result, Status, measure
+from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.oracle import MissingLibrary

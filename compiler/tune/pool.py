@@ -24,10 +24,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
 
-DEADLINE = 600.0
-"""Seconds that a trial may take."""
 ATTEMPTS = 2
 """Times that a trial is tried whose process dies, or whose connection is lost."""
 GONE = (Status.CRASHED, Status.LOST)

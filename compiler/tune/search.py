@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from celosia.compiler.tune.choices import SEARCH_NAMES
 from celosia.compiler.tune.model import Model
 from celosia.compiler.tune.space import Floats, Searched
 
@@ -283,8 +284,6 @@ class Climb(Guided):
         self.since = 0 if better else self.since + len(costs)
 
 
-SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = {
-    "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
-    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive, "climb": Climb,
-}  # fmt: skip
+_KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
+SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celosia.hw.config import Config, did_you_mean
-from celosia.sim.device import Device
+from celosia.hw.config import did_you_mean
 from celosia.sim.devices import SIMULATORS, open_simulator
+
+if TYPE_CHECKING:
+    from celosia.hw.config import Config
+    from celosia.sim.device import Device
 
 DEVICES = (*SIMULATORS, "board")
 """Devices that can be opened by name."""
