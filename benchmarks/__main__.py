@@ -50,6 +50,7 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options in `arguments`; ends the process with a sentence where a name is none."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
@@ -120,6 +121,7 @@ def save(path: Path, rows: list[Row], about: dict[str, Any]) -> None:
 
 
 def table(rows: list[Row]) -> Table:
+    """For a terminal: a row of `rows` each."""
     result = Table("what", "target", "measured", "", "command")
     for row in rows:
         result.add_row(row.what, row.target, row.measured, VERDICT[row.met], row.command, end_section=True)

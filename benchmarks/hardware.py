@@ -127,5 +127,6 @@ ROWS: list[Callable[[Say], Iterator[Row]]] = [proofs, fuzz, resources, ecp5]
 
 
 def rows(say: Say) -> Iterator[Row]:
+    """All of them, as they are measured."""
     for each in ROWS:
         yield from each(say)

@@ -61,6 +61,7 @@ class Workload:
         return path
 
     def inputs(self, path: Path, count: int) -> Inputs:
+        """At most `count` of the model at `path`."""
         return Inputs(self, path, count)
 
 
@@ -74,10 +75,12 @@ class Inputs:
 
     @cached_property
     def real(self) -> bool:
+        """Whether they are images, not noise."""
         return self.workload.image(0) is not None
 
     @cached_property
     def feeds(self) -> list[dict[str, Array]]:
+        """By name of the model's input, float32."""
         model = onnx.load(self.path, load_external_data=False)
         (value,) = model.graph.input
         if self.real:

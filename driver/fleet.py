@@ -104,6 +104,7 @@ class BoardMeasurer:
         return self._devices[cfg]
 
     def close(self) -> None:
+        """Ends the session."""
         self._devices.clear()
         self._session.close()
 
@@ -207,6 +208,7 @@ def _is_there(client: Any, address: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
+    """What a process of `fleet_for` runs for a board: see `--help`."""
     what = "Measures on a board: Jobs come in, Results go out."
     parser = argparse.ArgumentParser(prog="python -m celosia.driver.fleet", description=what)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")

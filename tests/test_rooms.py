@@ -89,6 +89,10 @@ def written(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {each.name: each for each in node.body if isinstance(each, Function)}
+
+
 class Public:
     """The public functions of the files below `root`, and methods of public classes."""
 
@@ -105,14 +109,16 @@ class Public:
         return found
 
     def inherits(self, name: str, node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class that `node` is derived from says what `name` does."""
+        """Whether a class that `node` is derived from, or a protocol whose methods it has, says what `name` does."""
         bases = {written(base) for base in node.bases} - seen
         parents = [parent for base in bases for parent in self.classes.get(base, ())]
-        said = any(
-            isinstance(each, Function) and each.name == name and ast.get_docstring(each)
-            for parent in parents for each in parent.body
-        )  # fmt: skip
+        kept = [each for each in self.protocols if each is not node and methods(each).keys() <= methods(node).keys()]
+        said = any(name in methods(each) and ast.get_docstring(methods(each)[name]) for each in (*parents, *kept))
         return said or any(self.inherits(name, parent, seen | bases) for parent in parents)
+
+    @cached_property
+    def protocols(self) -> list[ast.ClassDef]:
+        return [each for classes in self.classes.values() for each in classes if "Protocol" in map(written, each.bases)]
 
     def silent(self) -> list[str]:
         """Those that say nothing: path, and name with that of the class."""

@@ -64,7 +64,8 @@ class Measurer(Protocol):
         """The Result of `job`, HUNG where there is none within `deadline` seconds."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what it has started."""
 
 
 class Here:

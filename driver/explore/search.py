@@ -78,6 +78,7 @@ class Search:
 
     @property
     def good(self) -> list[Outcome]:
+        """What came to an end with objectives."""
         return [each for each in self.known.values() if each.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:

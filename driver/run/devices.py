@@ -26,6 +26,7 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 
 def require_device(name: str) -> None:
+    """ValueError where there is no device of that name."""
     if name not in DEVICES:
         near = did_you_mean(name, DEVICES)
         raise ValueError(f"there is no device {name!r}{near}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
