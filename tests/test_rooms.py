@@ -130,7 +130,10 @@ class Public:
                 continue
             if isinstance(node, ast.ClassDef):
                 yield from self._silent(f"{prefix}{node.name}.", node)
-            elif not ast.get_docstring(node) and not {written(each) for each in node.decorator_list} & {"setter"}:
+            elif not ast.get_docstring(node) and not {written(each) for each in node.decorator_list} & {
+                "setter",
+                "overload",
+            }:
                 of_class = isinstance(owner, ast.ClassDef)
                 if not of_class or not (node.name in FOREIGN or self.inherits(node.name, owner)):
                     yield f"{prefix}{node.name}"

@@ -91,6 +91,7 @@ class Judge:
 
     @property
     def board(self) -> bool:
+        """Whether it is one over ssh."""
         return self.device.startswith(BOARD)
 
     @property
@@ -247,6 +248,7 @@ class Case:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
+        """The layers under `decisions`, ready to run. Untileable, LayerErrors."""
         planner = Planner(self.cfg, Fixed(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 

@@ -70,6 +70,7 @@ class Model:
         self._predict: Callable[[Floats], Floats] | None = None
 
     def learn(self, space: Searched, number: int, cost: float) -> None:
+        """Takes in what point `number` of `space` costs."""
         self.features.append(space.features[number])
         self.targets.append(float(np.log(cost / space.base[number])))
         self._predict = None

@@ -52,7 +52,8 @@ class Job(Protocol):
         """A device that has run such a one has what others like it need."""
         ...
 
-    def run(self) -> Result: ...
+    def run(self) -> Result:
+        """Measures it in this process. What goes wrong is a Status of the Result."""
 
 
 class Measurer(Protocol):

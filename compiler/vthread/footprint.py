@@ -43,6 +43,7 @@ class DramAccess(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The address behind its last byte."""
         return self.address + (self.z - 1) * self.z_stride + (self.y - 1) * self.y_stride + self.row
 
 
