@@ -72,6 +72,7 @@ class Assembler:
         self.launched = set(given)  # what launches read, in the shape that it has had until here
 
     def run(self) -> Program:
+        """The Program."""
         graph = self.model.graph
         launches = iter(self.image.launches)
         steps: list[Step] = []

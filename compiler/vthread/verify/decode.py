@@ -152,10 +152,12 @@ class Decoded:
 
     @property
     def dram(self) -> Dims:
+        """Rows of bytes that it reads or writes in DRAM."""
         return self.shape.dram
 
     @property
     def name(self) -> str:
+        """The unit, as messages name it."""
         return f"({self.unit.name})"
 
 
