@@ -223,7 +223,9 @@ class Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return CpuNode(node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or "")
+        return CpuNode(
+            node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or ""
+        )
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)
