@@ -56,10 +56,12 @@ OPERATORS: list[type[OpRun]] = [DequantizeLinear, OF_ONNX, SkipLayerNormalizatio
 
 
 def wide_of(array: Array) -> Array:
+    """float32 as doubles, anything else as it is."""
     return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
 
 
 def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` in which every float32 is a double."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph

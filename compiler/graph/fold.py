@@ -103,7 +103,7 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
                 kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
                 fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
             values[value.name] = fixed
-    op = parse(ir.to_proto(node), opsets)
+    op = parse(ir.serde.serialize_node(node), opsets)
     try:
         results = execute(op, values, once=True)
     except HostError as error:

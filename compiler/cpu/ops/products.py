@@ -12,6 +12,7 @@ from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind
 
 
 def product(
@@ -113,12 +114,12 @@ def matmul_any(
     return y if shape == y.shape else reshaped(y, shape)
 
 
-@op("MatMul")
+@op("MatMul", kind=Kind.COMPLEX, wide=True)
 def matmul(node: Node) -> Tensor:
     return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
-@op("Gemm")
+@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True)
 def gemm(node: Node) -> Tensor:
     a, b = node.input(0), node.input(1)
     alpha, beta = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)

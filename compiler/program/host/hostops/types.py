@@ -14,11 +14,13 @@ from celosia.compiler.program.host.op import HostOp
 
 @host("Cast")
 def cast(op: HostOp, x: Array) -> Array:
+    """To the type that the attribute names."""
     return convert(op, x, numpy_type(op.attrs["to"]))
 
 
 @host("CastLike")
 def cast_like(op: HostOp, x: Array, like: Array) -> Array:
+    """To the type of `like`."""
     return convert(op, x, like.dtype)
 
 
@@ -125,6 +127,7 @@ def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
 
 @host("BitCast")
 def bit_cast(op: HostOp, x: Array) -> Array:
+    """The same bits. HostError where sizes differ."""
     kind = numpy_type(op.attrs["to"])
     if kind.itemsize != x.dtype.itemsize:
         raise op.fail(f"{x.dtype} and {kind} differ in size")
@@ -156,6 +159,7 @@ def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
 
 @host("QuantizeLinear")
 def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    """By tensor, by channel or by block."""
     kind = numpy_type(op.attr("output_dtype", 0) or 2) if zero is None else zero.dtype
     precision = numpy_type(op.attrs["precision"]) if op.attr("precision", 0) else np.dtype(np.float32)
     y = x.astype(precision) / _along(op, scale, x).astype(precision)
@@ -168,11 +172,13 @@ def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> A
 
 @host("DequantizeLinear")
 def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    """By tensor, by channel or by block."""
     kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
     y = x.astype(np.float32)
-    if zero is not None:
-        y = y - _along(op, zero, x).astype(np.float32)
-    return (y * _along(op, scale, x).astype(np.float32)).astype(kind)
+    start = None if zero is None else _along(op, zero, x).astype(np.float32)
+    if start is not None and start.any():
+        y = y - start
+    return np.asarray(y * _along(op, scale, x).astype(np.float32)).astype(kind, copy=False)
 
 
 @host("GatherBlockQuantized", domain="com.microsoft")
