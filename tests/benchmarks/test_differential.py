@@ -244,6 +244,12 @@ FOUND = {
         <float s = {1.14}, uint8 z = {128}, float t = {1.5}, uint8 u = {131}> {
             y = com.microsoft.QLinearAveragePool<auto_pad = "SAME_LOWER", kernel_shape = [1, 1], strides = [1, 3]>
                 (x, s, z, t, u) }""",
+    "a quantised mean of what Cast hands on": """
+        (uint8[2, 4, 9, 7] x) => (uint8[2, 4, 3, 7] y)
+        <float s = {0.015625}, uint8 z = {0}, float t = {0.125}, uint8 u = {55}> {
+            c = Cast<to = 2>(x)
+            y = com.microsoft.QLinearAveragePool<kernel_shape = [1, 3], strides = [3, 1], pads = [0, 1, 0, 1]>
+                (c, s, z, t, u) }""",
     "the mean and variance of one element": """
         (float[1, 1, 1] x) => (float[1, 1, 1] y) { y = MeanVarianceNormalization(x) }""",
     "GroupNormalization of opset 18": """
