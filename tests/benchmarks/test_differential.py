@@ -215,6 +215,16 @@ FOUND = {
         <float s = {0.05}, uint8 z = {130}, float t = {0.01}, float q = {0.04}, int64[1] a = {0}> {
             d = DequantizeLinear(x, s, z) e = Flatten(d) w = DequantizeLinear(w8_32_4, t)
             g = Gemm(e, w, w_4) h = Unsqueeze(g, a) i = Squeeze(h, a) j = Flatten(i) y = QuantizeLinear(j, q, z) }""",
+    "the rounding of floats whose bytes are transposed": """
+        (uint8[1, 3, 20, 20] x) => (uint8[1, 3, 20, 20] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.05}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_3_3_1_1, s) c = ConvTranspose(d, w)
+            e = Transpose<perm = [0, 1, 3, 2]>(c) y = QuantizeLinear(e, t, u) }""",
+    "a Conv of bytes before MaxPool": """
+        (uint8[1, 3, 20, 20] x) => (uint8[1, 5, 20, 10] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.05}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_5_3_1_1, s) c = Conv(d, w)
+            e = MaxPool<kernel_shape = [1, 2], strides = [1, 2]>(c) y = QuantizeLinear(e, t, u) }""",
     "the epsilon of SkipLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
