@@ -319,7 +319,7 @@ class Neighbourhood:
         node = self.makers[name]
         while node.op_type in MOVING and node.input[0] in self.makers:
             node = self.makers[node.input[0]]
-        return node.op_type
+        return str(node.op_type)
 
     def _allowed(self, name: str, expected: Array) -> float:
         wide = expected.astype(np.float64)

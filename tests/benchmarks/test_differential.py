@@ -143,6 +143,18 @@ FOUND = {
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float two = {1.9}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2) a = Add(c, w_5_1_1) b = Mul(a, w_5_1_1)
             m = Mul(b, two) y = QuantizeLinear(m, t, u) }""",
+    "float weights of a ConvTranspose in groups before BatchNormalization": """
+        (int8[1, 4, 4, 4] x) => (int8[1, 4, 5, 5] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float[4] v = {0.5, 0.7, 0.9, 1.1}> {
+            d = DequantizeLinear(x, s, z) c = ConvTranspose<group = 2>(d, w_4_2_2_2, w_4)
+            n = BatchNormalization(c, w_4, w_4, w_4, v) y = QuantizeLinear(n, t, u) }""",
+    "float weights of a ConvTranspose before Mul": """
+        (int8[1, 4, 4, 4] x) => (int8[1, 4, 5, 5] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = ConvTranspose(d, w_4_4_2_2, w_4) n = Mul(c, w_4_1_1)
+            y = QuantizeLinear(n, t, u) }""",
+    "float weights of a Conv of lines before Mul": """
+        (int8[1, 4, 4] x) => (int8[1, 4, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_4_4_2) n = Mul(c, w_4_1) y = QuantizeLinear(n, t, u) }""",
     "float weights of a Conv that is returned before Mul": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] c)
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
