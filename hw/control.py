@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, AxiLite
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, error_layout, handles
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, TraceRegisters, error_layout
 from celosia.hw.regs import (
     CONTROL_ABORT,
     CONTROL_START,
@@ -50,11 +50,11 @@ class Control(wiring.Component):
     fetch_quiet : In(1)         Fetch has nothing in flight.
     quiet, wait_token : In(4)   A bit for each unit.
     active, held : In           A bit for each unit; LOAD has one for each port to memory.
-    error_<source> : In(Pulse)  Errors of fetch and of the units.
+    errors : In(Pulse)          Of each of ERROR_SOURCES: fetch and the units.
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
     write_answer : In(1)        A response to a burst of writes is passed.
-    trace_<register>            Values of the registers, and `at`, where the Config has a `trace_depth`.
+    trace : In(TraceRegisters)  Where the Config has a `trace_depth`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -65,7 +65,6 @@ class Control(wiring.Component):
             for name, register in REGISTERS.items()
             if cfg.trace_depth or not name.startswith(TRACE_PREFIX)
         }
-        trace = {name: each for name, each in self._present.items() if name.startswith(TRACE_PREFIX)}
         super().__init__({
             "axil": In(AxiLite(REGISTER_BITS)),
             "irq": Out(1),
@@ -89,11 +88,9 @@ class Control(wiring.Component):
             "read_beat": In(cfg.ports),
             "write_beat": In(1),
             "write_answer": In(1),
-            **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
-            **{name: In(32) if each.access == Access.READ else Out(32) for name, each in trace.items()},
+            "errors": In(Pulse(error_layout)).array(len(ERROR_SOURCES)),
+            **({"trace": In(TraceRegisters())} if cfg.trace_depth else {}),
         })  # fmt: skip
-        self.errors = handles(self, *(f"error_{source}" for source in ERROR_SOURCES))
-        self._trace = list(zip(trace.values(), handles(self, *trace)))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -114,9 +111,13 @@ class Control(wiring.Component):
             values["error_index"].eq(index),
             values["runs"].eq(runs),
         ]
-        for register, port in self._trace:
-            value = values[register.name]
-            m.d.comb += value.eq(port) if register.access == Access.READ else port.eq(value)
+        if self._cfg.trace_depth:
+            m.d.comb += [
+                values["trace_count"].eq(self.trace.count),
+                self.trace.at.eq(values["trace_at"]),
+                values["trace_event"].eq(self.trace.event),
+                values["trace_cycle"].eq(self.trace.cycle),
+            ]
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()  # a register, for what moves is known late in a cycle, and resets a counter
         m.d.sync += moved.eq(moves)
