@@ -33,7 +33,8 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
+from celosia.compiler.tensorize.roofline import estimate
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 from celosia.sim.timing import predict

@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tensorize.space import (
-    EXTENT_MAX,
-    LOAD_LATENCY,
-    REFRESHED,
-    STORE_LATENCY,
-    Decisions,
-    Problem,
-    parts,
-)
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
+from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.pipeline import VECTOR_STAGES

@@ -15,7 +15,8 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
-from celosia.compiler.tensorize.space import Decisions, Problem, choose
+from celosia.compiler.tensorize.roofline import choose
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 
 

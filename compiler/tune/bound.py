@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.space import CUT, LOAD_LATENCY, MEMORY, STORE_LATENCY, Decisions, Problem
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.scratchpads import depths

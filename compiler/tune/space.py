@@ -21,7 +21,8 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates, terms
+from celosia.compiler.tensorize.roofline import terms
+from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates
 from celosia.compiler.tune.bound import lower_bounds
 from celosia.compiler.tune.measure import COPIES, Case
 from celosia.hw.config import Config
