@@ -62,6 +62,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
+        """How many times as fast as onnxruntime."""
         return self.theirs / self.ours
 
 

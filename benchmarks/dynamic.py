@@ -41,30 +41,37 @@ class Net:
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> str:
+        """Adds an input; names in `shape` are open sizes."""
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def output(self, value: str, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> None:
+        """Makes tensor `value` the output `name`."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
 
     def constant(self, array: Any, dtype: Any = np.float32) -> str:
+        """Adds a constant of `dtype`. Returns its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
         return name
 
     def ints(self, *values: int) -> str:
+        """Adds a constant of int64, [values]."""
         return self.constant(values, np.int64)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> str:
+        """Adds normally distributed weights of this shape. Returns their name."""
         return self.constant(self.rng.normal(0, deviation, shape))
 
     def node(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
+        """Adds an operator. Returns the name of its output, or a list of names where it has several."""
         names = [f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **attrs))
         return names[0] if outputs == 1 else names
 
     def model(self) -> onnx.ModelProto:
+        """The model of all nodes, checked."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
@@ -102,6 +109,7 @@ class Net:
         return self.rounded(self.node("Relu", y), -128) if relu else self.rounded(y)
 
     def norm(self, x: str, size: int) -> str:
+        """LayerNormalization along the last axis of `x` [..., size]."""
         return str(self.node("LayerNormalization", x, self.normal(size), self.normal(size, deviation=0.1), axis=-1))
 
     def gelu(self, x: str) -> str:
@@ -126,6 +134,7 @@ class Net:
         return str(self.node("Reshape", mixed, self.ints(0, 0, -1)))
 
     def mlp(self, x: str, size: int) -> str:
+        """`x` [..., size] plus two products with GELU between them, as transformers have it."""
         inner = self.linear(self.norm(x, size), size, 2 * size)
         return str(self.node("Add", x, self.linear(self.gelu(inner), 2 * size, size)))
 
@@ -194,6 +203,7 @@ def detector(quantised: bool = True) -> onnx.ModelProto:
 
 
 def as_list(net: Net, scalar: str) -> str:
+    """A scalar as [1], for Concat."""
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
 
@@ -250,6 +260,7 @@ def feed(name: str, sizes: tuple[int, ...], seed: int = 0) -> dict[str, Array]:
 
 
 def main() -> None:
+    """Writes models to the folder that the first argument names."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:] or MODELS:

@@ -217,6 +217,7 @@ KINDS = ("bottleneck", "nsga2", "random", "nsga2 alone", "random alone", "tpe al
 
 
 def front_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """What each search finds of a front that is known in full."""
     values, seeds, share = (LARGE, 10, 0.05) if full else (SMALL, 3, 0.25)
     paths = [WORKLOADS[name].path(None) for name in ("demo", "ds_cnn")]
     known = known_space(values, paths, KEPT, say)

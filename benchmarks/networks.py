@@ -86,6 +86,7 @@ class Net:
         return y
 
     def conv_silu(self, x: str, channels: int, kernel: int = 1, stride: int = 1) -> str:
+        """A convolution with SiLU behind it."""
         return self.silu(self.conv(x, channels, (kernel, kernel), stride, top=None))
 
     def split(self, x: str, parts: int) -> list[str]:
@@ -98,6 +99,7 @@ class Net:
         return ys
 
     def concat(self, *xs: str) -> str:
+        """Along channels."""
         y = f"concat{len(self.nodes)}"
         self._node("Concat", xs, y, axis=1)
         self.channels[y] = sum(self.channels[x] for x in xs)
@@ -157,6 +159,7 @@ class Net:
         return self.ending({"detections": [1, 4 + classes, total]})
 
     def add(self, a: str, b: str) -> str:
+        """The sum of two tensors of one shape."""
         y = f"add{len(self.nodes)}"
         self._node("Add", [a, b], y)
         self.channels[y], self.power[y] = self.channels[a], self.power[a] + self.power[b]
@@ -330,6 +333,7 @@ def cached(name: str, folder: Path, floats: bool = False) -> Path:
 
 
 def main(arguments: list[str]) -> int:
+    """Writes networks to the folder that the first argument names. Returns the exit code."""
     if not arguments or not set(arguments[1:]) <= set(NETWORKS):
         print(f"usage: python -m benchmarks.networks FOLDER [NAME ...], of {', '.join(NETWORKS)}", file=sys.stderr)
         return 2

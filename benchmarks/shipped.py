@@ -118,6 +118,7 @@ def write(config: str, lines: Lines) -> Path:
 
 
 def main(arguments: list[str]) -> int:
+    """Tunes, and writes the records that come with Celosia. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped", description=(__doc__ or "").split("\n\n")[0])
     known = ", ".join(WORKLOADS)
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {known}; default: %(default)s")

@@ -58,11 +58,7 @@ def compare(
     oracle.require()
     require_tools(device, model)
     proto = read(Path(model))
-    if float_model is not None and is_quantised(read(Path(float_model))):
-        raise InputError(
-            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
-            "or leave --float out"
-        )
+    _require_float(float_model, model)
     program = compile_model(model, config, progress=progress, keep="all", check=check)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
@@ -70,25 +66,41 @@ def compare(
         found = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.tensors(Path(model), inputs)
-    graph = Graph(proto)
-    rows = [
-        _row(graph, name, found[name], expected[name]) for name in graph.made
-        if name in found and name in expected and isinstance(found[name], np.ndarray)
-    ]  # fmt: skip
-    unmatched = None
+    graph, unmatched = Graph(proto), None
+    rows = _rows(graph, found, expected)
     if float_model is not None:
         say("running the float model")
         unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
+    return {
+        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
+        "float_model": None if float_model is None else str(float_model), "tensors": rows,
+        "unmatched": unmatched, **_summary(graph, rows),
+    }  # fmt: skip
+
+
+def _require_float(float_model: str | Path | None, model: str | Path) -> None:
+    if float_model is not None and is_quantised(read(Path(float_model))):
+        raise InputError(
+            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
+            "or leave --float out"
+        )
+
+
+def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+    return [
+        _row(graph, name, found[name], expected[name]) for name in graph.made
+        if name in found and name in expected and isinstance(found[name], np.ndarray)
+    ]  # fmt: skip
+
+
+def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
         if row["differs"] and not any(compared[each]["differs"] for each in graph.operands(row["name"], compared))
     )  # fmt: skip
     return {
-        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
-        "float_model": None if float_model is None else str(float_model), "tensors": rows,
         "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
-        "unmatched": unmatched,
         "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
     }  # fmt: skip
 

@@ -17,16 +17,15 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.launch.image import Image
 from celosia.compiler.program import Program
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.network import Network
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import State, Tuner
+from celosia.driver.choices import TRIALS
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
-
-TRIALS = 1000
-"""Points of layers that are tried at most, if nobody says otherwise."""
 
 
 @dataclass(frozen=True)

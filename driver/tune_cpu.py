@@ -18,19 +18,19 @@ from celosia.compiler.expr.trace import Trace
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.kernels.tuner import KernelTuner, State
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
+from celosia.driver.choices import KERNEL_TRIALS
 from celosia.driver.tune import Tuning, opened
 from celosia.hw.config import Config
 
-TRIALS = 300
-"""Schedules of kernels that are tried at most, if nobody says otherwise."""
 Told = Callable[[State], None]
 
 
 def tune_cpu(
-    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, accelerator: bool = True,
     check: bool = True, shapes: Shapes | None = None, progress: Callable[[str], None] | None = None,
@@ -72,7 +72,7 @@ def tune_cpu(
 
 
 def tune_kernel(
-    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], *, trials: int = TRIALS,
+    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
 ) -> tuple[Kernel, Trace]:  # fmt: skip

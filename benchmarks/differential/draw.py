@@ -47,6 +47,7 @@ def _like(draw: Draw, net: Net) -> dict[str, Array]:
 
 
 def config(draw: Draw) -> Config:
+    """A preset but `huge`, or a small Config at random."""
     if draw.chance(0.4):
         return PRESETS[draw.choice([name for name in PRESETS if name != "huge"])]
     found = SMALL.sample(draw.arrays)

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.external import Origin
-from celosia.compiler.graph.fold import QUANTISED, fold
+from celosia.compiler.graph.fold import DEQUANTISED, fold
 from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import infer_shapes
@@ -76,7 +76,7 @@ def independent(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[
 
     Constants are folded in `model`; sizes are not, which would hide what is made of the number of samples.
     """
-    fold(model, keep=QUANTISED | SIZES)
+    fold(model, keep=DEQUANTISED | SIZES)
     found = tuple(name for (name, axis), label in open_axes(proto).items() if label == samples)
     why = mixes(model, found)
     return ((), why) if why else (found, "")

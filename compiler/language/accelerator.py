@@ -66,6 +66,7 @@ class Lowered:
         self.planner: Planner | None = None
 
     def layer(self, arrays: dict[Array, NDArray[Any]]) -> Layer:
+        """The layer with the values of the call's table and parameters."""
         f = self.found
         clip = f.more.get("clip", (-128, 127))
         table = None if f.table is None else arrays[f.table].copy()
@@ -122,12 +123,14 @@ class Lowered:
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
     def image(self, layer: Layer) -> Image:
+        """Its instructions, verified. LanguageError where it does not fit."""
         if self.planner is None:
             self.planner = Planner(self.cfg, Fixed(self.decide(layer)))
         return image_of(self.cfg, layer, self.planner, self._refuse)
 
 
 def image_of(cfg: Config, layer: Layer, planner: Planner, refuse: Any) -> Image:
+    """The instructions of one layer, verified; `refuse` is called with a sentence where it does not fit."""
     given, made = {act.storage for act in inputs(layer)}, {layer.y.storage}
     try:
         image = build(cfg, [[layer]], [given], [made], planner)

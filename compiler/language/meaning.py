@@ -79,6 +79,7 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
 
 
 def load(tile: Tile, array: Array, offsets: Values, mask: Values | None = None, other: Values | None = None) -> Values:
+    """Elements of `array` at `offsets`, `other` (else 0) where `mask` is false. LanguageError out of bounds."""
     places = _places(array, offsets, mask, tile.at, "reads")
     assert array.data is not None
     values = array.data.reshape(-1)[places] if array.size else np.zeros(offsets.shape, tile.dtype)
@@ -86,6 +87,7 @@ def load(tile: Tile, array: Array, offsets: Values, mask: Values | None = None, 
 
 
 def store(each: Store) -> None:
+    """Writes its values where the mask holds. LanguageError out of bounds."""
     offsets, value = each.offsets.value, each.value.value
     mask = None if each.mask is None else each.mask.value
     places = _places(each.array, offsets, mask, each.at, "writes")

@@ -86,10 +86,12 @@ def full(shape: Any, value: Any, dtype: Any) -> Tile:
 
 
 def zeros(shape: Any, dtype: Any) -> Tile:
+    """A tile of zeros."""
     return full(shape, 0, dtype)
 
 
 def zeros_like(tile: Tile) -> Tile:
+    """Of the shape and type of `tile`."""
     return full(tile.shape, 0, tile.dtype)
 
 
@@ -224,14 +226,17 @@ exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
 
 
 def rsqrt(x: Any) -> Tile:
+    """1 / sqrt(x), of floats."""
     return binary("div", 1.0, sqrt(x))
 
 
 def sigmoid(x: Any) -> Tile:
+    """1 / (1 + exp(-x)), of floats."""
     return binary("div", 1.0, 1.0 + exp(-as_tile(x)))
 
 
 def abs(x: Any) -> Any:
+    """Of a tile, element by element, or of a number."""
     if not isinstance(x, Tile):
         return builtins.abs(x)
     return make("unary", (x,), x.shape, x.dtype, name="abs")
@@ -294,14 +299,17 @@ def where(condition: Any, a: Any, b: Any) -> Tile:
 
 
 def cast(x: Tile, dtype: Any) -> Tile:
+    """As `x.to(dtype)`."""
     return as_tile(x).to(dtype)
 
 
 def reshape(x: Tile, *shape: Any) -> Tile:
+    """As `x.reshape(shape)`: as many elements, in their order."""
     return x.reshape(*shape)
 
 
 def broadcast_to(x: Tile, *shape: Any) -> Tile:
+    """`x` repeated along axes of size 1. LanguageError where sizes differ otherwise."""
     dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
     if not fits(x.shape, dims):
         fail(f"{x} cannot be broadcast to {list(dims)}; sizes must be equal or 1")
@@ -309,6 +317,7 @@ def broadcast_to(x: Tile, *shape: Any) -> Tile:
 
 
 def expand_dims(x: Tile, axis: int) -> Tile:
+    """`x` with an axis of size 1 before `axis`."""
     axis %= len(x.shape) + 1
     return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
 
@@ -322,6 +331,7 @@ def trans(x: Tile, *axes: int) -> Tile:
 
 
 def static_assert(condition: bool, message: str = "") -> None:
+    """LanguageError with `message` where a condition on constexprs does not hold."""
     if not condition:
         fail(message or "a cl.static_assert does not hold")
 

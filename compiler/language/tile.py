@@ -82,6 +82,7 @@ class Array(_NotNumpys):
 
     @property
     def size(self) -> int:
+        """Elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -90,6 +91,7 @@ class Array(_NotNumpys):
         return tuple(int(np.prod(self.shape[d + 1 :], dtype=np.int64)) for d in range(len(self.shape)))
 
     def stride(self, dimension: int) -> int:
+        """Elements from one to the next along `dimension`."""
         return self.strides[dimension]
 
     def __add__(self, offsets: Tile | int) -> Pointer:
@@ -107,10 +109,12 @@ class Pointer(_NotNumpys):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the tile of places."""
         return self.offsets.shape
 
     @property
     def dtype(self) -> str:
+        """Of the elements that it points to."""
         return self.array.dtype
 
     def __add__(self, offsets: Tile | int) -> Pointer:
@@ -166,6 +170,7 @@ class Store:
 
     @property
     def args(self) -> tuple[Tile, ...]:
+        """The tiles that it reads: offsets, value, and mask where there is one."""
         return (self.offsets, self.value) if self.mask is None else (self.offsets, self.value, self.mask)
 
 
@@ -178,6 +183,7 @@ def scopes(scope: Scope) -> Iterator[Scope]:
 
 
 def stores(top: Scope) -> list[Store]:
+    """All of a program, those in loops among them, in order."""
     return [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
 
 
@@ -192,6 +198,7 @@ class Program:
 
     @property
     def interpreting(self) -> bool:
+        """Whether values are computed, not only traced."""
         return self.ids is not None
 
     def __enter__(self) -> Program:
@@ -247,10 +254,12 @@ class Tile(_NotNumpys):
 
     @property
     def size(self) -> int:
+        """Elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def T(self) -> Tile:
+        """With its axes the other way round."""
         return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
 
     def to(self, dtype: Any) -> Tile:
@@ -335,6 +344,7 @@ def upstream(
 
 
 def dtype_name(dtype: Any) -> str:
+    """numpy's name of an element type. LanguageError where the language has it not."""
     try:
         name = numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, ValueError, AttributeError):
@@ -372,6 +382,7 @@ def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **mo
 
 
 def check_alive(tile: Tile) -> None:
+    """LanguageError where the tile's loop has ended."""
     if tile.scope is not None and tile.scope.closed:
         fail(
             f"a tile of line {tile.at.rsplit(':', 1)[1]} was made inside a loop and is used after it; give its name a "
@@ -411,6 +422,7 @@ def join(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
 
 
 def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
+    """The tiles with one shape. LanguageError, naming `op`, where there is none."""
     try:
         shape = np.broadcast_shapes(*(tile.shape for tile in tiles))
     except ValueError:
@@ -425,6 +437,7 @@ def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
 
 
 def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
+    """`tile` repeated to `shape`, to which it must fit."""
     return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
 
 

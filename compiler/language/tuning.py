@@ -64,6 +64,7 @@ class Tuned:
         return partial(self.launch, grid)
 
     def launch(self, grid: Any, /, *args: Any, **named: Any) -> Launched:
+        """As `Kernel.launch`, with the best config; its values are in the report, too."""
         device = named.pop("device", "functional")
         config = self.config(grid, args, named, device)
         launched = self.kernel.launch(grid, *args, **{**named, **config.values}, device=device)

@@ -33,6 +33,7 @@ Flat = Store | Update
 
 
 def vectorised(stmt: Stmt) -> Stmt:
+    """`stmt` with its innermost loops as vectors, where that means the same."""
     match stmt:
         case For(Axis() as rows, body=For(Axis() as var, body=Store(value=Load()) as body), kind="serial") if _turns(
             rows, var, body

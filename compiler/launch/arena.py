@@ -47,6 +47,7 @@ def plan_arena(
 
 
 def tensor_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor of known shape."""
     return prod(info.shape) * itemsize(info.dtype)
 
 

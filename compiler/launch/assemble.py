@@ -72,6 +72,7 @@ class Assembler:
         self.launched = set(given)  # what launches read, in the shape that it has had until here
 
     def run(self) -> Program:
+        """The Program."""
         graph = self.model.graph
         launches = iter(self.image.launches)
         steps: list[Step] = []
@@ -141,7 +142,7 @@ class Assembler:
     def _host(self, node: ir.Node) -> HostStep:
         """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
         info = self._info(node)
-        op = parse(ir.to_proto(node), self.opsets)
+        op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)
         inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
@@ -173,7 +174,7 @@ class Assembler:
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
         values = [None if each is None else each.value for each in types]
-        attrs = parse(ir.to_proto(node), self.opsets).attrs
+        attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
         try:
             built = build(
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
@@ -222,7 +223,7 @@ class Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
+        return CpuNode(node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)

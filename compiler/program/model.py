@@ -265,10 +265,12 @@ class Contents:
 
     @property
     def launches(self) -> list[LaunchStep]:
+        """The steps that run on the accelerator."""
         return [step for step in self.steps if isinstance(step, LaunchStep)]
 
     @property
     def macs_accelerator(self) -> int:
+        """Multiplications of all launches."""
         return sum(layer.macs for launch in self.launches for layer in launch.layers)
 
     def instructions(self, launch: LaunchStep) -> list[int]:

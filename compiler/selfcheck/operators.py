@@ -62,6 +62,7 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
 
 
 def is_concat(node: ir.Node | None) -> bool:
+    """Of integers or floats."""
     return is_op(node, "QLinearConcat", "Concat")
 
 

@@ -39,9 +39,11 @@ from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tune.choices import BOARD
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
+from celosia.sim.devices import WITH_CYCLES
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import IDEAL, ZYNQ_HP
 from celosia.sim.timing import predict
@@ -56,8 +58,6 @@ COPIES = 2
 REMEMBERED = 8
 """Layers whose meaning a process remembers."""
 MOST_CYCLES = 1 << 32
-JUDGES = ("timed", "rtl")
-BOARD = "ssh://"
 
 
 class Status(StrEnum):
@@ -86,11 +86,12 @@ class Judge:
     memory: str = ZYNQ_HP.name
 
     def __post_init__(self) -> None:
-        if self.device not in JUDGES and not self.board:
-            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(JUDGES)} or ssh://USER@BOARD")
+        if self.device not in WITH_CYCLES and not self.board:
+            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(WITH_CYCLES)} or ssh://USER@BOARD")
 
     @property
     def board(self) -> bool:
+        """Whether it is one over ssh."""
         return self.device.startswith(BOARD)
 
     @property
@@ -247,6 +248,7 @@ class Case:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
+        """The layers under `decisions`, ready to run. Untileable, LayerErrors."""
         planner = Planner(self.cfg, Fixed(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 

@@ -187,6 +187,7 @@ def network_measurer(judge: Judge) -> str:
 
 
 def network_key(network: Network, tuned: Tuned, judge: Judge) -> Key:
+    """Under which the cycles of the whole are kept."""
     return Key.of(network.cfg, network.name, tuned, network_measurer(judge))
 
 

@@ -24,10 +24,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
 
-DEADLINE = 600.0
-"""Seconds that a trial may take."""
 ATTEMPTS = 2
 """Times that a trial is tried whose process dies, or whose connection is lost."""
 GONE = (Status.CRASHED, Status.LOST)
@@ -53,7 +52,8 @@ class Job(Protocol):
         """A device that has run such a one has what others like it need."""
         ...
 
-    def run(self) -> Result: ...
+    def run(self) -> Result:
+        """Measures it in this process. What goes wrong is a Status of the Result."""
 
 
 class Measurer(Protocol):
@@ -65,7 +65,8 @@ class Measurer(Protocol):
         """The Result of `job`, HUNG where there is none within `deadline` seconds."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what it has started."""
 
 
 class Here:

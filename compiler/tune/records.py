@@ -102,6 +102,7 @@ class Records:
         return records
 
     def get(self, key: Key) -> Result | None:
+        """What a trial has given, None where it is not known."""
         return self.trials.get(key)
 
     def knows(self, cfg: Config) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from celosia.compiler.tune.choices import SEARCH_NAMES
 from celosia.compiler.tune.model import Model
 from celosia.compiler.tune.space import Floats, Searched
 
@@ -218,18 +219,29 @@ class Guided(Search):
         return np.maximum(self.model.expected(self.space), self.space.bounds)
 
 
-class Descent(Guided):
-    """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
-    where `patience` tries in a row have found nothing better."""
+class Patient(Guided):
+    """Counts how many tries in a row have found nothing better."""
 
     patience, worth = 32, 0.001
-    close = 0.0
-    """A regret that is good enough."""
 
     def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
         super().__init__(space, rng, model)
         self.since = 0
         """Tries since the last that was better by `worth`."""
+
+    def tell(self, costs: Costs) -> None:
+        before = self.lowest
+        super().tell(costs)
+        better = self.lowest < before * (1 - self.worth)
+        self.since = 0 if better else self.since + len(costs)
+
+
+class Descent(Patient):
+    """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
+    where `patience` tries in a row have found nothing better."""
+
+    close = 0.0
+    """A regret that is good enough."""
 
     def proposals(self, count: int) -> Iterable[int]:
         if self.since >= self.patience or self.regret <= self.close:
@@ -244,23 +256,12 @@ class Descent(Guided):
         half = [number for number in order if number not in self.asked][: -(-count // 2)]
         yield from (*half, *around, *order) if self.known else order
 
-    def tell(self, costs: Costs) -> None:
-        before = self.lowest
-        super().tell(costs)
-        better = self.lowest < before * (1 - self.worth)
-        self.since = 0 if better else self.since + len(costs)
 
-
-class Climb(Guided):
+class Climb(Patient):
     """For spaces that grow: what lies around the best few points, by turns what the model expects to be cheapest and
     any. Ends where `patience` tries in a row have found nothing better."""
 
-    width, patience, worth = 3, 32, 0.005
-
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
-        super().__init__(space, rng, model)
-        self.since = 0
-        """Tries since the last that was better by `worth`."""
+    width, worth = 3, 0.005
 
     def proposals(self, count: int) -> Iterable[int]:
         if not self.known:
@@ -276,15 +277,7 @@ class Climb(Guided):
             yield from (likely, any_)
         yield from np.argsort(expected, kind="stable").tolist()
 
-    def tell(self, costs: Costs) -> None:
-        before = self.lowest
-        super().tell(costs)
-        better = self.lowest < before * (1 - self.worth)
-        self.since = 0 if better else self.since + len(costs)
 
-
-SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = {
-    "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
-    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive, "climb": Climb,
-}  # fmt: skip
+_KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
+SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""

@@ -39,15 +39,26 @@ class Searched(Protocol):
     """What a search sees of a space: points are numbers. Arrays are by these numbers."""
 
     @property
-    def base(self) -> Floats: ...
+    def base(self) -> Floats:
+        """[points] what each is expected to cost, before anything is learned."""
+
     @property
-    def bounds(self) -> Floats: ...
+    def bounds(self) -> Floats:
+        """[points] what each costs at least; 0 where nothing is known."""
+
     @property
-    def features(self) -> Floats: ...
+    def features(self) -> Floats:
+        """[points, features] what a model learns from."""
+
     def __len__(self) -> int: ...
-    def legal(self, number: int) -> bool: ...
-    def sample(self, count: int, rng: np.random.Generator) -> list[int]: ...
-    def neighbours(self, number: int) -> list[int]: ...
+    def legal(self, number: int) -> bool:
+        """Whether the point compiles, as far as is known without compiling it."""
+
+    def sample(self, count: int, rng: np.random.Generator) -> list[int]:
+        """Numbers of `count` points at random, each once."""
+
+    def neighbours(self, number: int) -> list[int]:
+        """Numbers of the points that differ in one decision."""
 
 
 @dataclass(frozen=True, eq=False)

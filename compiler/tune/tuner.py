@@ -50,10 +50,12 @@ class Subject:
 
     @property
     def name(self) -> str:
+        """Of its layer."""
         return self.occurrence.layer.name
 
     @property
     def best(self) -> float:
+        """The fewest cycles found, inf before the first trial."""
         return self.search.lowest
 
     @property

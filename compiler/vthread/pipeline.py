@@ -105,6 +105,7 @@ class Ring:
             yield end - size, end
 
     def release(self, place: tuple[int, int]) -> None:
+        """Gives a reserved place back."""
         self.reserved.remove(place)
         self.claims -= 1
 
@@ -183,6 +184,7 @@ class Stream:
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
+        """Appends an instruction of the layer at hand."""
         self.instructions.append(Instruction(opcode, fields, self.layer))
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
@@ -249,6 +251,7 @@ class Stream:
             self.advance()
 
     def finish(self) -> None:
+        """Lets all tiles compute that have loaded."""
         while self.make_room():
             pass
 

@@ -54,9 +54,11 @@ LOADED = "operating"
 class Registers(Protocol):
     """The accelerator's registers. Offsets are bytes, values 32 bits."""
 
-    def read(self, offset: int) -> int: ...
+    def read(self, offset: int) -> int:
+        """The register at `offset`."""
 
-    def write(self, offset: int, value: int) -> None: ...
+    def write(self, offset: int, value: int) -> None:
+        """Writes the register at `offset`; returns when it is written."""
 
 
 class Buffer(Protocol):
@@ -69,11 +71,14 @@ class Buffer(Protocol):
     data: NDArray[np.uint8]
     physical_address: int
 
-    def flush(self, start: int, size: int) -> None: ...
+    def flush(self, start: int, size: int) -> None:
+        """`size` bytes from `start` on."""
 
-    def invalidate(self, start: int, size: int) -> None: ...
+    def invalidate(self, start: int, size: int) -> None:
+        """`size` bytes from `start` on."""
 
-    def free(self) -> None: ...
+    def free(self) -> None:
+        """Gives the memory back."""
 
 
 class Memory(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.ladder import Correction, Ladder
-from celosia.driver.explore.objectives import OBJECTIVES
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import Outcome, Search
 from celosia.driver.explore.space import Space

@@ -144,6 +144,7 @@ class Ladder:
         return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
 
     def fits(self, point: Point) -> bool:
+        """Whether the board's device holds it with enough to spare."""
         return self._of_device(point).failure is None
 
     # Objectives -----------------------------------------------------------------------------------------------------
@@ -184,6 +185,7 @@ class Correction:
         self.targets: list[list[float]] = []
 
     def learn(self, cfg: Config, expected: dict[str, float], found: dict[str, float]) -> None:
+        """From the closed form's objectives of `cfg`, and those of the timing model."""
         self.rows.append(self._features(cfg))
         self.targets.append([float(np.log(found[name] / expected[name])) for name in self.names])
 

@@ -76,6 +76,7 @@ class Point:
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:
+        """As a line of the file; `from_json` reads it."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {
             "digest": self.cfg.digest, "set": fields, "rung": self.rung,
@@ -138,6 +139,7 @@ class Points:
             append(self.path, sealed(point.to_json()))
 
     def get(self, cfg: Config) -> Point | None:
+        """What is known of `cfg`, whatever its name."""
         return self.known.get(cfg.digest)
 
     @property

@@ -16,6 +16,7 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
+from celosia.driver.choices import SEARCH_NAMES
 from celosia.driver.explore.front import Floats, on_front, ranks
 from celosia.driver.explore.space import TRIES, Space
 from celosia.hw.config import Config
@@ -77,6 +78,7 @@ class Search:
 
     @property
     def good(self) -> list[Outcome]:
+        """What came to an end with objectives."""
         return [each for each in self.known.values() if each.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
@@ -205,7 +207,7 @@ def _matrix(outcomes: Sequence[Outcome]) -> Floats:
     return np.array([each.objectives for each in outcomes], np.float64)
 
 
-SEARCHES: dict[str, type[Search]] = {"bottleneck": Bottleneck, "nsga2": Nsga2, "random": Random}
+SEARCHES: dict[str, type[Search]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, Random), strict=True))
 
 
 def spread(

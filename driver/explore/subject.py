@@ -178,6 +178,7 @@ class Ask:
         return self.subject.digest
 
     def run(self) -> Result:
+        """Where the Job is measured; the Status says what went wrong."""
         try:
             if Subject.of(self.subject.path).digest != self.subject.digest:
                 return Result(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")

@@ -67,6 +67,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
+        """ValueError for a name that is no option."""
         names = [field.name for field in fields(cls)]
         for name in given or {}:
             if name not in names:
@@ -318,6 +319,7 @@ def to_numpy(x: torch.Tensor) -> Array:
 
 
 def to_torch(array: Array) -> torch.Tensor:
+    """A tensor that shares the array's memory; bfloat16, which numpy has not, through its bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(array))

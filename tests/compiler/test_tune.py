@@ -20,13 +20,14 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune import measure as measuring
-from celosia.compiler.tune.measure import JUDGES, Case, Job, Judge, Result, Status, measure, packed
+from celosia.compiler.tune.measure import Case, Job, Judge, Result, Status, measure, packed
 from celosia.compiler.tune.model import Model, ridge, trees
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.tune.search import SEARCHES, Descent, Search
 from celosia.compiler.tune.space import Point, Space, layer_space
 from celosia.hw.config import Config
+from celosia.sim.devices import WITH_CYCLES
 
 from .layers import CONFIGS, Builder, Network, builders, windows
 from .layers import meaning as plain_meaning
@@ -319,7 +320,7 @@ def test_the_rtl_judges_as_the_timing_model_does() -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
     job = Job(cfg, packed(layer), usual(cfg, layer))
-    timed, rtl = (measure(replace(job, judge=Judge(device))) for device in JUDGES)
+    timed, rtl = (measure(replace(job, judge=Judge(device))) for device in WITH_CYCLES)
     assert timed.status == rtl.status == Status.OK
     assert abs(timed.cycles / rtl.cycles - 1) < 0.03
     assert measure(replace(job, judge=Judge("rtl"), limit=rtl.cycles // 2)).status == Status.CENSORED

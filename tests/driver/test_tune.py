@@ -18,16 +18,14 @@ import celosia
 from celosia.compiler.launch.blocks import CHAIN
 from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
-from celosia.compiler.tune.model import LEARNERS
 from celosia.compiler.tune.network import Network, apply, network_schedule
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.search import SEARCHES
 from celosia.compiler.tune.space import layer_space
 from celosia.compiler.tune.tuner import State
 from celosia.driver import cli
-from celosia.driver.cli.tuning import LearnerName, SearchName
 from celosia.driver.cli.tuning import tune as command_line
 from celosia.driver.tune import Tuning, tune
 from celosia.hw.isa import instruction_bytes
@@ -340,9 +338,3 @@ def test_a_trial_has_as_long_on_every_device() -> None:
     }
     assert defaults == {DEADLINE} == {600.0}
     assert signature(command_line).parameters["deadline"].default is None
-
-
-def test_the_command_knows_every_search_and_learner() -> None:
-    """Its own lists keep the start of the command line from importing the tuner."""
-    assert [each.value for each in SearchName] == [*SEARCHES]
-    assert [each.value for each in LearnerName] == [*LEARNERS]

@@ -219,6 +219,7 @@ class Kernel:
         return [f"{self.name}.{number}" for number in range(len(self.phases))]
 
     def to_bytes(self) -> bytes:
+        """With its SHA-256; `from_bytes` reads it on a processor of the same kind."""
         head = {
             "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "workspace_bytes": self.workspace_bytes, "host": self.host, "in_place": self.in_place,

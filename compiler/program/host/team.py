@@ -195,6 +195,7 @@ class Calls:
         return first, other
 
     def run(self) -> Stamps:
+        """Runs all, on this thread where the team is busy. Returns when each began and ended."""
         if self._shared is None or not self.team.run(self._shared):
             self.team.alone(self._alone, 0, 1)
         return Stamps(bytes(self._stamps))

@@ -34,14 +34,17 @@ class View:
 
     @property
     def loops(self) -> Loops:
+        """Those of the plan."""
         return self.plan[self.name]
 
     @property
     def axes(self) -> dict[str, Axis]:
+        """Loops of the schedule by name, the outermost first."""
         return {axis.name: axis for axis in self.made[self.name].order}
 
     @property
     def reduces(self) -> list[Reduce]:
+        """The reductions in its body."""
         return [node for node in walk(self.made[self.name].body) if isinstance(node, Reduce)]
 
     @property
@@ -57,6 +60,7 @@ class View:
         return next(axis.extent for axis in every if axis.name == loop)
 
     def new(self, loops: Loops) -> Plan:
+        """The plan with `loops` for this tensor."""
         return self.plan.with_stage(self.name, loops)
 
 

@@ -50,6 +50,7 @@ class Counts:
 
     @property
     def values(self) -> list[float]:
+        """Of all fields, in their order."""
         return [float(value) for value in self.__dict__.values()]
 
     @property
@@ -59,6 +60,7 @@ class Counts:
 
     @property
     def features(self) -> Floats:
+        """[fields], logarithms of 1 + each count."""
         return np.log1p(np.array(self.values, np.float64))
 
 

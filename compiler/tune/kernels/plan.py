@@ -23,14 +23,17 @@ class Cut:
 
     @property
     def step(self) -> tuple[str, tuple[str | int, ...]]:
+        """As a Trace has it: the primitive and its arguments."""
         return ("split", (self.loop, self.factor, self.tail)) if self.factor else ("fuse", (self.loop, self.tail))
 
     @property
     def makes(self) -> tuple[str, ...]:
+        """Names of the loops that there are afterwards."""
         return (f"{self.loop}.o", f"{self.loop}.i") if self.factor else (f"{self.loop}.{self.tail}",)
 
     @property
     def takes(self) -> tuple[str, ...]:
+        """Names of the loops that are gone."""
         return (self.loop,) if self.factor else (self.loop, self.tail)
 
 
@@ -47,9 +50,11 @@ class Loops:
     at: tuple[str, str] | None = None
 
     def kind(self, loop: str) -> str:
+        """Of the loop of this name: "serial", "parallel", "vectorized" or "unrolled"."""
         return dict(self.kinds).get(loop, "serial")
 
     def with_kind(self, loop: str, kind: str) -> Loops:
+        """The same with another kind for one loop."""
         others = {each for each in self.kinds if each[0] != loop}
         return replace(self, kinds=frozenset(others | ({(loop, kind)} if kind != "serial" else set())))
 
@@ -76,10 +81,12 @@ class Plan:
         return dict(self.stages)[stage]
 
     def with_stage(self, stage: str, loops: Loops) -> Plan:
+        """The same with other loops for one tensor."""
         return Plan(tuple((name, loops if name == stage else old) for name, old in self.stages))
 
     @property
     def trace(self) -> Trace:
+        """The steps of a schedule that lead to it."""
         return Trace([*self._loops(), *self._places()])
 
     def _loops(self) -> Iterator[Step]:
@@ -109,6 +116,7 @@ PRIMITIVE = {"unrolled": "unroll", "vectorized": "vectorize"}
 
 
 def can_change(stage: Stage) -> bool:
+    """Whether rules may change it: a scan keeps its order."""
     return not isinstance(stage.body, Scan)
 
 

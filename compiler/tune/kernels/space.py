@@ -79,10 +79,12 @@ class Plans:
 
     @property
     def bounds(self) -> Floats:
+        """[points], 0: nothing is known."""
         return np.zeros(len(self))
 
     @property
     def features(self) -> Floats:
+        """[points, features], see `Counts`."""
         return np.array([counts.features for counts in self._counts])
 
     def neighbours(self, number: int) -> list[int]:

@@ -59,6 +59,7 @@ def processor() -> str:
 
 
 def packed(workload: Workload) -> bytes:
+    """`workload` as bytes that a process unpickles, however deep its expression is."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEPTH))
     try:
@@ -156,6 +157,7 @@ class Case:
 
     @cached_property
     def arrays(self) -> list[Array]:
+        """Random inputs, always the same."""
         rng = np.random.default_rng(0)
         return [_random(rng, t.dtype, t.shape) for t in self.workload.inputs]
 
@@ -176,6 +178,7 @@ class Case:
         return plain(*self.arrays)
 
     def timed(self, kernel: Kernel, job: KernelJob) -> Result:
+        """Picoseconds of `kernel`, beside the compiler's own by turns; WRONG where its outputs are."""
         outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
         for array in outputs:
             array.view(np.uint8).fill(0xA5)  # what is not written shows

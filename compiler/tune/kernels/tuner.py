@@ -67,10 +67,12 @@ class Subject:
         return self.usual * self.count / (self.trials + AT_ONCE)
 
     def key(self, number: int, final: bool = False) -> Key:
+        """Under which the trial of point `number` is kept. final: with the longer measurement."""
         measurer = measured_by(final, self.cold)
         return Key(self.workload.name, processor(), text(self.space.points[number]), measurer)
 
     def job(self, number: int, final: bool = False) -> KernelJob:
+        """The trial of point `number`, for a Fleet. final: as of `key`."""
         limit = int(ABORT * self.best) if math.isfinite(self.best) and not final else 0
         seconds, rounds = (FINAL_SECONDS, ROUNDS) if final else (KernelJob.seconds, 1)
         return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds, self.cold, rounds)

@@ -258,6 +258,7 @@ class Machine:
         }  # fmt: skip
 
     def step(self, i: Decoded) -> None:
+        """Runs one instruction."""
         self.steps[i.opcode](i)
 
     def check_finished(self) -> None:
@@ -267,6 +268,7 @@ class Machine:
                 raise Mismatch(-1, layer)
 
     def operands(self, layer: int) -> Operands:
+        """What layer `layer` of the launch reads, as scalars."""
         return operands(self.symbols, self.state.pieces, self.run.layers[layer])
 
     def to_store(self, layer: int) -> Scalars:

@@ -38,4 +38,5 @@ def numpy_type(onnx_type: int) -> np.dtype[Any]:
 
 
 def int_list(value: Any) -> list[int]:
+    """Numbers of an attribute or array."""
     return [int(v) for v in np.asarray(value).reshape(-1)]
