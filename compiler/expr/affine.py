@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, index_binary, strides
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Tensor,
+    Var,
+    index_binary,
+    strides,
+)
 from celosia.compiler.expr.walk import walk
 
 # Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.

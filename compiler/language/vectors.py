@@ -116,7 +116,7 @@ def _place(part: Flat) -> Hashable:
     return part.tensor, *map(structure, part.index)
 
 
-class Cut(NamedTuple):
+class VectorSpan(NamedTuple):
     """`times` times so many vectors of a loop, from `first` on; of one lane, what is left."""
 
     first: int
@@ -125,14 +125,14 @@ class Cut(NamedTuple):
     lanes: int
 
 
-def _cuts(loop: For) -> Iterator[Cut]:
+def _cuts(loop: For) -> Iterator[VectorSpan]:
     lanes = target().vector_bytes // max(itemsize(dtype) for part in _flat(loop) for dtype in _types(part))
     widths = (REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)
     at = 0
     for registers, width in (*((r, w) for r, w in widths if w > 1), (1, 1)):
         count = (loop.extent - at) // (registers * width)
         if count:
-            yield Cut(at, count, registers, width)
+            yield VectorSpan(at, count, registers, width)
             at += count * registers * width
 
 
@@ -149,7 +149,7 @@ def _vectors(loops: Sequence[Stmt]) -> Stmt:
     return code
 
 
-def _lanes(loop: For, cut: Cut, parts: dict[Hashable, Tensor]) -> Stmt:
+def _lanes(loop: For, cut: VectorSpan, parts: dict[Hashable, Tensor]) -> Stmt:
     """The iterations `cut` of the loop, whose lanes add to `parts`, each for itself."""
     body, step = _flat(loop), cut.registers * cut.lanes
     assert isinstance(loop.var, Axis)

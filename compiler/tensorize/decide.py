@@ -20,7 +20,7 @@ from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 
 
-class Given(Protocol):
+class Decided(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
@@ -44,7 +44,7 @@ class Decider:
     searched: by the search of blocks."""
 
     cfg: Config
-    given: Given | None = None
+    given: Decided | None = None
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
 

@@ -22,10 +22,10 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import Blob, Definition, Grid, Level, depthwise, window_of
-from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
+from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorPass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
@@ -45,8 +45,8 @@ class Definer:
     ) -> None:  # fmt: skip
         self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
         self.first, self.blocks, self.suffix = first, blocks, suffix
-        self.x, self.y = Grid.of(cfg, layer.x, matrix), Grid.of(cfg, layer.y, matrix)
-        self.places: dict[Tensor, Place] = {} if before is None else before.places
+        self.x, self.y = ActivationGrid.of(cfg, layer.x, matrix), ActivationGrid.of(cfg, layer.y, matrix)
+        self.places: dict[Tensor, DramPlace] = {} if before is None else before.places
         self.inputs: list[Tensor] = [] if before is None else before.inputs
         self.scalars: dict[str, float] = {} if before is None else before.scalars
         self.variables: dict[str, Var] = {} if before is None else before.variables
@@ -94,7 +94,7 @@ class Definer:
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def _given(self, grid: Grid, name: str, groups: int, first: int = 0) -> Tensor:
+    def _given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
@@ -104,7 +104,7 @@ class Definer:
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
         strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
-        self.places[tensor] = Place(blob, offset, strides)
+        self.places[tensor] = DramPlace(blob, offset, strides)
         self.inputs.append(tensor)
         return tensor
 
@@ -153,7 +153,7 @@ class Definer:
 
     def other(self, act: Activation, matrix: bool) -> Tensor:
         """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
-        grid, entry = Grid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
+        grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
         source = self._given(grid, "b", exist, self.first * entry[0])
 
@@ -188,7 +188,7 @@ class Definer:
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
         return compute(shape, made, "out", axes=PLACES)
 
-    def _reduced(self, p: Pass) -> tuple[Axis, ...]:
+    def _reduced(self, p: VectorPass) -> tuple[Axis, ...]:
         """The axes over which a pass reduces its operand A."""
         kernel = self.window.kernel
         if p.taps:
@@ -257,7 +257,7 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.Run, parts: Blob) -> Definition:
+    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob) -> Definition:
         """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
@@ -276,7 +276,7 @@ class Definer:
             return self.sums(layer, near)
         return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
 
-    def products(self, layer: Conv, near: Tensor, run: pack.Run, parts: Blob) -> tuple[Level, Problem]:
+    def products(self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob) -> tuple[Level, Problem]:
         """Products of gemm."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
@@ -297,7 +297,7 @@ class Definer:
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
-        p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
+        p = VectorPass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
         par, table = self._parameters(layer.requantise), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
@@ -310,7 +310,7 @@ class Definer:
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
-        p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
+        p = VectorPass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
         return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
@@ -341,7 +341,7 @@ class Definer:
 
     def pooled(self, layer: Pool, near: Tensor) -> Level:
         kind = "max" if layer.requantise is None else "sum"
-        p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
+        p = VectorPass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
@@ -350,7 +350,9 @@ class Definer:
             raise Untileable("a multiplication and its residual both need vin")
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
-        p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
+        p = VectorPass(
+            "acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None
+        )
         values: dict[str, float] = {}
         par = b = None
         if isinstance(layer, Multiply):

@@ -11,25 +11,24 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
 from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides
 from celosia.compiler.expr.walk import substitute, walk
-from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.instruction import (
     BY_BLOCK,
     LARGE,
     PAD,
-    Access,
-    Bound,
     Compute,
     Dims,
     Env,
     Fields,
+    Limit,
     Move,
     Refused,
     RenderError,
     Sum,
+    TileAccess,
     as_planes,
     block_fields,
 )
-from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import ComputeRule, MoveRule, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
 from celosia.compiler.tensorize.transfer import Dim
 from celosia.hw.config import Config
@@ -52,7 +51,7 @@ def make(
     inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
     inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
     maker = _Maker(cfg, inner, fixed, scopes, places)
-    if isinstance(intrinsic.rule, rules.Compute):
+    if isinstance(intrinsic.rule, ComputeRule):
         if tests:
             raise Refused("it has a condition")
         return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
@@ -67,7 +66,7 @@ class _Maker:
         self.cfg, self.loops, self.fixed, self.scopes, self.places = cfg, loops, fixed, scopes, places
         self.number = {var: d for d, (var, _) in enumerate(loops)}
 
-    def _sum(self, parts: Iterable[tuple[Expr, int]], what: object) -> Access:
+    def _sum(self, parts: Iterable[tuple[Expr, int]], what: object) -> TileAccess:
         """The sum of expressions times factors."""
         base, steps = 0, [0] * len(self.loops)
         terms: dict[Var, int] = {}
@@ -87,9 +86,9 @@ class _Maker:
                 else:
                     others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k * factor))
         begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
-        return Access(begin, tuple(steps))
+        return TileAccess(begin, tuple(steps))
 
-    def _near(self, load: Load, unit: int) -> Access:
+    def _near(self, load: Load, unit: int) -> TileAccess:
         """In units of `unit` elements of the tensor in a scratchpad."""
         if load.tensor not in self.scopes:
             raise RenderError(f"{load.tensor.name} is in no scratchpad")
@@ -100,7 +99,7 @@ class _Maker:
     # GEMM and VECTOR
 
     def compute(
-        self, intrinsic: TensorIntrinsic, rule: rules.Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: ComputeRule, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
     ) -> Compute:  # fmt: skip
         loads = {rule.operands[tile.name]: load for tile, load in tiles.items()}
@@ -131,13 +130,13 @@ class _Maker:
         limits = tuple((slot_of[bound.number], bound) for bound in bounds)
         return Compute(rule.opcode, static, bases, begins, named, rule, limits, pad)
 
-    def _rows(self, accesses: Mapping[str, Access]) -> Iterator[tuple[Var, dict[str, int]]]:
+    def _rows(self, accesses: Mapping[str, TileAccess]) -> Iterator[tuple[Var, dict[str, int]]]:
         """Each loop, and by how much it moves each operand."""
         for d, (var, _) in enumerate(self.loops):
             yield var, {name: access.steps[d] for name, access in accesses.items()}
 
     def _dims(
-        self, accesses: Mapping[str, Access], target: str, window: set[Any], bounded: set[int]
+        self, accesses: Mapping[str, TileAccess], target: str, window: set[Any], bounded: set[int]
     ) -> tuple[Dims, Dims]:
         """The loops that walk over the result, and those of the sum."""
         data: Dims = []
@@ -161,7 +160,7 @@ class _Maker:
                 static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
         return static, slot_of
 
-    def _base(self, name: str, tensor: Tensor, access: Access, unit: int) -> tuple[str, Tensor, Sum, int]:
+    def _base(self, name: str, tensor: Tensor, access: TileAccess, unit: int) -> tuple[str, Tensor, Sum, int]:
         """The field of an operand's address, and what Compute says of it."""
         if any(access.steps) and name == "table":
             raise Refused("one instruction looks up in one table")
@@ -199,7 +198,7 @@ class _Maker:
     # LOAD and STORE
 
     def move(
-        self, intrinsic: TensorIntrinsic, rule: rules.Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: MoveRule, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         tests: Sequence[Expr],
     ) -> Move:  # fmt: skip
         loads = rule.opcode == Opcode.LOAD
@@ -237,11 +236,11 @@ class _Maker:
         access = self._sum([(index, 1)], index)
         return access.begin, sum(step * (extent - 1) for step, (_, extent) in zip(access.steps, self.loops))
 
-    def _bounds(self, conditions: Iterable[Expr]) -> tuple[Bound, ...]:
+    def _bounds(self, conditions: Iterable[Expr]) -> tuple[Limit, ...]:
         found = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
         return tuple(bound for bound in found if bound is not None)
 
-    def _bound(self, test: Expr) -> Bound | None:
+    def _bound(self, test: Expr) -> Limit | None:
         """What `test` says of the iterations of one loop; None where it always holds."""
         match test:
             case Const(value) if value:
@@ -258,11 +257,11 @@ class _Maker:
         low = difference.begin.plus(-strict)
         if not moving:
             # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
-            return Bound(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
+            return Limit(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
         [(number, step)] = moving
         if step > 0:  # low + i * step >= 0
-            return Bound(number, low, step, True)
-        return Bound(number, low.plus(1), -step, False)  # i * |step| <= low
+            return Limit(number, low, step, True)
+        return Limit(number, low.plus(1), -step, False)  # i * |step| <= low
 
 
 def _reads(e: Expr, var: Var) -> bool:

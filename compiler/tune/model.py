@@ -60,7 +60,7 @@ def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Fl
 LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=True))
 
 
-class Model:
+class CostModel:
     """Learns from the trials of all spaces that it is told of; those of one Config, to begin with."""
 
     def __init__(self, learner: Learner = ridge) -> None:

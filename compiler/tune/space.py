@@ -24,7 +24,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.roofline import terms
 from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates
 from celosia.compiler.tune.bound import lower_bounds
-from celosia.compiler.tune.measure import COPIES, Case
+from celosia.compiler.tune.measure import COPIES, LayerCase
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import depths
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
@@ -179,7 +179,9 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
         np.array([COPIES * sum(row.cycles for row in each) for each in chosen]),
         lower_bounds(cfg, asked, [tuple(row.decisions for row in each) for each in chosen], COPIES, memory),
         np.array([np.sum([row.features for row in each], axis=0) for each in chosen]),
-        Case(cfg, layer).fits if len(asked) > 1 else None,  # whether the tiles of groups have room beside each other
+        LayerCase(cfg, layer).fits
+        if len(asked) > 1
+        else None,  # whether the tiles of groups have room beside each other
     )
 
 

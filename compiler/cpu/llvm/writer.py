@@ -60,7 +60,7 @@ class _Rows:
         self.tiles: dict[Any, list[V]] = {}
 
 
-class Writer:
+class BodyWriter:
     """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Writer:
             return self.stmt(body, env | {var: I64(0)})
         return self._range(var, I64(0), I64(extent), body, env)
 
-    def _tiles(self, loop: For, nest: amx.Nest, env: dict[Var, V]) -> None:
+    def _tiles(self, loop: For, nest: amx.AmxNest, env: dict[Var, V]) -> None:
         """16 steps at a time in tiles, the rest in vectors."""
         if not self.tile_rows:
             self.tile_rows = nest.rows
