@@ -27,6 +27,7 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.driver.explore.configs import ConfigSpace, board_of
 from celosia.driver.explore.confirm import rtl_cycles
 from celosia.driver.explore.explore import Exploration, beginning, explore
 from celosia.driver.explore.explorer import Explorer
@@ -36,7 +37,6 @@ from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Points, context_of
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
-from celosia.driver.explore.space import ConfigSpace, board_of
 from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
 from celosia.hw.config import PRESETS, Config
 

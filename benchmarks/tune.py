@@ -29,12 +29,12 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
 from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
-from celosia.compiler.tune.model import MissingLearner, ridge, trees
 from celosia.compiler.tune.network import Network, Occurrence
+from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
-from celosia.compiler.tune.space import Floats, Point, Space, layer_space
 from celosia.driver.tune import tune
 from celosia.hw.config import Config
 

@@ -25,7 +25,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
 from celosia.compiler.tune.kernels.plan import KernelPlan
-from celosia.compiler.tune.kernels.space import examined, template
+from celosia.compiler.tune.kernels.schedules import examined, template
 from celosia.compiler.tune.kernels.trial import processor
 from celosia.compiler.tune.kernels.tuner import KernelTuner
 from celosia.compiler.tune.pool import Fleet

@@ -8,7 +8,7 @@ from benchmarks.differential.net import Array, Draw, Net
 from benchmarks.differential.networks import network
 from benchmarks.differential.operators.table import operator
 from benchmarks.differential.quantised import FORMS, quantised
-from celosia.driver.explore.space import ConfigSpace
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.hw.config import PRESETS, Config
 
 KINDS = ("qdq", "qdq", "qdq", "qoperator", "dynamic", "float", "operator", "operator", "operator")

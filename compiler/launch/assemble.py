@@ -301,7 +301,7 @@ class Assembler:
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
+                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
                 round(choice.together), describe(choice.layer, _folded(choice.reads)),
             )
             for choice, loaded, stored, parts in zip(

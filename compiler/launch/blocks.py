@@ -246,7 +246,7 @@ class _Cutter:
         """`block`, with what its layers would take one by one, and what it takes, by the timing model."""
         together, alone = self._cycles([part]) / 2, self._alone(part)
         block.together = together if isfinite(together) else self._estimate(block.layer) or 0
-        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+        block.alone = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
         return block
 
     def _kept(self, part: _Part) -> list[_Part]:

@@ -104,7 +104,7 @@ class _Level:
 
     @property
     def gemm(self) -> int:
-        return self.blocks * self.problem.in_blocks * self.problem.taps * self.out
+        return self.blocks * self.problem.in_blocks * self.problem.places * self.out
 
     @property
     def steps(self) -> int:
@@ -202,7 +202,7 @@ def _weights(d: Decisions, level: _Level, last: _Level) -> int:
     return (
         level.blocks
         * (d.k if level is last else level.problem.in_blocks)
-        * level.problem.taps
+        * level.problem.places
         * bool(level.problem.in_blocks)
     )
 

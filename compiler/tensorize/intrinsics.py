@@ -24,8 +24,8 @@ from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opco
 from celosia.hw.scratchpads import PAR, scratchpads
 
 __all__ = [
-    "BUFFERS", "ComputeRule", "MoveRule", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm", "load",
-    "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
+    "BUFFERS", "ComputeRule", "MoveRule", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
+    "load", "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
     "widening_load", "window_max",
 ]  # fmt: skip
 

@@ -114,7 +114,7 @@ class _Tiles:
         span = rows * self.columns
         self.tile_inp = (p.in_blocks + p.step * ((n - 1) // p.share) if p.grouped else k) * span
         self.all_inp = p.in_blocks * span * self.spatial * (p.out_blocks if p.grouped else 1)
-        self.tile_wgt, self.all_wgt = n * k * p.taps, p.out_blocks * p.in_blocks * p.taps
+        self.tile_wgt, self.all_wgt = n * k * p.places, p.out_blocks * p.in_blocks * p.places
         self.inp_stays = np.bool_(p.grouped) | (self.all_inp <= self.room["inp"])
         self.wgt_stays = self.all_wgt <= self.room["wgt"]
         self.inp_loads = self.all_inp * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)
@@ -162,7 +162,7 @@ class _Tiles:
         p, tile = self.p, self.n * self.y * self.x
         drain = tile * (1 + self.entry_beats) + STORE_LATENCY
         # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
-        last = self.y * self.x * (p.out_blocks * self.entry_beats - (p.out_blocks - self.n) * self.k * p.taps)
+        last = self.y * self.x * (p.out_blocks * self.entry_beats - (p.out_blocks - self.n) * self.k * p.places)
         return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.entry_beats), 0))
 
     def ends(self, beats: Cycles) -> Cycles:
@@ -173,12 +173,12 @@ class _Tiles:
         tail = np.where(self.by_blocks & self.inp_stays & (self.order != "pieces"), self.spatial, by_tile)
         ends = np.where(
             beats > self.gemm,
-            LOAD_LATENCY + ENDS * (first - LOAD_LATENCY) + drain + tail * self.n * self.y * self.x * self.k * p.taps,
+            LOAD_LATENCY + ENDS * (first - LOAD_LATENCY) + drain + tail * self.n * self.y * self.x * self.k * p.places,
             ENDS * (first + drain),
         )
         # The next weights are loaded while gemm is at the last blocks, which may be fewer.
         pixels = np.where(self.cut, self.y * self.x, p.rows * p.columns * p.images)
-        last = (p.out_blocks - (self.n_tiles - 1) * self.n) * pixels * self.k * p.taps
+        last = (p.out_blocks - (self.n_tiles - 1) * self.n) * pixels * self.k * p.places
         behind = self.tile_wgt * self.wgt_beats - last
         hidden = self._late_weights() | (beats > self.gemm) | (self.order == "input")
         return np.asarray(ends + np.where(hidden, 0, np.maximum(behind, 0)))

@@ -58,13 +58,14 @@ class Problem:
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}"
 
     @property
-    def taps(self) -> int:
+    def places(self) -> int:
+        """Of the window."""
         return self.window.kernel[0] * self.window.kernel[1]
 
     @property
     def steps(self) -> int:
         """Cycles that gemm computes."""
-        return self.out_blocks * self.in_blocks * self.taps * self.rows * self.columns * self.images
+        return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
 
     @property
     def grouped(self) -> bool:
@@ -209,11 +210,11 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         if d.order == "split":
             needs.append(("acc", p.out_blocks * pixels, room["acc"]))
         needs.append(("inp", d.k * span, room["inp"] // 2))
-        needs.append(("wgt", d.n * d.k * p.taps, room["wgt"] // 2))
+        needs.append(("wgt", d.n * d.k * p.places, room["wgt"] // 2))
     else:
         needs.append(("acc", entries, room["acc"] // 2))
         needs.append(("inp", p.held(d.n) * span, room["inp"]))
-        needs.append(("wgt", d.n * p.in_blocks * p.taps, room["wgt"]))
+        needs.append(("wgt", d.n * p.in_blocks * p.places, room["wgt"]))
     for scope, entries, depth in needs:
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -257,14 +258,14 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
             for n in blocks:
                 if n * pixels > limit or n > room["par"] // 2:
                     continue
-                if p.held(n) * span <= room["inp"] and n * p.in_blocks * p.taps <= room["wgt"]:
+                if p.held(n) * span <= room["inp"] and n * p.in_blocks * p.places <= room["wgt"]:
                     yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
                         yield n, y, x, p.in_blocks, "input"
                 if p.grouped:
                     continue
-                fitting = [k for k in pieces if k * span <= room["inp"] // 2 and n * k * p.taps <= room["wgt"] // 2]
+                fitting = [k for k in pieces if k * span <= room["inp"] // 2 and n * k * p.places <= room["wgt"] // 2]
                 if p.out_blocks * pixels <= room["acc"]:
                     yield from ((n, y, x, k, "split") for k in fitting)
-                if fitting and n * p.in_blocks * p.taps > room["wgt"] // 2:
+                if fitting and n * p.in_blocks * p.places > room["wgt"] // 2:
                     yield n, y, x, fitting[0], "pieces"

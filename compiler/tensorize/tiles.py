@@ -1,7 +1,7 @@
 """Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
 
-What a function has been compiled to (`TilePlan`, by render.py) is run here: loops one iteration after the other, and what
-lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
+What a function has been compiled to (`TilePlan`, by render.py) is run here: loops one iteration after the other, and
+what lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.space import Point
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 

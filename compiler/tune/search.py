@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from celosia.compiler.tune.choices import SEARCH_NAMES
-from celosia.compiler.tune.model import CostModel
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.cost_model import CostModel
+from celosia.compiler.tune.points import Floats, Searched
 
 Costs = Sequence[tuple[int, float | None]]
 

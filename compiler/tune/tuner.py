@@ -17,14 +17,14 @@ import numpy as np
 
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Untileable
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
-from celosia.compiler.tune.model import LEARNERS, CostModel
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
+from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.pool import GONE, Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import SEARCHES, Guided, Search
-from celosia.compiler.tune.space import Point, Space, layer_space
 
 AT_ONCE = 8
 """Points that a search is asked for."""

@@ -1,6 +1,6 @@
 """A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
 
-`BoardDevice` knows neither PYNQ nor Linux. It drives what implements `Registers` and `BoardMemory`: `pynq_device` makes it
+`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `pynq_device` makes these
 of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
 """
 

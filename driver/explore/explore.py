@@ -20,11 +20,11 @@ from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm, result
+from celosia.driver.explore.configs import ConfigSpace, Values, board_of
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
-from celosia.driver.explore.space import ConfigSpace, Values, board_of
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from celosia.driver.choices import OBJECTIVES
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.ladder import Correction, Ladder
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
-from celosia.driver.explore.space import ConfigSpace
 
 WIDE, STEPS = 4, 4
 """Configs in closed form for each that is measured, and how often a search is asked for so many before."""

@@ -18,14 +18,14 @@ from celosia.bitstreams import area
 from celosia.bitstreams.boards import Board
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import RESOURCES
+from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.model import ridge
 from celosia.compiler.tune.pool import Fleet
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.front import Floats
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Failure, Point, Points
-from celosia.driver.explore.space import ConfigSpace
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, cost_of
 from celosia.hw.config import Config
 

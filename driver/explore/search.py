@@ -17,8 +17,8 @@ from itertools import chain, islice, zip_longest
 import numpy as np
 
 from celosia.driver.choices import SEARCH_NAMES
+from celosia.driver.explore.configs import TRIES, ConfigSpace
 from celosia.driver.explore.front import Floats, on_front, ranks
-from celosia.driver.explore.space import TRIES, ConfigSpace
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import scratchpads
 

@@ -20,12 +20,12 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune import measure as measuring
+from celosia.compiler.tune.cost_model import CostModel, ridge, trees
 from celosia.compiler.tune.measure import Judge, LayerCase, LayerJob, Status, TrialResult, measure, packed
-from celosia.compiler.tune.model import CostModel, ridge, trees
+from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.tune.search import SEARCHES, Descent, Search
-from celosia.compiler.tune.space import Point, Space, layer_space
 from celosia.hw.config import Config
 from celosia.sim.devices import WITH_CYCLES
 

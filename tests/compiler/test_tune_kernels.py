@@ -27,7 +27,7 @@ from celosia.compiler.tune.kernels import trial as trials
 from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
 from celosia.compiler.tune.kernels.estimate import count
 from celosia.compiler.tune.kernels.plan import KernelPlan, LoopCut
-from celosia.compiler.tune.kernels.space import MOST_CODE, Plans, beginning, examined, template
+from celosia.compiler.tune.kernels.schedules import MOST_CODE, Plans, beginning, examined, template
 from celosia.compiler.tune.kernels.trial import KernelJob, packed, processor
 from celosia.compiler.tune.kernels.tuner import OWN, KernelState, KernelTuner, measured_by, recorded, text
 from celosia.compiler.tune.measure import Status, TrialResult

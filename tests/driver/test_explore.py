@@ -30,12 +30,12 @@ from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
+from celosia.driver.explore.configs import ConfigSpace, board_of
 from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import energy_uj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
-from celosia.driver.explore.space import ConfigSpace, board_of
 from celosia.driver.explore.subject import Ask, ExploredModel, closed, timed
 from celosia.driver.pages.front import told_of_preset
 from celosia.hw.config import PRESETS, Config

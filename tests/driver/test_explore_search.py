@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("moocore")
 
+from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError, board_of
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.objectives import sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
-from celosia.driver.explore.space import DEFAULT, ConfigSpace, SpaceError, board_of
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.scratchpads import scratchpads
 

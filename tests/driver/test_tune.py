@@ -21,9 +21,9 @@ from celosia.compiler.tune import shipped
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import Network, apply, network_schedule
+from celosia.compiler.tune.points import layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.space import layer_space
 from celosia.compiler.tune.tuner import NetworkState
 from celosia.driver import cli
 from celosia.driver.cli.tuning import tune as command_line

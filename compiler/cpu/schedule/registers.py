@@ -17,7 +17,7 @@ from math import prod
 
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
-from celosia.compiler.expr.affine import apart
+from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 
@@ -29,7 +29,7 @@ L1_BYTES = 24 << 10
 
 def step(read: Load, axis: Axis) -> int | None:
     """How far apart in memory lie what `read` takes for neighbours along `axis`; None where that varies."""
-    return apart(read.tensor, read.index, axis)
+    return stride_along(read.tensor, read.index, axis)
 
 
 @dataclass(frozen=True)

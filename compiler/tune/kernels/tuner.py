@@ -17,11 +17,11 @@ import numpy as np
 from celosia.compiler.cpu.schedule.chosen import KernelWorkload
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.kernels.plan import KernelPlan
-from celosia.compiler.tune.kernels.space import Plans, beginning
+from celosia.compiler.tune.kernels.schedules import Plans, beginning
 from celosia.compiler.tune.kernels.trial import ABORT, VERSION, KernelJob, packed, processor
 from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.model import LEARNERS, CostModel
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records

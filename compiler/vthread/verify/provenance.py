@@ -212,7 +212,7 @@ class Provenance:
 
 
 class WrongStore(Exception):
-    """Found by `SymbolicMachine`: the store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
+    """The store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
 
     def __init__(self, index: int, layer: int) -> None:
         super().__init__(index, layer)

@@ -234,7 +234,7 @@ def _features(cfg: Config, p: Problem, d: Decisions, cost: Mapping[str, float]) 
     sizes = [cost.get(name, 0.0) for name in FEATURES[:7]]
     sizes += [d.n, d.y, d.x, d.k]
     orders = [float(d.order == order) for order in ORDERS]
-    of_problem = [p.steps, p.out_blocks, p.in_blocks, p.rows, p.columns, p.taps, max(p.window.strides), p.residual]
+    of_problem = [p.steps, p.out_blocks, p.in_blocks, p.rows, p.columns, p.places, max(p.window.strides), p.residual]
     of_problem += [tiles - p.out_blocks * p.rows * p.columns]
     of_config = [
         cfg.macs_per_cycle, cfg.bus_bytes, *(depths(cfg)[name] for name in ("inp", "wgt", "acc", "out")), cfg.ports

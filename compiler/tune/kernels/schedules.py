@@ -18,7 +18,7 @@ from celosia.compiler.expr.verify import IRError
 from celosia.compiler.tune.kernels.actions import RULES, Rule, neighbours
 from celosia.compiler.tune.kernels.estimate import MOST_CODE, Counts, count
 from celosia.compiler.tune.kernels.plan import KernelPlan
-from celosia.compiler.tune.space import Floats, Space
+from celosia.compiler.tune.points import Floats, Space
 
 AROUND = 24
 """Neighbours of a point that are looked at each time that a search asks for them."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.tune.choices import LEARNER_NAMES
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.points import Floats, Searched
 
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
