@@ -86,7 +86,7 @@ def coefficient(terms: Linear, var: Var) -> int | None:
     return terms.get(var, 0)
 
 
-def apart(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
+def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
     """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

@@ -27,7 +27,7 @@ class Mixed(Exception):
 
 
 @dataclass
-class Node:
+class RuledNode:
     """An operator as its rule sees it."""
 
     op: ir.Node
@@ -96,7 +96,7 @@ def rank_or(value: ir.Value, otherwise: int) -> int:
     return otherwise if value.shape is None else len(value.shape)
 
 
-Rule = Callable[[Node], None]
+Rule = Callable[[RuledNode], None]
 """Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
 RULES: dict[str, Rule] = {}
 
@@ -113,7 +113,7 @@ def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
 
 
 @rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
-def elementwise(node: Node) -> None:
+def elementwise(node: RuledNode) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
     for value in node.op.inputs:
@@ -129,7 +129,7 @@ def elementwise(node: Node) -> None:
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
-def scaled(node: Node) -> None:
+def scaled(node: RuledNode) -> None:
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
         raise Mixed("its scales are along the axis that counts samples")
@@ -142,7 +142,7 @@ def scaled(node: Node) -> None:
     "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
     "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
 )  # fmt: skip
-def image_by_image(node: Node) -> None:
+def image_by_image(node: RuledNode) -> None:
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise Mixed("it is in training")
@@ -151,7 +151,7 @@ def image_by_image(node: Node) -> None:
 
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
-def matmul(node: Node) -> None:
+def matmul(node: RuledNode) -> None:
     a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
     node.only(a, b)
     product(node, a, b)
@@ -161,7 +161,7 @@ def matmul(node: Node) -> None:
             raise Mixed("its scales are by rows")
 
 
-def product(node: Node, a: int, b: int) -> None:
+def product(node: RuledNode, a: int, b: int) -> None:
     """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
@@ -176,7 +176,7 @@ def product(node: Node, a: int, b: int) -> None:
 
 
 @rule("Gemm", "QGemm")
-def gemm(node: Node) -> None:
+def gemm(node: RuledNode) -> None:
     node.only(0)
     if node.attrs.get("transA"):
         raise Mixed("the left matrix is transposed")
@@ -186,14 +186,14 @@ def gemm(node: Node) -> None:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
-def softmax(node: Node) -> None:
+def softmax(node: RuledNode) -> None:
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
         raise Mixed("axis 0 counts samples")
 
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
-def normalised(node: Node) -> None:
+def normalised(node: RuledNode) -> None:
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
         raise Mixed("axis 0 counts samples")
@@ -203,7 +203,7 @@ def normalised(node: Node) -> None:
 
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
-def along_an_axis(node: Node) -> None:
+def along_an_axis(node: RuledNode) -> None:
     node.only(0)
     if node.op.op_type == "CumSum":
         axis = node.list_of(1)[0]
@@ -215,7 +215,7 @@ def along_an_axis(node: Node) -> None:
 
 
 @rule(*REDUCTIONS, "ReduceLogSumExp")
-def reduced(node: Node) -> None:
+def reduced(node: RuledNode) -> None:
     node.only(0)
     axes = node.axes(1)
     if not axes:
@@ -225,26 +225,26 @@ def reduced(node: Node) -> None:
 
 
 @rule("Transpose")
-def transposed(node: Node) -> None:
+def transposed(node: RuledNode) -> None:
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise Mixed("it moves the axis that counts samples")
 
 
 @rule("Flatten")
-def flattened(node: Node) -> None:
+def flattened(node: RuledNode) -> None:
     if node.axis(1) != 1:
         raise Mixed("it joins samples")
 
 
 @rule("Squeeze")
-def squeezed(node: Node) -> None:
+def squeezed(node: RuledNode) -> None:
     axes = node.axes(1)
     if axes is None or 0 in axes:
         raise Mixed("it may remove the axis that counts samples")
 
 
 @rule("Unsqueeze")
-def unsqueezed(node: Node) -> None:
+def unsqueezed(node: RuledNode) -> None:
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
@@ -252,7 +252,7 @@ def unsqueezed(node: Node) -> None:
 
 
 @rule("Reshape", takes_count=True)
-def reshaped(node: Node) -> None:
+def reshaped(node: RuledNode) -> None:
     node.only(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
     known = None if value is None else shape(value)
@@ -271,7 +271,7 @@ def reshaped(node: Node) -> None:
 
 
 @rule("Expand", takes_count=True)
-def expanded(node: Node) -> None:
+def expanded(node: RuledNode) -> None:
     """To a list of sizes with as many samples in front."""
     dims = node.list_of(1)
     if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
@@ -284,21 +284,21 @@ def expanded(node: Node) -> None:
 
 
 @rule("ConstantOfShape", takes_count=True)
-def filled(node: Node) -> None:
+def filled(node: RuledNode) -> None:
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
         raise Mixed("it computes with the number of samples")
 
 
 @rule("Dropout")
-def dropped(node: Node) -> None:
+def dropped(node: RuledNode) -> None:
     node.only(0)
     if node.input(2) is not None:
         raise Mixed("it may be in training")
 
 
 @rule("Concat", "QLinearConcat")
-def joined(node: Node) -> None:
+def joined(node: RuledNode) -> None:
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
         raise Mixed("some of its operands hold no samples")
@@ -307,14 +307,14 @@ def joined(node: Node) -> None:
 
 
 @rule("Split")
-def split(node: Node) -> None:
+def split(node: RuledNode) -> None:
     node.only(0)
     if node.axis(0) == 0:
         raise Mixed("axis 0 counts samples")
 
 
 @rule("Slice")
-def sliced(node: Node) -> None:
+def sliced(node: RuledNode) -> None:
     node.only(0)
     axes = node.axes(3)
     if axes is None or 0 in axes:
@@ -322,7 +322,7 @@ def sliced(node: Node) -> None:
 
 
 @rule("Pad")
-def padded(node: Node) -> None:
+def padded(node: RuledNode) -> None:
     node.only(0)
     if node.input(3) is not None:
         raise Mixed("its axes are an input")
@@ -332,7 +332,7 @@ def padded(node: Node) -> None:
 
 
 @rule("Gather")
-def gathered(node: Node) -> None:
+def gathered(node: RuledNode) -> None:
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
         raise Mixed("which samples it takes depends on samples")
@@ -341,7 +341,7 @@ def gathered(node: Node) -> None:
 
 
 @rule("Tile")
-def tiled(node: Node) -> None:
+def tiled(node: RuledNode) -> None:
     node.only(0)
     if node.list_of(1)[0] != 1:
         raise Mixed("it repeats samples")
@@ -349,7 +349,7 @@ def tiled(node: Node) -> None:
 
 @rule("Upsample")
 @rule("Resize", takes_count=True)
-def resized(node: Node) -> None:
+def resized(node: RuledNode) -> None:
     node.only(0)
     if not node.holds(0):
         raise Mixed("it computes with the number of samples")
