@@ -14,6 +14,7 @@ from celosia.compiler.program.host.sizes import broadcast
 
 
 def one(x: Expr) -> Expr:
+    """1 of the element type of `x`."""
     return wrap(1, x.dtype)
 
 
@@ -24,6 +25,7 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; NaN stays."""
     zero = wrap(0, x.dtype)
     if x.dtype.startswith("uint"):
         return select(T.equal(x, zero), zero, one(x))
@@ -39,12 +41,14 @@ def softplus(x: Expr) -> Expr:
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
+    """By erf, or by tanh where `approximate` says so."""
     if approximate == "tanh":
         return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
+    """0 between -limit and limit, else nearer to 0 by `bias`."""
     return select(x < -limit, x + bias, select(x > limit, x - bias, 0))
 
 
@@ -103,6 +107,7 @@ for _name in (*UNARY, *DIRECT):
 
 @op("IsInf")
 def is_inf(node: Node) -> Tensor:
+    """bool, of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
 
     def body(x: Expr) -> Expr:
@@ -178,6 +183,7 @@ for _name in BINARY:
 
 @op("Min", "Max", "Sum", "Mean")
 def variadic(node: Node) -> Tensor:
+    """Of any number of tensors, broadcast."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
 
     def body(*values: Expr) -> Expr:
@@ -191,11 +197,13 @@ def variadic(node: Node) -> Tensor:
 
 @op("Where")
 def where(node: Node) -> Tensor:
+    """Of three tensors, broadcast."""
     return node.elementwise(select, node.input(0), node.input(1), node.input(2))
 
 
 @op("Clip")
 def clip(node: Node) -> Tensor:
+    """Within bounds, of attributes or inputs; one that is NaN bounds nothing."""
     x = node.input(0)
     bounds: list[Expr | None] = [
         wrap(node.attrs[name], x.dtype) if name in node.attrs else node.scalar(i, x.dtype) if node.has(i) else None
@@ -213,6 +221,7 @@ def clip(node: Node) -> Tensor:
 
 @op("Cast")
 def cast(node: Node) -> Tensor:
+    """To the type that the attribute names. Unsupported where the CPU has none."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
     if target is None:
         raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")
@@ -221,11 +230,13 @@ def cast(node: Node) -> Tensor:
 
 @op("CastLike")
 def cast_like(node: Node) -> Tensor:
+    """To the type of the second input."""
     return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
 
 
 @op("BiasGelu", "FastGelu")
 def bias_gelu(node: Node) -> Tensor:
+    """gelu(x + bias), by erf or by tanh."""
     kind = "tanh" if node.op == "FastGelu" else "none"
     if not node.has(1):
         return node.elementwise(lambda x: gelu(x, kind), node.input(0))

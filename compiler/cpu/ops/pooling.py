@@ -21,6 +21,7 @@ def lowest(dtype: str) -> Expr:
 
 @op("MaxPool")
 def max_pool(node: Node) -> Tensor:
+    """Any number of axes, dilation. Unsupported with indices."""
     if node.outputs > 1:
         raise node.fail("the second output, indices")
     x = node.input(0)
@@ -32,6 +33,7 @@ def max_pool(node: Node) -> Tensor:
 
 @op("AveragePool")
 def average_pool(node: Node) -> Tensor:
+    """Any number of axes, over as many elements as ONNX counts."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, x.dtype))
@@ -45,6 +47,7 @@ def average_pool(node: Node) -> Tensor:
 
 @op("GlobalAveragePool", "GlobalMaxPool")
 def global_pool(node: Node) -> Tensor:
+    """Of whole images, which become [n, c, 1, ...]."""
     x = node.input(0)
     axes = range(2, len(x.shape))
     if node.op == "GlobalMaxPool":

@@ -152,6 +152,7 @@ class _Layer:
 
 @op("RNN")
 def rnn(node: Node) -> list[Tensor]:
+    """All states [times, directions, batch, hidden], and the last ones."""
     layer = _Layer(node, 1, ["Tanh"])
 
     def step(t: Expr, states: States) -> list[Tensor]:

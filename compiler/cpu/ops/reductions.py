@@ -54,6 +54,7 @@ EXTREMES = ("ReduceMax", "ReduceMin")
 
 @op(*REDUCTIONS, "ReduceLogSumExp")
 def reduce(node: Node) -> Tensor:
+    """Over some axes or all; of integers in doubles."""
     x = node.input(0)
     if node.op in EXTREMES or is_float(x.dtype):
         return _reduced(node, x)
@@ -88,6 +89,7 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
 
 @op("ArgMax", "ArgMin")
 def arg(node: Node) -> Tensor:
+    """int64 along an axis, of equal ones the first or the last; NaN is the best."""
     x = node.input(0)
     axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
     best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")

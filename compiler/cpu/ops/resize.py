@@ -128,6 +128,7 @@ def integer_linear_taps(node: Node, a: Axis) -> Taps:
 
 
 def cubic_taps(node: Node, a: Axis) -> Taps:
+    """Of four neighbours along an axis."""
     x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
     below = np.floor(x)
     s = x - below
@@ -282,6 +283,7 @@ def _away_from_zero(x: Expr) -> Expr:
 
 
 def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """`x` resized along `axes`, the last one first."""
     y = x
     for a in reversed(axes):
         y = y if a.scale == 1 else along(y, a.number, cubic_taps(node, a))
@@ -293,6 +295,7 @@ def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
 
 @op("Resize", "Upsample")
 def resize(node: Node) -> Tensor:
+    """In all modes and coordinates; an axis whose size stays is not touched."""
     node, every = all_axes(node)
     x = node.input(0)
     if all(a.out == a.size for a in every):
