@@ -43,6 +43,7 @@ class State(IntEnum):
 
 
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
+    """The memory called `name`, as its units need it."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]

@@ -27,6 +27,7 @@ MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def quantise_weights(model: ir.Model) -> None:
+    """Change `model`: constants become integers behind DequantizeLinear."""
     for node in list(model.graph):
         if is_op(node, "Conv", "ConvTranspose", "Gemm"):
             _quantise(model.graph, node, node, 2)

@@ -34,6 +34,7 @@ class Node:
     sizes: dict[ir.Value, Sizes]
 
     def input(self, number: int) -> ir.Value | None:
+        """None where it is left out."""
         return self.op.inputs[number] if number < len(self.op.inputs) else None
 
     def holds(self, number: int) -> bool:
@@ -84,12 +85,14 @@ class Node:
 
 
 def rank_of(value: ir.Value | None) -> int:
+    """Axes of a tensor. Mixed where that is not known."""
     if value is None or value.shape is None:
         raise Mixed(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
 
 
 def rank_or(value: ir.Value, otherwise: int) -> int:
+    """Axes of a tensor, `otherwise` where that is not known."""
     return otherwise if value.shape is None else len(value.shape)
 
 
@@ -99,6 +102,8 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Makes a function the rule of these operators."""
+
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
         return function
@@ -132,6 +137,7 @@ def elementwise(node: Node) -> None:
 
 @rule("QuantizeLinear", "DequantizeLinear")
 def scaled(node: Node) -> None:
+    """Scales are not along samples, nor by blocks."""
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
         raise Mixed("its scales are along the axis that counts samples")
@@ -145,6 +151,7 @@ def scaled(node: Node) -> None:
     "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
 )  # fmt: skip
 def image_by_image(node: Node) -> None:
+    """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise Mixed("it is in training")
@@ -154,6 +161,7 @@ def image_by_image(node: Node) -> None:
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
 def matmul(node: Node) -> None:
+    """Scales are not by rows."""
     a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
     node.only(a, b)
     product(node, a, b)
@@ -179,6 +187,7 @@ def product(node: Node, a: int, b: int) -> None:
 
 @rule("Gemm", "QGemm")
 def gemm(node: Node) -> None:
+    """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
         raise Mixed("the left matrix is transposed")
@@ -189,6 +198,7 @@ def gemm(node: Node) -> None:
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
 def softmax(node: Node) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
         raise Mixed("axis 0 counts samples")
@@ -196,6 +206,7 @@ def softmax(node: Node) -> None:
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
 def normalised(node: Node) -> None:
+    """Along another axis, with scales for all samples."""
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
         raise Mixed("axis 0 counts samples")
@@ -206,6 +217,7 @@ def normalised(node: Node) -> None:
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
 def along_an_axis(node: Node) -> None:
+    """Along another axis."""
     node.only(0)
     if node.op.op_type == "CumSum":
         axis = node.list_of(1)[0]
@@ -219,6 +231,7 @@ def along_an_axis(node: Node) -> None:
 @rule(*(f"Reduce{kind}" for kind in (
     "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")))  # fmt: skip
 def reduced(node: Node) -> None:
+    """Over other axes."""
     node.only(0)
     axes = node.axes(1)
     if not axes:
@@ -229,18 +242,21 @@ def reduced(node: Node) -> None:
 
 @rule("Transpose")
 def transposed(node: Node) -> None:
+    """The first axis stays."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise Mixed("it moves the axis that counts samples")
 
 
 @rule("Flatten")
 def flattened(node: Node) -> None:
+    """The first axis stays."""
     if node.axis(1) != 1:
         raise Mixed("it joins samples")
 
 
 @rule("Squeeze")
 def squeezed(node: Node) -> None:
+    """The first axis stays."""
     axes = node.axes(1)
     if axes is None or 0 in axes:
         raise Mixed("it may remove the axis that counts samples")
@@ -248,6 +264,7 @@ def squeezed(node: Node) -> None:
 
 @rule("Unsqueeze")
 def unsqueezed(node: Node) -> None:
+    """The first axis stays."""
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
@@ -256,6 +273,7 @@ def unsqueezed(node: Node) -> None:
 
 @rule("Reshape")
 def reshaped(node: Node) -> None:
+    """The first axis still counts samples."""
     node.only(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
     known = None if value is None else shape(value)
@@ -288,6 +306,7 @@ def expanded(node: Node) -> None:
 
 @rule("ConstantOfShape")
 def filled(node: Node) -> None:
+    """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
         raise Mixed("it computes with the number of samples")
@@ -295,6 +314,7 @@ def filled(node: Node) -> None:
 
 @rule("Dropout")
 def dropped(node: Node) -> None:
+    """Not in training."""
     node.only(0)
     if node.input(2) is not None:
         raise Mixed("it may be in training")
@@ -302,6 +322,7 @@ def dropped(node: Node) -> None:
 
 @rule("Concat", "QLinearConcat")
 def joined(node: Node) -> None:
+    """Along another axis, of tensors that all hold samples."""
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
         raise Mixed("some of its operands hold no samples")
@@ -311,6 +332,7 @@ def joined(node: Node) -> None:
 
 @rule("Split")
 def split(node: Node) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(0) == 0:
         raise Mixed("axis 0 counts samples")
@@ -318,6 +340,7 @@ def split(node: Node) -> None:
 
 @rule("Slice")
 def sliced(node: Node) -> None:
+    """Along other axes."""
     node.only(0)
     axes = node.axes(3)
     if axes is None or 0 in axes:
@@ -326,6 +349,7 @@ def sliced(node: Node) -> None:
 
 @rule("Pad")
 def padded(node: Node) -> None:
+    """Along other axes."""
     node.only(0)
     if node.input(3) is not None:
         raise Mixed("its axes are an input")
@@ -336,6 +360,7 @@ def padded(node: Node) -> None:
 
 @rule("Gather")
 def gathered(node: Node) -> None:
+    """Along another axis of samples, or rows of a constant for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
         raise Mixed("which samples it takes depends on samples")
@@ -345,6 +370,7 @@ def gathered(node: Node) -> None:
 
 @rule("Tile")
 def tiled(node: Node) -> None:
+    """Along other axes."""
     node.only(0)
     if node.list_of(1)[0] != 1:
         raise Mixed("it repeats samples")
@@ -352,6 +378,7 @@ def tiled(node: Node) -> None:
 
 @rule("Resize", "Upsample")
 def resized(node: Node) -> None:
+    """Along other axes."""
     node.only(0)
     if not node.holds(0):
         raise Mixed("it computes with the number of samples")
