@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.program import InputError
@@ -126,7 +127,7 @@ class Graph:
                 ):  # fmt: skip
                     self.meanings[integers] = real, scale, zero
 
-            if (place := _output_scale(node.op_type)) is not None:
+            if (place := traits(node.op_type).scale) is not None:
                 scale, zero = self._number(node, place), self._number(node, place + 1)
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
@@ -175,12 +176,6 @@ class Graph:
         else:
             return None
         return real, (array.astype(np.float64) - zero) * scale
-
-
-def _output_scale(op: str) -> int | None:
-    """Which input is the scale of the output of an integer operator; the zero point is the next one."""
-    known = {"QLinearConv": 6, "QLinearMatMul": 6, "QLinearAdd": 6, "QLinearMul": 6, "QGemm": 7, "QLinearConcat": 0}
-    return known.get(op, 3 if op.startswith("QLinear") else None)
 
 
 def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, strides, wrap
+from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, index_binary, strides
 from celosia.compiler.expr.walk import walk
 
 # Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
@@ -20,8 +20,12 @@ def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
         return index[0]
     total: Expr = Const(0, INDEX)
     for i, stride in zip(index, strides(shape), strict=True):
-        total = total + i * stride
+        total = index_binary("add", total, _times(i, stride))
     return total
+
+
+def _times(index: Expr, factor: int) -> Expr:
+    return index if factor == 1 else index_binary("mul", index, Const(factor, INDEX))
 
 
 def linear(expr: Expr) -> Linear:
@@ -57,7 +61,7 @@ def from_linear(terms: Linear) -> Expr:
     """The expression that a sum stands for."""
     total: Expr = Const(0, INDEX)
     for atom, k in terms.items():
-        total = total + (wrap(k, INDEX) if atom is None else atom * k)
+        total = index_binary("add", total, Const(k, INDEX) if atom is None else _times(atom, k))
     return total
 
 

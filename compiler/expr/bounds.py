@@ -22,7 +22,7 @@ from celosia.compiler.expr.nodes import (
     maximum,
     minimum,
 )
-from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.expr.walk import loaded, rewrite, walk
 
 Region = tuple[tuple[Expr, int], ...]
 """For each dimension the first index, in terms of the loops around, and how many."""
@@ -84,7 +84,7 @@ def region(tensor: Tensor, stmt: Stmt) -> Region | None:
 
     Indices that a condition keeps from being read may lie outside the tensor; the box does not.
     """
-    nodes = [n for s in statements(stmt) for e in exprs(s) for n in walk(e)]
+    nodes = [n for s in statements(stmt) for e in exprs(s) if tensor in loaded(e) for n in walk(e)]
     reads = [n for n in nodes if isinstance(n, Load) and n.tensor is tensor]
     if not reads:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, text
-from celosia.compiler.expr.walk import rewrite
+from celosia.compiler.expr.walk import loaded, rewrite
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 # Iterations of an ordered loop read what earlier ones wrote.
@@ -197,11 +197,16 @@ def exprs(stmt: Stmt) -> tuple[Expr, ...]:
 Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
 
 
-def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i)) -> Stmt:
-    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite), what is written by `target`."""
+def map_accesses(
+    stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i), of: Tensor | None = None
+) -> Stmt:
+    """A copy of `stmt` with every expression rewritten by `change` (see walk.rewrite), what is written by `target`.
+
+    of: a tensor; expressions that do not read it stay as they are.
+    """
 
     def ex(e: Expr) -> Expr:
-        return rewrite(e, change)
+        return rewrite(e, change) if of is None or of in loaded(e) else e
 
     def go(s: Stmt) -> Stmt:
         match s:

@@ -377,7 +377,7 @@ def binary(op: str, a: Value, b: Value) -> Expr:
     if a.dtype != b.dtype:
         raise TypeError(f"{op} of {a.dtype} and {b.dtype}: cast one of ({a}), ({b})")
     if dtype == INDEX:
-        return _index_binary(op, a, b)
+        return index_binary(op, a, b)
     return Binary(op, a, b)
 
 
@@ -390,7 +390,8 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def _index_binary(op: str, a: Expr, b: Expr) -> Expr:
+def index_binary(op: str, a: Expr, b: Expr) -> Expr:
+    """`binary` of two indices."""
     x = int(a.value) if isinstance(a, Const) else None
     y = int(b.value) if isinstance(b, Const) else None
     if x is not None and y is not None:

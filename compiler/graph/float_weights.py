@@ -32,7 +32,7 @@ def quantise_weights(model: ir.Model) -> None:
         if is_op(node, "Conv", "ConvTranspose", "Gemm"):
             _quantise(model.graph, node, node, 2)
         elif is_op(node, "MatMul"):
-            add = _only_user(node)
+            add = _only_user(node) if _is_passed_on(node) else None
             if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
                 assert add is not None
                 _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
@@ -69,7 +69,7 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
 def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
     """The one scale of the quantised tensor that `node` reads."""
     maker = _maker(node.inputs[0])
-    while is_op(maker, *MOVING) and len(maker.outputs[0].uses()) == 1:  # type: ignore[union-attr]
+    while is_op(maker, *MOVING):
         maker = _maker(maker.inputs[0])  # type: ignore[union-attr]
     scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
     return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
@@ -77,19 +77,22 @@ def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
 
 def _is_quantised(node: ir.Node, flat: bool) -> bool:
     """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
-    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
+    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with.
+    It changes places with a Transpose also where what is transposed is returned, but with nothing that is returned."""
     user = _only_user(node)
-    while flat and is_op(user, "Relu", "Clip"):
-        user = _only_user(user)  # type: ignore[arg-type]
-    while is_op(user, *MOVING):
-        user = _only_user(user)  # type: ignore[arg-type]
+    while flat and user is not None and is_op(user, "Relu", "Clip"):
+        node, user = user, _only_user(user)
+    while user is not None and is_op(user, *MOVING):
+        if not (_is_passed_on(node) or is_op(user, "Transpose")) or not _is_passed_on(user):
+            return False
+        node, user = user, _only_user(user)
     return is_op(user, "QuantizeLinear")
 
 
 def _maker(value: ir.Value | None) -> ir.Node | None:
     """The operator that makes `value`, without what hands it on."""
     node = value.producer() if value is not None else None
-    while node is not None and is_wire(node):
+    while node is not None and _hands_on(node):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node
 
@@ -98,9 +101,19 @@ def _only_user(node: ir.Node) -> ir.Node | None:
     """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
     while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
         node = uses[0].node
-        if not is_wire(node):
+        if not _hands_on(node):
             return node
     return None
+
+
+def _is_passed_on(node: ir.Node) -> bool:
+    """Whether one operator reads the result of `node`, which is not returned."""
+    return not node.outputs[0].is_graph_output() and _only_user(node) is not None
+
+
+def _hands_on(node: ir.Node) -> bool:
+    """Whether `node` is a wire, which onnxruntime takes away: it leaves those whose result is returned."""
+    return is_wire(node) and not node.outputs[0].is_graph_output()
 
 
 def _weights(

@@ -21,14 +21,15 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import HOST, RANDOM
 from celosia.compiler.program.host.op import DOMAINS, HostError
 
-QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
+DEQUANTISED = frozenset(("DequantizeLinear",))
+"""What QDQ patterns read; bytes that are made of constants are constants."""
 MAX_BYTES = 1 << 26
 """Larger results are left to be computed when the Program runs."""
 UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
 """The input of which an operator reads the shape or the type, and no element."""
 
 
-def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
+def fold(model: ir.Model, keep: frozenset[str] = DEQUANTISED) -> None:
     """Fill in shapes and replace operators on constants by their results, except for operators in `keep`."""
     graph = model.graph
     opsets = {domain: version for domain, version in graph.opset_imports.items()}
@@ -84,7 +85,7 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
                 kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
                 fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
             values[value.name] = fixed
-    op = parse(ir.to_proto(node), opsets)
+    op = parse(ir.serde.serialize_node(node), opsets)
     try:
         results = execute(op, values, once=True)
     except HostError as error:

@@ -9,11 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from celosia.compiler.cpu.ops import named
+from celosia.compiler.cpu.ops.reductions import REDUCTIONS
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.program.traits import Kind
 
 COUNT = "N"
 """The number of samples, as an element of what Shape gives and operators on it compute."""
-TAKES_COUNT = frozenset(("Reshape", "Expand", "Resize", "ConstantOfShape"))
+TAKES_COUNT: set[str] = set()
 """Operators that may read the number of samples: as the size of their result's first axis."""
 Sizes = list[Any]
 """Elements of a list of sizes: numbers, COUNT, and None for what is known at run time only."""
@@ -101,25 +104,18 @@ Rule = Callable[[Node], None]
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Makes a function the rule of these operators."""
+def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
+    """Adds a rule of operators, in the place of a more general one before."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        TAKES_COUNT.update(names if takes_count else ())
         return function
 
     return add
 
 
-@rule(
-    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BiasGelu", "BitShift", "BitwiseAnd",
-    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu",
-    "Equal", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul",
-    "Neg", "Not", "Or", "Pow", "PRelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu",
-    "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
-    "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
-)  # fmt: skip
+@rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
 def elementwise(node: Node) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
@@ -228,8 +224,7 @@ def along_an_axis(node: Node) -> None:
         raise Mixed("axis 0 counts samples")
 
 
-@rule(*(f"Reduce{kind}" for kind in (
-    "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")))  # fmt: skip
+@rule(*REDUCTIONS, "ReduceLogSumExp")
 def reduced(node: Node) -> None:
     """Over other axes."""
     node.only(0)
@@ -271,7 +266,7 @@ def unsqueezed(node: Node) -> None:
         raise Mixed("it puts an axis in front of the one that counts samples")
 
 
-@rule("Reshape")
+@rule("Reshape", takes_count=True)
 def reshaped(node: Node) -> None:
     """The first axis still counts samples."""
     node.only(0)
@@ -291,7 +286,7 @@ def reshaped(node: Node) -> None:
         raise Mixed("it joins or cuts samples")
 
 
-@rule("Expand")
+@rule("Expand", takes_count=True)
 def expanded(node: Node) -> None:
     """To a list of sizes with as many samples in front."""
     dims = node.list_of(1)
@@ -304,7 +299,7 @@ def expanded(node: Node) -> None:
         raise Mixed("its operand has a part for each sample")
 
 
-@rule("ConstantOfShape")
+@rule("ConstantOfShape", takes_count=True)
 def filled(node: Node) -> None:
     """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
@@ -376,7 +371,8 @@ def tiled(node: Node) -> None:
         raise Mixed("it repeats samples")
 
 
-@rule("Resize", "Upsample")
+@rule("Upsample")
+@rule("Resize", takes_count=True)
 def resized(node: Node) -> None:
     """Along other axes."""
     node.only(0)

@@ -43,7 +43,7 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
         counted = any(COUNT in sizes.get(value, ()) for value in read)
         if not counted and not samples.intersection([*read, *captured(node)]):
             continue
-        op = parse(ir.to_proto(node), dict(graph.opset_imports))
+        op = parse(ir.serde.serialize_node(node), dict(graph.opset_imports))
         if any(bodies(op)):
             return f"{name} has subgraphs"
         if node.op_type not in RULES or node.domain not in DOMAINS:

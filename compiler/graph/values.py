@@ -97,6 +97,11 @@ def captured(node: ir.Node) -> list[ir.Value]:
     return list(found)
 
 
+def operands(node: ir.Node) -> list[ir.Value]:
+    """Inputs of `node`, and what its subgraphs read from around them."""
+    return [value for value in (*node.inputs, *captured(node)) if value is not None]
+
+
 def _graphs(attr: ir.Attr) -> list[ir.Graph]:
     if attr.type == ir.AttributeType.GRAPH:
         return [attr.as_graph()]

@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
-from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
+from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
@@ -143,7 +142,7 @@ class Assembler:
     def _host(self, node: ir.Node) -> HostStep:
         """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
         info = self._info(node)
-        op = parse(ir.to_proto(node), self.opsets)
+        op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)
         inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
@@ -168,14 +167,14 @@ class Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
+            if not _is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
                 if node in self.views:  # which is not built here; what it is declared to be does not count
                     node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
                 return node in self.views
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
         values = [None if each is None else each.value for each in types]
-        attrs = parse(ir.to_proto(node), self.opsets).attrs
+        attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
         try:
             built = build(
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
@@ -224,7 +223,7 @@ class Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
+        return CpuNode(node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)

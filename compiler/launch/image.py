@@ -16,12 +16,12 @@ from celosia.compiler.tensorize.plan import Part, Planner
 from celosia.compiler.tensorize.space import CUT
 from celosia.compiler.tensorize.tiles import Bound, Tile
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.footprint import load_element_bytes
 from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream, Stuck
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
+from celosia.sim.touches import complete, rows
 
 
 class LayerErrors(Exception):
@@ -308,8 +308,7 @@ def _traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[
     loaded, stored = [0] * layers, [0] * layers
     for i in stream.instructions:
         if i.opcode in (Opcode.LOAD, Opcode.STORE):
-            f = i.fields
-            element = load_element_bytes(cfg, f) if i.opcode == Opcode.LOAD else cfg.piece_bytes
-            total = loaded if i.opcode == Opcode.LOAD else stored
-            total[i.layer] += f["x_size"] * f["y_size"] * f["z_size"] * element
+            moved = rows(cfg, i.opcode, complete(cfg, i.opcode, i.fields))
+            assert moved is not None
+            (stored if moved.write else loaded)[i.layer] += moved.z * moved.y * moved.row
     return loaded, stored

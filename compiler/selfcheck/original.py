@@ -139,7 +139,7 @@ class Original:
         node = self.makers[tensor]
         if node.op_type in RANDOM:
             raise Unknown
-        op = parse(ir.to_proto(node), self.opsets)
+        op = parse(ir.serde.serialize_node(node), self.opsets)
         names = [name for name in _read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
@@ -252,16 +252,20 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
     """The least (side -1) or the largest (1) that rounding may give."""
     x, zero = values[op.inputs[0]], _zero(op, values)
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    limits = np.iinfo(kind)
     with np.errstate(all="ignore"):
-        lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
+        top = max(abs(float(x.max(initial=0.0))), abs(float(x.min(initial=0.0))))
+        is_clean = not np.isnan(top)  # a NaN may become any byte
+        largest = top if is_clean else float(np.nanmax(np.abs(x), initial=0.0))
+        lost = ROUNDING * largest / float(np.min(scale))
         moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
-        if zero is not None:
+        if zero is not None and zero.any():
             moved += _along(op, zero, x.ndim).astype(np.float32)
-        limits = np.iinfo(kind)
-        np.nan_to_num(moved, copy=False, nan=side * np.inf)  # which may become any byte
-        result: Array = np.clip(moved, limits.min, limits.max).astype(kind)
+        if not is_clean:
+            np.nan_to_num(moved, copy=False, nan=side * np.inf)
+        result: Array = np.clip(moved, limits.min, limits.max, out=moved).astype(kind)
     return result
 
 

@@ -23,10 +23,13 @@ def encode(cfg: Config, instructions: list[Instruction]) -> NDArray[np.uint8]:
 
 def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
     """Instructions of one format, [count, size]."""
-    if unknown := {name for f in fields for name in f} - set(form.offsets):
+    given = set[str]().union(*fields)
+    if unknown := given - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
     words = np.zeros((len(fields), size), np.uint64)
     for field in form.fields:
+        if field.name not in given and field.name != "opcode":
+            continue  # 0
         default = int(form.opcode) if field.name == "opcode" else 0
         values = np.array([f.get(field.name, default) for f in fields], np.int64)
         for extreme in (values.min(), values.max()):

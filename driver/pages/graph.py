@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
-from celosia.compiler.vthread.verify.decode import decode, pattern
 from celosia.driver.pages.names import NAME, short
 from celosia.driver.run.explain import code_of
 from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, instruction_bytes
+from celosia.hw.isa import instruction_bytes
+from celosia.sim.decode import decode
+from celosia.sim.touches import rows
 
 NOBODY = -1
 TEXT = 240
@@ -86,11 +87,11 @@ class _Walk:
         code = np.frombuffer(code_of(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for each, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
-            if each.opcode not in (Opcode.LOAD, Opcode.STORE) or each.fields["dram_addr"] >= len(self._bytes):
+            moved = rows(self._program.config, each.opcode, each.fields) if each is not None else None
+            if moved is None or moved.address >= len(self._bytes):
                 continue
-            places = pattern(each.fields["dram_addr"], ((extent, stride) for extent, stride in each.dram))
-            owners = places.of(self._bytes)
-            if each.opcode == Opcode.STORE:
+            owners = moved.view(self._bytes)
+            if moved.write:
                 owners[...] = first + layer
                 continue
             for owner in np.unique(owners).tolist():

@@ -104,6 +104,29 @@ FOUND = {
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 2, 2] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5)
             e = MaxPool<kernel_shape = [2, 2]>(c) y = QuantizeLinear(e, t, u) }""",
+    "float weights before a result that is returned, then moved": """
+        (int8[1, 3, 4, 4] x) => (int8[5, 9] y, float[1, 5, 3, 3] r)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[2] to = {5, 9}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c) e = Reshape(r, to)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights before what moves their result, which is returned": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 3, 3, 5] y, float[1, 3, 3, 5] e)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) e = Transpose<perm = [0, 2, 3, 1]>(c)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights behind what another operator reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 3, 4, 4] n)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) e = Transpose<perm = [0, 1, 3, 2]>(d) n = Neg(e)
+            c = Conv(e, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights behind an Identity that is returned": """
+        (int8[3, 5] x) => (int8[3, 4] y, float[3, 5] i)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) i = Identity(d) c = Gemm(i, w_5_4, w_4) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a MatMul that is returned before a bias is added": """
+        (uint8[3, 5] x) => (uint8[3, 4] y, float[3, 4] c)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
@@ -114,6 +137,13 @@ FOUND = {
         <float s = {0.05}, uint8 z = {130}, int8[3, 2] w8 = {9, -50, 30, 127, -128, 2}, float[2] sw = {0.01, 0.02},
          int8[2] zw = {0, 0}, int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
             d = DequantizeLinear(x, s, z) w = DequantizeLinear<axis = 1>(w8, sw, zw) b = DequantizeLinear(b32, sb)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
+    "weights by channel that the model quantises, and a bias of one row whose axis is wrong": """
+        (uint8[2, 3] x) => (uint8[2, 2] y)
+        <float s = {0.05}, uint8 z = {130}, float[2] sw = {0.01, 0.02}, uint8[2] zw = {128, 128},
+         int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
+            d = DequantizeLinear(x, s, z) q = QuantizeLinear<axis = 1>(w_3_2, sw, zw)
+            w = DequantizeLinear<axis = 1>(q, sw, zw) b = DequantizeLinear<axis = 0>(b32, sb)
             c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
     "Cast, Dropout and Identity between quantised tensors": """
         (uint8[2, 9] x) => (uint8[2, 9] y) <float s = {0.05}, uint8 z = {130}, float t = {0.0078}, uint8 u = {0}> {
@@ -141,6 +171,9 @@ FOUND = {
     "the exponential of 16-bit values next to 0": """
         (uint16[1, 40] x) => (float[1, 40] y) <float s = {0.00001}, uint16 z = {255}> {
             d = com.microsoft.DequantizeLinear(x, s, z) y = Elu(d) }""",
+    "Selu of bytes next to 0": """
+        (uint8[1, 40] x) => (float[1, 40] y) <float s = {0.00002}, uint8 z = {117}> {
+            d = DequantizeLinear(x, s, z) y = Selu(d) }""",
     "a norm of equal elements": """
         (float[2, 6] x) => (float[2, 6] y) <float s = {0.3}> {
             a = Clip(x, s, s) y = LayerNormalization<axis = -1>(a, w_6, w_6) }""",

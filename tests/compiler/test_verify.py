@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Instruction
 from celosia.compiler.vthread.tokens import insert_tokens
-from celosia.compiler.vthread.verify import Report, Rule, VerifyError, verify
+from celosia.compiler.vthread.verify import Report, Rule, VerifyError, order, verify
+from celosia.compiler.vthread.verify.decode import Shape
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
@@ -47,6 +48,7 @@ CONFIGS = {
     "4x8-taps": Config(block_in=4, block_out=8, taps=3, tap_depth=8, **_SMALL),
 }
 CFG = CONFIGS["4x4"]
+NO_SHAPE = Shape((), (), 0, False)
 Stream = list[Instruction]
 
 
@@ -517,6 +519,33 @@ def test_semaphores_too_small_for_a_stream_are_found() -> None:
     assert ahead(small, 5) is None  # three tokens given, two loads in the queue
     assert ahead(small, 6) == Rule.PROGRESS
     assert ahead(CFG, 6) is None
+
+
+@pytest.mark.parametrize("name", ["4x4", "4x4-tokens2"])
+def test_program_order_is_an_execution_exactly_where_the_closed_form_says_so(name: str) -> None:
+    cfg, seen = CONFIGS[name], set[bool]()
+    for seed in range(300):
+        rng = random.Random(seed)
+        units = rng.choices(list(Unit), k=12)
+        stream = [Instruction(next(o for o, u in UNIT_OF.items() if u == unit), {}) for unit in units]
+        waits, posts = [0] * len(units), [0] * len(units)
+        for _ in range(rng.randrange(1, 9)):
+            giver, taker = sorted(rng.sample(range(len(units)), 2), reverse=rng.random() < 0.1)
+            if units[giver] != units[taker]:
+                posts[giver] |= 1 << units[taker]
+                waits[taker] |= 1 << units[giver]
+        decoded = [
+            order.Decoded(index, i.opcode, UNIT_OF[i.opcode], {"wait": wait, "post": post}, [], NO_SHAPE)
+            for index, (i, wait, post) in enumerate(zip(stream, waits, posts))
+        ]
+        try:
+            _, in_order = order._pair_tokens(cfg, decoded)
+            executed = order._execute(cfg, decoded)
+        except VerifyError:
+            continue
+        assert in_order == (executed == list(range(len(units))))
+        seen.add(in_order)
+    assert seen == {True, False}
 
 
 def test_a_word_of_the_wrong_size_is_refused() -> None:

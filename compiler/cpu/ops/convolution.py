@@ -12,6 +12,7 @@ from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 from celosia.compiler.program.host.windows import spread
+from celosia.compiler.program.traits import Kind
 
 SMALL = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""
@@ -88,7 +89,7 @@ def _convolution_by_plane(
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
 
-@op("Conv")
+@op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv(node: Node) -> Tensor:
     """With a bias where there is one; groups, strides, dilation, any number of axes."""
     x, w = node.input(0), node.input(1)
@@ -99,7 +100,7 @@ def conv(node: Node) -> Tensor:
     return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
 
 
-@op("ConvTranspose")
+@op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv_transpose(node: Node) -> Tensor:
     """With a bias where there is one; groups, strides, dilation, any number of axes."""
     bias = node.input(2) if node.has(2) else None

@@ -192,7 +192,7 @@ def convolution(
         return T.compute(
             (n, m, *window.out), lambda ni, mi, *o: finish(nothing if bias is None else bias[mi], mi), "conv"
         )
-    if window.kernel == window.size and group == prod(window.out) == 1:
+    if window.whole and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
     image, weights, steps = pack.image(), pack.weights(_as_int8), pack.steps

@@ -12,6 +12,7 @@ from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind
 
 
 def product(
@@ -114,13 +115,13 @@ def matmul_any(
     return y if shape == y.shape else reshaped(y, shape)
 
 
-@op("MatMul")
+@op("MatMul", kind=Kind.COMPLEX, wide=True)
 def matmul(node: Node) -> Tensor:
     """Batches are broadcast; vectors are rows or columns."""
     return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
-@op("Gemm")
+@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True)
 def gemm(node: Node) -> Tensor:
     """alpha A B + beta C, C broadcast. Unsupported for shapes that do not fit."""
     a, b = node.input(0), node.input(1)

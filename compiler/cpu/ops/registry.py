@@ -14,6 +14,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind, state
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -104,12 +105,13 @@ Builder = Callable[[Node], Tensor | Sequence[Tensor]]
 OPS: dict[str, Builder] = {}
 
 
-def op(*names: str) -> Callable[[Builder], Builder]:
-    """Adds a builder to the table."""
+def op(*names: str, kind: Kind, **facts: Any) -> Callable[[Builder], Builder]:
+    """Adds a builder to the table, and what compiler/program/traits.py says of such operators to their rows."""
 
     def add(builder: Builder) -> Builder:
         for name in names:
             OPS[name] = builder
+            state(name, kind=kind, **facts)
         return builder
 
     return add

@@ -19,6 +19,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
 from celosia.compiler.program.host.op import memory_bytes
+from celosia.compiler.program.traits import Kind, Moves
 
 F32 = np.float32
 Float32 = NDArray[np.float32]
@@ -293,7 +294,8 @@ def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
 # The operator -------------------------------------------------------------------------------------------------------
 
 
-@op("Resize", "Upsample")
+@op("Resize", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1, 2, 3), wide=True, heavy=True)
+@op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1,))
 def resize(node: Node) -> Tensor:
     """In all modes and coordinates; an axis whose size stays is not touched."""
     node, every = all_axes(node)

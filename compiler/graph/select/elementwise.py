@@ -28,13 +28,14 @@ def addition(p: Placement, node: ir.Node) -> None:
         raise OnCpu(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
-    form = p.common_form(a, b)
-    reads: Reads = {}
-    x, other = p.read(a, form, reads), p.read(b, form, reads)
-    residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
-    layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
-    if not join_residual(p, node, layer, reads, form):
-        p.add(node, layer, reads, form)
+    for form in (p.common_form(b, a), p.common_form(a, b)):
+        reads: Reads = {}
+        x, other = p.read(a, form, reads), p.read(b, form, reads)
+        residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
+        layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
+        if join_residual(p, node, layer, reads):
+            return
+    p.add(node, layer, reads, form)
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
@@ -45,7 +46,7 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     form = p.common_form(value)
     choice = p.made.get(value)
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
-        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {}, form)
+        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
     reads: Reads = {}
     x = p.read(value, form, reads)

@@ -1,4 +1,8 @@
-"""Words to fields, what an instruction touches, and the rules that a single instruction keeps."""
+"""What an instruction touches, and the rules that a single instruction keeps.
+
+What is touched is told here anew, beside `sim/touches.py`, from which the compiler has its tokens: what is wrong there
+must not pass here.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,10 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
     opcode_of,
-    rules,
     why_illegal,
 )
 from celosia.hw.scratchpads import scratchpads
+from celosia.sim.decode import columns
 
 Fields = dict[str, int]
 Dims = tuple[tuple[int, int], ...]
@@ -169,18 +173,14 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
     size = instruction_bytes(cfg)
     if code.ndim != 2 or code.shape[1] != size or code.dtype != np.uint8:
         raise ValueError(f"code must be [count, {size}] uint8, not {list(code.shape)} {code.dtype}")
-    opcodes = code[:, 0] & 0b111
-    bad = ~np.isin(opcodes, list(Opcode))
-    columns = {}
-    for opcode, form in formats(cfg).items():
-        rows = np.flatnonzero(opcodes == opcode)
-        columns[opcode] = rows, _columns(form, code[rows])
-        bad[rows] |= _breaks_rules(cfg, opcode, columns[opcode][1], len(rows)) | _has_bits_beyond(form, code[rows])
+    found, bad = columns(cfg, code)
+    for opcode, each in found.items():
+        bad[each.numbers] |= _has_bits_beyond(formats(cfg)[opcode], code[each.numbers])
     if bad.any():
         _raise_for_word(cfg, int(bad.argmax()), code)
     stream: list[Any] = [None] * len(code)
-    for opcode, (rows, values) in columns.items():
-        for i in _instructions(cfg, opcode, rows, values):
+    for opcode, each in found.items():
+        for i in _instructions(cfg, opcode, each.numbers, each.fields):
             stream[i.index] = i
     return stream
 
@@ -193,43 +193,20 @@ BASES = {
 
 
 def _instructions(
-    cfg: Config, opcode: Opcode, rows: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]
+    cfg: Config, opcode: Opcode, rows: NDArray[np.int64], values: dict[str, NDArray[np.int64]]
 ) -> Iterator[Decoded]:
     """The instructions at `rows`, all of one opcode."""
-    names, unit, shapes = tuple(columns), UNIT_OF[opcode], dict[bytes, Shape]()
+    names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, Shape]()
     varying = {"wait", "post", *BASES[opcode]}
-    keys = np.stack([column for name, column in columns.items() if name not in varying], axis=1)
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    for index, key, row in zip(rows.tolist(), keys, values, strict=True):
+    keys = np.stack([column for name, column in values.items() if name not in varying], axis=1)
+    each = zip(*(column.tolist() for column in values.values()), strict=True)
+    for index, key, row in zip(rows.tolist(), keys, each, strict=True):
         fields = dict(zip(names, row, strict=True))
         content = key.tobytes()
         shape = shapes.get(content)
         if shape is None:
             shape = shapes[content] = _shape(cfg, opcode, fields)
         yield Decoded(index, opcode, unit, fields, shape.at(fields), shape)
-
-
-def _columns(form: Format, words: NDArray[np.uint8]) -> dict[str, NDArray[np.int64]]:
-    """The values of each field in `words`, [count, bytes]."""
-    padded = np.zeros((len(words), words.shape[1] + 8), np.uint8)
-    padded[:, : words.shape[1]] = words
-    columns = {}
-    for field in form.fields:
-        first, shift = divmod(form.offsets[field.name], 8)
-        assert shift + field.width <= 64
-        around = np.ascontiguousarray(padded[:, first : first + 8]).view("<u8")[:, 0]
-        value = (around >> np.uint64(shift) & np.uint64((1 << field.width) - 1)).astype(np.int64)
-        if field.signed:
-            value -= (value >> (field.width - 1)) << field.width
-        columns[field.name] = value
-    return columns
-
-
-def _breaks_rules(cfg: Config, opcode: Opcode, columns: dict[str, NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
-    broken = np.zeros(count, np.bool_)
-    for breaks in rules(cfg)[opcode].values():
-        broken |= breaks(columns)
-    return broken
 
 
 def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -102,7 +102,7 @@ def constant(op: HostOp) -> Value:
     raise op.fail("it has no value")
 
 
-@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", random=True)
 def random(op: HostOp, like: Array | None = None) -> Array:
     """Another array each time, where there is no seed."""
     kind = np.dtype(np.float32) if like is None else like.dtype
@@ -114,14 +114,14 @@ def random(op: HostOp, like: Array | None = None) -> Array:
     return rng.uniform(op.attr("low", 0.0), op.attr("high", 1.0), shape).astype(kind)
 
 
-@host("Bernoulli")
+@host("Bernoulli", random=True)
 def bernoulli(op: HostOp, x: Array) -> Array:
     """1 with the probability that `x` is, else 0."""
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
     return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
 
 
-@host("Multinomial")
+@host("Multinomial", random=True)
 def multinomial(op: HostOp, x: Array) -> Array:
     """Classes drawn for each row of `x` [batch, classes], logarithms of their chances."""
     chances = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
@@ -131,7 +131,7 @@ def multinomial(op: HostOp, x: Array) -> Array:
     return np.asarray(np.minimum(picked, x.shape[1] - 1)).astype(numpy_type(op.attr("dtype", 6)))
 
 
-@host("Dropout")
+@host("Dropout", random=True)
 def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
     """`x` and a mask; in training some are 0, and the others larger for it."""
     share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])

@@ -186,7 +186,7 @@ def _elements(x: Array, w: Windows, fill: Any) -> Array:
     return np.reshape(view, (*view.shape[:-n], prod(w.kernel)))
 
 
-@host("LpPool")
+@host("LpPool", windows=True)
 def lp_pool(op: HostOp, x: Array) -> Array:
     """The p-norm of each window."""
     p = op.attr("p", 2)
@@ -256,7 +256,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None
     return result
 
 
-@host("DeformConv")
+@host("DeformConv", weights=1)
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:
