@@ -58,6 +58,7 @@ class UnitTrace(wiring.Signature):
 
 
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
+    """The memory called `name`, as its units need it."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]
