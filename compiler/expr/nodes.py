@@ -32,10 +32,9 @@ COMPARISONS = ("lt", "le", "eq", "ne")
 
 def dot4(x: Any, w: Any) -> Any:
     """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
-    parts = [
-        (x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)
-    ]
-    return parts[0] + parts[1] + parts[2] + parts[3]
+    bytes_ = [(x >> 8 * k & 255, (w >> 8 * k & 255).astype(np.int8)) for k in range(4)]
+    a, b, c, d = (u.astype(np.int32) * s.astype(np.int32) for u, s in bytes_)
+    return a + b + c + d
 
 
 # Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
