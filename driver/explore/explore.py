@@ -94,6 +94,8 @@ def explore(
         behind = memory_model(memory or place.memory.name).name
     except ValueError as error:
         raise ExploreError(str(error)) from None
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, Space) else Space.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
     context = context_of(subjects, board, behind)
