@@ -26,6 +26,7 @@ from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, 
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import Place
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import scratchpads
 
 
 class Definer:
@@ -260,7 +261,8 @@ class Definer:
         q, g = cfg.inp_pieces, cfg.group
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
-        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * cfg.wgt_bytes)
+        size = run.weights * taps * scratchpads(cfg)["wgt"].entry_bytes
+        weights = self._constant(parts, shape, "int8", "weights", size)
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
         e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
 

@@ -21,7 +21,7 @@ from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, instruction_bytes
 from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, VECTOR_STAGES
-from celosia.hw.scratchpads import depths
+from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
 
@@ -355,8 +355,7 @@ def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]
     wgt_loads = all_wgt * np.where((order == "weights") | wgt_stays, 1, spatial)
     out = p.out_blocks * p.rows * p.columns * p.images
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
-    inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
-    wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
+    inp_beats, wgt_beats = (scratchpads(cfg)[name].beats(cfg.bus_bytes) for name in ("inp", "wgt"))
     whole = x == p.columns  # whole rows follow each other in DRAM, parts of rows are bursts of their own
     inp_cost = np.where(whole, 1.0, _row_cost(columns * inp_beats))
     out_cost = np.where(whole, 1.0, _row_cost(x * entry_beats))
