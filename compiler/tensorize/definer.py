@@ -27,6 +27,7 @@ from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorPass, tile_s
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import scratchpads
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""
@@ -282,7 +283,8 @@ class Definer:
         q, g = cfg.inp_pieces, cfg.group
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
-        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * cfg.wgt_bytes)
+        size = run.weights * taps * scratchpads(cfg)["wgt"].entry_bytes
+        weights = self._constant(parts, shape, "int8", "weights", size)
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
         e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
 
