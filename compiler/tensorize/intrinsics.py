@@ -18,13 +18,13 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
-from celosia.compiler.tensorize.intrinsic import ComputeRule, MoveRule, TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 from celosia.hw.scratchpads import PAR, scratchpads
 
 __all__ = [
-    "BUFFERS", "ComputeRule", "MoveRule", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
+    "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
     "load", "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
     "widening_load", "window_max",
 ]  # fmt: skip
@@ -59,14 +59,14 @@ def gemm(cfg: Config) -> TensorIntrinsic:
 
     acc = compute(tile_shape(cfg, "acc"), element, "acc", axes=("p", "b", "g"))
     operands = {"acc": "acc", "inp": "inp", "wgt": "wgt"}
-    return TensorIntrinsic("gemm", acc, operands, ComputeRule(Opcode.GEMM, operands))
+    return TensorIntrinsic("gemm", acc, operands, Compute(Opcode.GEMM, operands))
 
 
 def load(cfg: Config, scope: str) -> TensorIntrinsic:
     """A copy of one element from DRAM to a scratchpad."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
-    return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, MoveRule(Opcode.LOAD))
+    return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
@@ -74,14 +74,14 @@ def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")
-    return TensorIntrinsic(f"padded_load_{scope}", dst, {"src": "dram", "dst": scope}, MoveRule(Opcode.LOAD))
+    return TensorIntrinsic(f"padded_load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def store(cfg: Config) -> TensorIntrinsic:
     """A copy of one element from out to DRAM."""
     src = placeholder(element_shape(cfg, "out"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
-    return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, MoveRule(Opcode.STORE))
+    return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, Move(Opcode.STORE))
 
 
 def widening_load(cfg: Config) -> TensorIntrinsic:
@@ -89,7 +89,7 @@ def widening_load(cfg: Config) -> TensorIntrinsic:
     src = placeholder(element_shape(cfg, "acc"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i].astype("int32"), "dst")
     fields = lambda: {"widen": 1}  # noqa: E731
-    return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, MoveRule(Opcode.LOAD, fields))
+    return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, Move(Opcode.LOAD, fields))
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
@@ -119,7 +119,7 @@ def requantise(cfg: Config) -> TensorIntrinsic:
         common = {"a_source": ASource.ACC, "destination": Destination.OUT, "requantise": 1}
         return {**common, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi)}
 
-    rule = ComputeRule(Opcode.VECTOR, {"out": "dst", "acc": "a", "par": "par"}, fields)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "acc": "a", "par": "par"}, fields)
     return TensorIntrinsic("requantise", out, {"out": "out", "acc": "acc", "par": "par"}, rule)
 
 
@@ -132,7 +132,7 @@ def window_max(cfg: Config) -> TensorIntrinsic:
         common = {"a_source": ASource.VIN, "destination": Destination.OUT, "reduce_op": ReduceOp.MAX}
         return {**common, "clip_lo": -128, "clip_hi": 127}
 
-    rule = ComputeRule(Opcode.VECTOR, {"out": "dst", "vin": "a"}, fields)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "vin": "a"}, fields)
     return TensorIntrinsic("window_max", out, {"out": "out", "vin": "vin"}, rule)
 
 
@@ -237,7 +237,7 @@ def vector(cfg: Config, p: VectorPass) -> TensorIntrinsic:
     out = compute(shape, element, "out", axes=("p", "b", "g"))
     scopes = {"out": p.to, "a": p.source, "b": "vin", "par": "par", "table": "lut", "tap": "tap"}
     operands = {"out": "dst", "a": "a", "b": "b", "par": "par", "table": "table", "tap": "tap"}
-    rule = ComputeRule(Opcode.VECTOR, operands, partial(_vector_fields, p))
+    rule = Compute(Opcode.VECTOR, operands, partial(_vector_fields, p))
     return TensorIntrinsic(p.name, out, scopes, rule, {"a": out.size})
 
 
