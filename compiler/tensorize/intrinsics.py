@@ -146,7 +146,7 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 
 @dataclass(frozen=True)
-class VectorPass:
+class Pass:
     """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
@@ -174,7 +174,7 @@ class VectorPass:
 Get = Callable[[str], Expr]
 
 
-def vector_value(p: VectorPass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
+def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
     """The int8 that a pass makes of one lane.
 
     operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
@@ -211,7 +211,7 @@ PARAMETERS = {
 """Parameters of a pass, and their types."""
 
 
-def vector(cfg: Config, p: VectorPass) -> TensorIntrinsic:
+def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
     """out = what the pass `p` makes of an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
@@ -242,7 +242,7 @@ def vector(cfg: Config, p: VectorPass) -> TensorIntrinsic:
 
 
 def _vector_fields(
-    p: VectorPass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
+    p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
     add_lo: float = 0, add_hi: float = 0, pad: int = 0,
 ) -> dict[str, int]:  # fmt: skip
@@ -268,26 +268,26 @@ def _vector_fields(
     return fields
 
 
-def passes(cfg: Config) -> Iterator[VectorPass]:
+def passes(cfg: Config) -> Iterator[Pass]:
     """All that layers need."""
     for lookup, residual in product((False, True), repeat=2):
-        yield VectorPass("acc", "", False, True, lookup, residual)  # after gemm
-        yield VectorPass("acc", "", False, False, lookup, residual)
+        yield Pass("acc", "", False, True, lookup, residual)  # after gemm
+        yield Pass("acc", "", False, False, lookup, residual)
     for lookup in (False, True):
-        yield VectorPass("acc", "", True, True, lookup)
-        yield VectorPass("vin", "", False, False, lookup)
-        yield VectorPass("vin", "max", False, False, lookup)
-        yield VectorPass("vin", "sum", False, True, lookup)
+        yield Pass("acc", "", True, True, lookup)
+        yield Pass("vin", "", False, False, lookup)
+        yield Pass("vin", "max", False, False, lookup)
+        yield Pass("vin", "sum", False, True, lookup)
         if cfg.taps:
-            yield VectorPass("vin", "sum", False, True, lookup, taps=True)
+            yield Pass("vin", "sum", False, True, lookup, taps=True)
         if not cfg.forward:
             continue
         for to, padded in product(("inp", "vin"), (False, True)):
-            yield VectorPass("acc", "", False, True, lookup, to=to, padded=padded)
-            yield VectorPass("vin", "max", False, False, lookup, to=to, padded=padded)
-            yield VectorPass("vin", "sum", False, True, lookup, to=to, padded=padded)
+            yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
+            yield Pass("vin", "max", False, False, lookup, to=to, padded=padded)
+            yield Pass("vin", "sum", False, True, lookup, to=to, padded=padded)
             if cfg.taps:
-                yield VectorPass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
+                yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 
 
 @cache
