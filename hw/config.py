@@ -191,10 +191,12 @@ class Config:
 
     @property
     def inp_bytes(self) -> int:
+        """Of an entry of inp."""
         return self.batch * self.block_in
 
     @property
     def wgt_bytes(self) -> int:
+        """Of an entry of wgt."""
         return self.block_out * self.block_in
 
     @cached_property
@@ -209,11 +211,13 @@ class Config:
 
     @property
     def macs_per_cycle(self) -> int:
+        """Products of a tile operation."""
         return self.batch * self.block_in * self.block_out
 
     # Identity ---------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
+        """Fields by name; `from_dict` reads it."""
         return dataclasses.asdict(self)
 
     @cached_property
@@ -236,6 +240,7 @@ class Config:
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Config:
+        """Of fields by name, defaults for the others. ConfigError for what is no field or not possible."""
         if not isinstance(fields, dict):
             raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
         known = {field.name for field in dataclasses.fields(Config)}

@@ -115,10 +115,12 @@ class Format:
 
     @cached_property
     def width(self) -> int:
+        """Bits of all fields."""
         return sum(field.width for field in self.fields)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
+        """The first bit of each field, by name."""
         offsets, position = {}, 0
         for field in self.fields:
             offsets[field.name] = position
@@ -335,6 +337,7 @@ def formats(cfg: Config) -> dict[Opcode, Format]:
 
 
 def encode(cfg: Config, opcode: Opcode, **values: int) -> int:
+    """The word of an instruction; fields that are not given are 0. ValueError where a value does not fit."""
     return formats(cfg)[opcode].encode(**values)
 
 

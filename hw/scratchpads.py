@@ -68,6 +68,7 @@ class Scratchpad:
 
     @property
     def value_bits(self) -> int:
+        """Of one value of an entry."""
         return _BITS[self.element]
 
     @property

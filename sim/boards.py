@@ -57,6 +57,7 @@ class Board:
 
     @property
     def config(self) -> Config:
+        """The preset."""
         return PRESETS[self.preset]
 
 

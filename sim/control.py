@@ -84,6 +84,7 @@ class Control:
         self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
+        """Begins the run that the registers describe."""
         self.write("control", CONTROL_START)
 
     def done(self) -> bool:

@@ -64,4 +64,5 @@ class Device(Protocol):
         """Execute `count` instructions. DeviceError where the run ends in an error or takes over `timeout_cycles`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Gives back what it holds; it is not used any more."""

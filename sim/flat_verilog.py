@@ -26,6 +26,7 @@ DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z
 
 
 def names_in(text: str) -> set[str]:
+    """Names of signals in an expression, without keywords."""
     found = {escaped or plain for escaped, plain in _NAME.findall(text)}
     return found - _KEYWORDS
 
@@ -37,10 +38,12 @@ def atom_of(text: str) -> str | None:
 
 
 def base_of(atom: str) -> str:
+    """The signal of a bit, or of its negation."""
     return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
 
 
 def written(name: str) -> str:
+    """`name` as Verilog has it: escaped where it must be."""
     return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
 
 
@@ -68,10 +71,12 @@ class Assign:
 
     @cached_property
     def writes(self) -> set[str]:
+        """Signals on the left."""
         return names_in(_SLICES.sub("", self.left) + " ")
 
     @cached_property
     def reads(self) -> set[str]:
+        """Signals on the right."""
         return names_in(self.right + " ")
 
 

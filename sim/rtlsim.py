@@ -110,6 +110,7 @@ class RtlDevice(Memory):
 
     @property
     def memory_model(self) -> str | None:
+        """Its name and what differs from the model of that name."""
         return str(self.memory)
 
     @property

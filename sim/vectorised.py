@@ -93,6 +93,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
 
 
 def gemm(state: State, f: Fields) -> None:
+    """As `reference.gemm`."""
     plan = _gemm(state.cfg, _GEMM_KEY(f))
     if plan is None:
         return reference.gemm(state, f)
@@ -153,6 +154,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 
 
 def vector(state: State, f: Fields) -> None:
+    """As `reference.vector`."""
     cfg = state.cfg
     narrow = f["destination"] != Destination.ACC
     target: Array = destination(state, Destination(f["destination"]))
@@ -292,6 +294,7 @@ def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, siz
 
 
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.load`."""
     buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
     size = element_bytes(state.cfg, buffer, widen)
     target: Array = state.elements(buffer)
@@ -318,6 +321,7 @@ def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
 
 
 def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.store`."""
     size = state.cfg.piece_bytes
     pieces = state.out.reshape(-1, size)
     try:

@@ -54,6 +54,7 @@ RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
 
 
 def is_float(dtype: str) -> bool:
+    """Whether element type `dtype` is a float."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -69,6 +70,7 @@ class Expr:
     dtype: str
 
     def children(self) -> tuple[Expr, ...]:
+        """The expressions that it is made of, in order."""
         return ()
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
@@ -76,6 +78,7 @@ class Expr:
         return self
 
     def astype(self, dtype: str) -> Expr:
+        """Converted; see Cast."""
         return cast(self, dtype)
 
     def __add__(self, other: Value) -> Expr:
@@ -177,6 +180,7 @@ class Load(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
+        """Of the tensor."""
         return self.tensor.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -199,6 +203,7 @@ class Binary(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
+        """bool of comparisons, else of the operands."""
         return "bool" if self.op in COMPARISONS else self.a.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -249,6 +254,7 @@ class Select(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
+        """Of both values."""
         return self.a.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -274,6 +280,7 @@ class Reduce(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
+        """Of the values."""
         return self.value.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -301,6 +308,7 @@ class Scan(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
+        """Of the first state."""
         return self.states[0].dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -326,10 +334,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """Elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements."""
         return self.size * itemsize(self.dtype)
 
     def __getitem__(self, index: Value | tuple[Value, ...]) -> Expr:
@@ -399,6 +409,7 @@ def index_binary(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def cast(value: Expr, dtype: str) -> Expr:
+    """`value` as `dtype`; an index that is known becomes a constant."""
     if value.dtype == dtype:
         return value
     if isinstance(value, Const) and value.dtype == INDEX:
@@ -407,6 +418,7 @@ def cast(value: Expr, dtype: str) -> Expr:
 
 
 def select(cond: Expr, a: Value, b: Value) -> Expr:
+    """As Select; a known condition chooses at once. TypeError for types that differ."""
     dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
     a, b = wrap(a, dtype), wrap(b, dtype)
     if a.dtype != b.dtype or cond.dtype != "bool":
@@ -424,6 +436,7 @@ def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
 
 
 def equal(a: Value, b: Value) -> Expr:
+    """a == b, as a bool."""
     return binary("eq", a, b)
 
 
@@ -438,4 +451,5 @@ def maximum(a: Value, b: Value) -> Expr:
 
 
 def clip(value: Expr, low: Value, high: Value) -> Expr:
+    """`value` within low and high."""
     return minimum(maximum(value, low), high)

@@ -60,6 +60,7 @@ class Trace:
         return "\n".join(map(str, self.steps))
 
     def to_json(self) -> list[list[Any]]:
+        """Plain data: stage, primitive and arguments of each step."""
         return [[step.stage, step.primitive, *step.args] for step in self.steps]
 
     @staticmethod

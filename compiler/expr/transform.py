@@ -17,6 +17,7 @@ COSTLY = frozenset((
 
 
 def loads(expr: Expr) -> list[Load]:
+    """All reads in `expr`."""
     return [node for node in walk(expr) if isinstance(node, Load)]
 
 

@@ -37,6 +37,7 @@ class RuledNode:
     sizes: dict[ir.Value, Sizes]
 
     def input(self, number: int) -> ir.Value | None:
+        """None where it is left out."""
         return self.op.inputs[number] if number < len(self.op.inputs) else None
 
     def holds(self, number: int) -> bool:
@@ -87,12 +88,14 @@ class RuledNode:
 
 
 def rank_of(value: ir.Value | None) -> int:
+    """Axes of a tensor. Mixed where that is not known."""
     if value is None or value.shape is None:
         raise Mixed(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
 
 
 def rank_or(value: ir.Value, otherwise: int) -> int:
+    """Axes of a tensor, `otherwise` where that is not known."""
     return otherwise if value.shape is None else len(value.shape)
 
 
@@ -130,6 +133,7 @@ def elementwise(node: RuledNode) -> None:
 
 @rule("QuantizeLinear", "DequantizeLinear")
 def scaled(node: RuledNode) -> None:
+    """Scales are not along samples, nor by blocks."""
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
         raise Mixed("its scales are along the axis that counts samples")
@@ -143,6 +147,7 @@ def scaled(node: RuledNode) -> None:
     "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
 )  # fmt: skip
 def image_by_image(node: RuledNode) -> None:
+    """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise Mixed("it is in training")
@@ -152,6 +157,7 @@ def image_by_image(node: RuledNode) -> None:
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
 def matmul(node: RuledNode) -> None:
+    """Scales are not by rows."""
     a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
     node.only(a, b)
     product(node, a, b)
@@ -177,6 +183,7 @@ def product(node: RuledNode, a: int, b: int) -> None:
 
 @rule("Gemm", "QGemm")
 def gemm(node: RuledNode) -> None:
+    """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
         raise Mixed("the left matrix is transposed")
@@ -187,6 +194,7 @@ def gemm(node: RuledNode) -> None:
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
 def softmax(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
         raise Mixed("axis 0 counts samples")
@@ -194,6 +202,7 @@ def softmax(node: RuledNode) -> None:
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
 def normalised(node: RuledNode) -> None:
+    """Along another axis, with scales for all samples."""
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
         raise Mixed("axis 0 counts samples")
@@ -204,6 +213,7 @@ def normalised(node: RuledNode) -> None:
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
 def along_an_axis(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.op.op_type == "CumSum":
         axis = node.list_of(1)[0]
@@ -216,6 +226,7 @@ def along_an_axis(node: RuledNode) -> None:
 
 @rule(*REDUCTIONS, "ReduceLogSumExp")
 def reduced(node: RuledNode) -> None:
+    """Over other axes."""
     node.only(0)
     axes = node.axes(1)
     if not axes:
@@ -226,18 +237,21 @@ def reduced(node: RuledNode) -> None:
 
 @rule("Transpose")
 def transposed(node: RuledNode) -> None:
+    """The first axis stays."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise Mixed("it moves the axis that counts samples")
 
 
 @rule("Flatten")
 def flattened(node: RuledNode) -> None:
+    """The first axis stays."""
     if node.axis(1) != 1:
         raise Mixed("it joins samples")
 
 
 @rule("Squeeze")
 def squeezed(node: RuledNode) -> None:
+    """The first axis stays."""
     axes = node.axes(1)
     if axes is None or 0 in axes:
         raise Mixed("it may remove the axis that counts samples")
@@ -245,6 +259,7 @@ def squeezed(node: RuledNode) -> None:
 
 @rule("Unsqueeze")
 def unsqueezed(node: RuledNode) -> None:
+    """The first axis stays."""
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
@@ -253,6 +268,7 @@ def unsqueezed(node: RuledNode) -> None:
 
 @rule("Reshape", takes_count=True)
 def reshaped(node: RuledNode) -> None:
+    """The first axis still counts samples."""
     node.only(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
     known = None if value is None else shape(value)
@@ -285,6 +301,7 @@ def expanded(node: RuledNode) -> None:
 
 @rule("ConstantOfShape", takes_count=True)
 def filled(node: RuledNode) -> None:
+    """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
         raise Mixed("it computes with the number of samples")
@@ -292,6 +309,7 @@ def filled(node: RuledNode) -> None:
 
 @rule("Dropout")
 def dropped(node: RuledNode) -> None:
+    """Not in training."""
     node.only(0)
     if node.input(2) is not None:
         raise Mixed("it may be in training")
@@ -299,6 +317,7 @@ def dropped(node: RuledNode) -> None:
 
 @rule("Concat", "QLinearConcat")
 def joined(node: RuledNode) -> None:
+    """Along another axis, of tensors that all hold samples."""
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
         raise Mixed("some of its operands hold no samples")
@@ -308,6 +327,7 @@ def joined(node: RuledNode) -> None:
 
 @rule("Split")
 def split(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(0) == 0:
         raise Mixed("axis 0 counts samples")
@@ -315,6 +335,7 @@ def split(node: RuledNode) -> None:
 
 @rule("Slice")
 def sliced(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     axes = node.axes(3)
     if axes is None or 0 in axes:
@@ -323,6 +344,7 @@ def sliced(node: RuledNode) -> None:
 
 @rule("Pad")
 def padded(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if node.input(3) is not None:
         raise Mixed("its axes are an input")
@@ -333,6 +355,7 @@ def padded(node: RuledNode) -> None:
 
 @rule("Gather")
 def gathered(node: RuledNode) -> None:
+    """Along another axis of samples, or rows of a constant for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
         raise Mixed("which samples it takes depends on samples")
@@ -342,6 +365,7 @@ def gathered(node: RuledNode) -> None:
 
 @rule("Tile")
 def tiled(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if node.list_of(1)[0] != 1:
         raise Mixed("it repeats samples")
@@ -350,6 +374,7 @@ def tiled(node: RuledNode) -> None:
 @rule("Upsample")
 @rule("Resize", takes_count=True)
 def resized(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if not node.holds(0):
         raise Mixed("it computes with the number of samples")

@@ -132,6 +132,7 @@ def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def attributes(**values: Any) -> list[ir.Attr]:
+    """Python values as attributes of a node."""
     return list(ir.convenience.convert_attributes(values))
 
 

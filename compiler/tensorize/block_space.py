@@ -39,6 +39,7 @@ class BlockProblem:
 
     @property
     def groups(self) -> list[Group]:
+        """Between cuts, in order."""
         bounds = (0, *self.cuts, len(self.layers))
         return [Group(self.layers[a:b], a > 0, (*self.layers, None)[b]) for a, b in itertools.pairwise(bounds)]
 
@@ -57,6 +58,7 @@ class Group:
 
     @property
     def last(self) -> Problem:
+        """The problem whose tiles decide those of the others."""
         return self.layers[-1]
 
     @property
@@ -66,6 +68,7 @@ class Group:
 
     @property
     def columns(self) -> int:
+        """Of the last layer that are made: those that the next group's windows read, where there is one."""
         return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
 
     @property

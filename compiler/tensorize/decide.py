@@ -23,7 +23,8 @@ from celosia.hw.config import Config
 class Decided(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
+        """Decisions for each problem of the layer of this name, None where the user says nothing. DecisionsError."""
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,7 @@ class Definer:
         )
 
     def depthwise(self, layer: Conv) -> Definition:
+        """Of a convolution by channel. Untileable."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, {"zero_point": layer.requantise.zero_point}, None)
 
@@ -334,17 +335,20 @@ class Definer:
         return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, b, self.scalars)
 
     def pool(self, layer: Pool) -> Definition:
+        """Of a pooling. Untileable with a residual."""
         if layer.epilogue.residual is not None:
             raise Untileable("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
         return self._simple(level, layer.epilogue, zero_point(layer), None)
 
     def pooled(self, layer: Pool, near: Tensor) -> Level:
+        """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
+        """Of a layer that works element by element. Untileable where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
             raise Untileable("a multiplication and its residual both need vin")
@@ -369,6 +373,7 @@ class Definer:
 
 
 def zero_point(layer: Conv | Pool) -> dict[str, float]:
+    """The variable of VECTOR that holds it; {} without requantisation."""
     return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 

@@ -45,6 +45,7 @@ class ActivationGrid:
 
     @staticmethod
     def of(cfg: Config, act: Activation, matrix: bool) -> ActivationGrid:
+        """Of the activation; matrix: its batches lie along columns."""
         pixels, piece = act.pixels, cfg.piece_bytes
         row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
         image = act.storage_groups * plane
@@ -101,6 +102,7 @@ class Definition:
 
     @property
     def last(self) -> Level:
+        """The level that makes the output."""
         return self.levels[-1]
 
     @property
@@ -132,4 +134,5 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 
 def window_of(layer: Layer) -> Window:
+    """Of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool) else Window((1, 1))

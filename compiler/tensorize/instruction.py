@@ -46,6 +46,7 @@ class Sum:
     others: tuple[tuple[Expr, int], ...] = ()
 
     def at(self, env: Mapping[Var, int]) -> int:
+        """Its value for these values of the variables."""
         total = self.base
         for var, step in self.terms:
             total += env[var] * step
@@ -54,9 +55,11 @@ class Sum:
         return total
 
     def plus(self, base: int) -> Sum:
+        """With `base` added."""
         return Sum(self.base + base, self.terms, self.others)
 
     def scaled(self, by: int) -> Sum:
+        """Times `by`."""
         return Sum(self.base * by, _times(self.terms, by), _times(self.others, by))
 
     def divided(self, by: int) -> Sum | None:
@@ -75,6 +78,7 @@ class TileAccess:
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> TileAccess:
+        """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
@@ -92,6 +96,7 @@ class Limit:
     lower: bool
 
     def at(self, env: Mapping[Var, int]) -> int:
+        """The first iteration that exists where `lower`, else the one behind the last."""
         value = self.low.at(env)
         return -(value // self.step) if self.lower else -(-value // self.step)
 
@@ -116,6 +121,7 @@ class ComputeInstruction:
 
     @property
     def scratchpads(self) -> list[Tensor]:
+        """Tensors that it reads or writes."""
         return [tensor for _, tensor, _, _ in self.bases]
 
     def touched(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
@@ -218,10 +224,12 @@ class MoveInstruction:
 
     @property
     def loads(self) -> bool:
+        """Whether it is a LOAD."""
         return self.opcode == Opcode.LOAD
 
     @property
     def scratchpads(self) -> list[Tensor]:
+        """The tensor in the scratchpad."""
         return [self.near]
 
     def moved(self, fields: Fields, first: int) -> Fields:

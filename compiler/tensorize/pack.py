@@ -16,6 +16,7 @@ Bytes = NDArray[np.uint8]
 
 
 def blocks(channels: int, block: int) -> int:
+    """Blocks of `block` channels, the last perhaps not full."""
     return -(-channels // block)
 
 

@@ -84,6 +84,7 @@ class Planner:
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
+        """Under these decisions. Untileable where an instruction cannot say it."""
         key = d.signature, decisions
         if key not in self._loops:
             s = schedule(self.cfg, d, decisions)

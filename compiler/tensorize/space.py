@@ -69,6 +69,7 @@ class Problem:
 
     @property
     def grouped(self) -> bool:
+        """Whether output blocks read input blocks of their own."""
         return self.step > 0
 
     def held(self, blocks: int) -> int:
@@ -81,6 +82,7 @@ class Problem:
         return rows if w.kernel[0] == 1 else (rows - 1) * w.strides[0] + w.reach(0)
 
     def input_columns(self, columns: int) -> int:
+        """That `columns` of the output need."""
         return (columns - 1) * self.window.strides[1] + self.window.reach(1) + self.beyond
 
 
@@ -113,10 +115,12 @@ class Decisions:
 
     @property
     def groups(self) -> tuple[Decisions, ...]:
+        """Of each group of a block, the last one last."""
         return *self.earlier, replace(self, earlier=())
 
     @staticmethod
     def of_groups(groups: Sequence[Decisions]) -> Decisions:
+        """Those of all groups as one."""
         return replace(groups[-1], earlier=tuple(groups[:-1]))
 
     def to_json(self) -> dict[str, int | str]:

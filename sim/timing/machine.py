@@ -73,9 +73,11 @@ class Semaphore:
         self._takes: deque[int] = deque([-1] * self._most)  # when the places that have not been reserved became free
 
     def has_room(self) -> bool:
+        """Whether room for another token can be reserved."""
         return bool(self._takes)
 
     def take(self, cycle: int) -> None:
+        """A token is taken in this cycle."""
         self._takes.append(cycle)
 
     @property
@@ -84,6 +86,7 @@ class Semaphore:
         return self._takes[0] + 1
 
     def reserve(self) -> None:
+        """Keeps room for a token."""
         self._takes.popleft()
 
 
@@ -133,6 +136,7 @@ class Machine:
         return queues
 
     def run(self) -> Timing:
+        """When each instruction begins and ends. DeviceError where no unit can go on."""
         while self._awake or self._stir():
             # One instruction at a time, GEMM's before VECTOR's, which waits where GEMM uses the accumulators.
             lowest = self._awake & -self._awake

@@ -45,6 +45,7 @@ class AmxNest:
 
     @property
     def width(self) -> int:
+        """Columns of the product, 1 without a loop over them."""
         return 1 if self.columns is None else self.columns.extent
 
 
@@ -102,15 +103,18 @@ def configure(b: Any, module: Any, rows: int) -> None:
 
 
 def release(b: Any, module: Any) -> None:
+    """Writes the instruction that gives all tiles back."""
     b.call(_declared(module, "tilerelease"), [])
 
 
 def load(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    """Writes the load of a tile: its rows are `row_bytes` apart from `place` on."""
     fn = _declared(b.module, "tileloadd64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), place, I64(row_bytes)])
 
 
 def store(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    """Writes the store of a tile: its rows are `row_bytes` apart from `place` on."""
     fn = _declared(b.module, "tilestored64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), place, I64(row_bytes)])
 

@@ -39,10 +39,12 @@ STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
 def memory_type(dtype: str) -> Any:
+    """LLVM's type of an element in memory: a bool is a byte there."""
     return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
 
 
 def aligned(size: int) -> int:
+    """Bytes that `size` of them take in the workspace."""
     return -(-max(size, 1) // ALIGN) * ALIGN
 
 
@@ -85,6 +87,7 @@ class BodyWriter:
     # Statements
 
     def stmt(self, s: Stmt, env: dict[Var, V]) -> None:
+        """Writes a statement. env: the values of its variables."""
         match s:
             case Block(body):
                 for each in body:
@@ -361,6 +364,7 @@ class BodyWriter:
     # Expressions
 
     def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Writes an expression, each part of it once for a `memo`, and returns its value."""
         key = (id(e), self.lane)
         if key not in memo:
             memo[key] = self._expr(e, env, memo), e  # holding `e` keeps its id its own

@@ -72,6 +72,7 @@ def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
 
 
 def dot(x: Expr, w: Expr, axes: Any) -> Expr:
+    """The sum over `axes` of four products each, of bytes, in int32."""
     return T.sum(call("dot4", x, w), axes)
 
 

@@ -129,6 +129,7 @@ def integer_linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 
 
 def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
+    """Of four neighbours along an axis."""
     x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
     below = np.floor(x)
     s = x - below
@@ -283,6 +284,7 @@ def _away_from_zero(x: Expr) -> Expr:
 
 
 def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
+    """`x` resized along `axes`, the last one first."""
     y = x
     for a in reversed(axes):
         y = y if a.scale == 1 else along(y, a.number, cubic_taps(node, a))
@@ -295,6 +297,7 @@ def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
 @op("Resize", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1, 2, 3), wide=True, heavy=True)
 @op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1,))
 def resize(node: Node) -> Tensor:
+    """In all modes and coordinates; an axis whose size stays is not touched."""
     node, every = all_axes(node)
     x = node.input(0)
     if all(a.out == a.size for a in every):

@@ -34,6 +34,7 @@ MOST_PHASES = 64
 
 
 def conv(p: Placement, node: ir.Node) -> None:
+    """Places QLinearConv of one or two dimensions. OnCpu."""
     value, weight_value = node.inputs[0], node.inputs[3]
     assert value is not None
     form = natural_form(value)
@@ -184,6 +185,7 @@ def _phases(spread: Spread, axis: int) -> list[_Phase]:
 
 
 def gemm(p: Placement, node: ir.Node) -> None:
+    """Places a product by a constant matrix. OnCpu."""
     matmul = node.op_type == "QLinearMatMul"
     value = node.inputs[0]
     assert value is not None
