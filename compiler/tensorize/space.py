@@ -248,6 +248,7 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
 
 
 def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
+    """The tile sizes of a product that fit the scratchpads, the widest first."""
     room = depths(cfg)
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
