@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.shapes import contradictions
+from celosia.compiler.graph.values import subgraphs
 
 
 class BrokenGraph(AssertionError):
