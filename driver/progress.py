@@ -41,10 +41,10 @@ class Stages:
     def __enter__(self) -> Stages:
         self._line.start()
         if not self._moving and not self.quiet:
-            self._patience.enter_context(every_minute(self._tell, LINE_SECONDS))
+            self._patience.enter_context(every_minute(self._goes_on, LINE_SECONDS))
         return self
 
-    def _tell(self) -> None:
+    def _goes_on(self) -> None:
         """Off a terminal: the stage goes on, and has not said so for a while."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(so_far(self._stage, self._started))

@@ -39,7 +39,7 @@ class Columns(NamedTuple):
 
     @property
     def fields(self) -> dict[str, NDArray[np.int64]]:
-        """[instructions] of each, by name."""
+        """The values by name, [instructions] each."""
         return dict(zip(self.names, self.values))
 
 

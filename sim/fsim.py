@@ -115,9 +115,8 @@ class FunctionalDevice(Memory):
         def step(number: int, instruction: Instruction) -> None:
             unit, opcode, _, _, waits, posts, steps = instruction
             if 0 < timeout_cycles < steps:
-                raise TimeLimit(
-                    f"no end within {timeout_cycles} cycles: instruction {number} ({opcode.name}) has {int(steps)} steps"
-                )
+                which = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {which}")
             if checker is not None:
                 checker.execute(number, unit, opcode, instruction.fields)
             self.execute(instruction, number)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, index_binary, strides
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Tensor,
+    Var,
+    index_binary,
+    strides,
+)
 from celosia.compiler.expr.walk import walk
 
 # Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
@@ -77,7 +89,7 @@ def coefficient(terms: Linear, var: Var) -> int | None:
     return terms.get(var, 0)
 
 
-def apart(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
+def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
     """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

@@ -12,6 +12,7 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
@@ -31,10 +32,9 @@ COMPARISONS = ("lt", "le", "eq", "ne")
 
 def dot4(x: Any, w: Any) -> Any:
     """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
-    parts = [
-        (x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)
-    ]
-    return parts[0] + parts[1] + parts[2] + parts[3]
+    bytes_ = [(x >> 8 * k & 255, (w >> 8 * k & 255).astype(np.int8)) for k in range(4)]
+    a, b, c, d = (u.astype(np.int32) * s.astype(np.int32) for u, s in bytes_)
+    return a + b + c + d
 
 
 # Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
@@ -376,13 +376,8 @@ def binary(op: str, a: Value, b: Value) -> Expr:
     return Binary(op, a, b)
 
 
-_FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
-}  # fmt: skip
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b
-}  # fmt: skip
+_FOLD = {op: getattr(operator, op) for op in ("add", "sub", "mul", "floordiv", "mod", *COMPARISONS)}
+_FOLD |= {"min": min, "max": max}
 
 
 def index_binary(op: str, a: Expr, b: Expr) -> Expr:
@@ -390,8 +385,8 @@ def index_binary(op: str, a: Expr, b: Expr) -> Expr:
     x = int(a.value) if isinstance(a, Const) else None
     y = int(b.value) if isinstance(b, Const) else None
     if x is not None and y is not None:
-        if op in _COMPARE:
-            return Const(_COMPARE[op](x, y), "bool")
+        if op in COMPARISONS:
+            return Const(_FOLD[op](x, y), "bool")
         if op in _FOLD and not (op in ("floordiv", "mod") and y == 0) and abs(value := _FOLD[op](x, y)) < 1 << 63:
             return Const(value, INDEX)
     if (op == "mul" and (x == 0 or y == 0)) or (op == "mod" and y == 1):

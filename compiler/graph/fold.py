@@ -6,6 +6,7 @@ Constants come from the same kernels and numpy functions that run the operators 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from math import prod
 
 import numpy as np
@@ -29,14 +30,31 @@ UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
 """The input of which an operator reads the shape or the type, and no element."""
 
 
-def fold(model: ir.Model, keep: frozenset[str] = DEQUANTISED) -> None:
-    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`."""
+def fold(
+    model: ir.Model, keep: frozenset[str] = DEQUANTISED, nodes: Collection[ir.Node] | None = None
+) -> None:  # fmt: skip
+    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`.
+
+    nodes: those that are looked at, by default all.
+    """
     graph = model.graph
     opsets = {domain: version for domain, version in graph.opset_imports.items()}
-    for node in list(graph):
+    for node in [node for node in graph if nodes is None or node in nodes]:
         infer(node, opsets.get("", 21))
         if node.op_type not in keep and _foldable(node):
             _replace(graph, node, opsets)
+
+
+def fold_makers(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
+    """`fold`, of what makes `values`."""
+    waiting, found = list(values), set[ir.Node]()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is not None and node not in found and node.op_type not in DEQUANTISED:
+            found.add(node)
+            waiting += node.inputs
+    fold(model, nodes=found)
 
 
 def fold_imported(model: ir.Model) -> None:

@@ -27,7 +27,7 @@ class Mixed(Exception):
 
 
 @dataclass
-class Node:
+class RuledNode:
     """An operator as its rule sees it."""
 
     op: ir.Node
@@ -99,7 +99,7 @@ def rank_or(value: ir.Value, otherwise: int) -> int:
     return otherwise if value.shape is None else len(value.shape)
 
 
-Rule = Callable[[Node], None]
+Rule = Callable[[RuledNode], None]
 """Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
 RULES: dict[str, Rule] = {}
 
@@ -116,7 +116,7 @@ def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
 
 
 @rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
-def elementwise(node: Node) -> None:
+def elementwise(node: RuledNode) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
     for value in node.op.inputs:
@@ -132,7 +132,7 @@ def elementwise(node: Node) -> None:
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
-def scaled(node: Node) -> None:
+def scaled(node: RuledNode) -> None:
     """Scales are not along samples, nor by blocks."""
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
@@ -146,7 +146,7 @@ def scaled(node: Node) -> None:
     "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
     "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
 )  # fmt: skip
-def image_by_image(node: Node) -> None:
+def image_by_image(node: RuledNode) -> None:
     """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
@@ -156,7 +156,7 @@ def image_by_image(node: Node) -> None:
 
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
-def matmul(node: Node) -> None:
+def matmul(node: RuledNode) -> None:
     """Scales are not by rows."""
     a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
     node.only(a, b)
@@ -167,7 +167,7 @@ def matmul(node: Node) -> None:
             raise Mixed("its scales are by rows")
 
 
-def product(node: Node, a: int, b: int) -> None:
+def product(node: RuledNode, a: int, b: int) -> None:
     """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
@@ -182,7 +182,7 @@ def product(node: Node, a: int, b: int) -> None:
 
 
 @rule("Gemm", "QGemm")
-def gemm(node: Node) -> None:
+def gemm(node: RuledNode) -> None:
     """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
@@ -193,7 +193,7 @@ def gemm(node: Node) -> None:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
-def softmax(node: Node) -> None:
+def softmax(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
@@ -201,7 +201,7 @@ def softmax(node: Node) -> None:
 
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
-def normalised(node: Node) -> None:
+def normalised(node: RuledNode) -> None:
     """Along another axis, with scales for all samples."""
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
@@ -212,7 +212,7 @@ def normalised(node: Node) -> None:
 
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
-def along_an_axis(node: Node) -> None:
+def along_an_axis(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
     if node.op.op_type == "CumSum":
@@ -225,7 +225,7 @@ def along_an_axis(node: Node) -> None:
 
 
 @rule(*REDUCTIONS, "ReduceLogSumExp")
-def reduced(node: Node) -> None:
+def reduced(node: RuledNode) -> None:
     """Over other axes."""
     node.only(0)
     axes = node.axes(1)
@@ -236,21 +236,21 @@ def reduced(node: Node) -> None:
 
 
 @rule("Transpose")
-def transposed(node: Node) -> None:
+def transposed(node: RuledNode) -> None:
     """The first axis stays."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise Mixed("it moves the axis that counts samples")
 
 
 @rule("Flatten")
-def flattened(node: Node) -> None:
+def flattened(node: RuledNode) -> None:
     """The first axis stays."""
     if node.axis(1) != 1:
         raise Mixed("it joins samples")
 
 
 @rule("Squeeze")
-def squeezed(node: Node) -> None:
+def squeezed(node: RuledNode) -> None:
     """The first axis stays."""
     axes = node.axes(1)
     if axes is None or 0 in axes:
@@ -258,7 +258,7 @@ def squeezed(node: Node) -> None:
 
 
 @rule("Unsqueeze")
-def unsqueezed(node: Node) -> None:
+def unsqueezed(node: RuledNode) -> None:
     """The first axis stays."""
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
@@ -267,7 +267,7 @@ def unsqueezed(node: Node) -> None:
 
 
 @rule("Reshape", takes_count=True)
-def reshaped(node: Node) -> None:
+def reshaped(node: RuledNode) -> None:
     """The first axis still counts samples."""
     node.only(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
@@ -287,7 +287,7 @@ def reshaped(node: Node) -> None:
 
 
 @rule("Expand", takes_count=True)
-def expanded(node: Node) -> None:
+def expanded(node: RuledNode) -> None:
     """To a list of sizes with as many samples in front."""
     dims = node.list_of(1)
     if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
@@ -300,7 +300,7 @@ def expanded(node: Node) -> None:
 
 
 @rule("ConstantOfShape", takes_count=True)
-def filled(node: Node) -> None:
+def filled(node: RuledNode) -> None:
     """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
@@ -308,7 +308,7 @@ def filled(node: Node) -> None:
 
 
 @rule("Dropout")
-def dropped(node: Node) -> None:
+def dropped(node: RuledNode) -> None:
     """Not in training."""
     node.only(0)
     if node.input(2) is not None:
@@ -316,7 +316,7 @@ def dropped(node: Node) -> None:
 
 
 @rule("Concat", "QLinearConcat")
-def joined(node: Node) -> None:
+def joined(node: RuledNode) -> None:
     """Along another axis, of tensors that all hold samples."""
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
@@ -326,7 +326,7 @@ def joined(node: Node) -> None:
 
 
 @rule("Split")
-def split(node: Node) -> None:
+def split(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
     if node.axis(0) == 0:
@@ -334,7 +334,7 @@ def split(node: Node) -> None:
 
 
 @rule("Slice")
-def sliced(node: Node) -> None:
+def sliced(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     axes = node.axes(3)
@@ -343,7 +343,7 @@ def sliced(node: Node) -> None:
 
 
 @rule("Pad")
-def padded(node: Node) -> None:
+def padded(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if node.input(3) is not None:
@@ -354,7 +354,7 @@ def padded(node: Node) -> None:
 
 
 @rule("Gather")
-def gathered(node: Node) -> None:
+def gathered(node: RuledNode) -> None:
     """Along another axis of samples, or rows of a constant for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
@@ -364,7 +364,7 @@ def gathered(node: Node) -> None:
 
 
 @rule("Tile")
-def tiled(node: Node) -> None:
+def tiled(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if node.list_of(1)[0] != 1:
@@ -373,7 +373,7 @@ def tiled(node: Node) -> None:
 
 @rule("Upsample")
 @rule("Resize", takes_count=True)
-def resized(node: Node) -> None:
+def resized(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if not node.holds(0):

@@ -38,7 +38,8 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
 from celosia.compiler.tensorize.definition import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
+from celosia.compiler.tensorize.roofline import choose, estimate
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -245,7 +246,7 @@ class _Cutter:
         """`block`, with what its layers would take one by one, and what it takes, by the timing model."""
         together, alone = self._cycles([part]) / 2, self._alone(part)
         block.together = together if isfinite(together) else self._estimate(block.layer) or 0
-        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+        block.alone = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
         return block
 
     def _kept(self, part: _Part) -> list[_Part]:

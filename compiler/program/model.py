@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
@@ -36,7 +36,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArenaPlan:
     """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
 
     offsets: dict[Any, int] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class Contents:
     tensors: dict[str, TensorInfo]
     steps: list[Step]
     constants: dict[str, NDArray[Any]]
-    kernels: list[Kernel]
+    kernels: list[CompiledKernel]
     image: NDArray[np.uint8]
     image_address: int
     dram_size: int
@@ -212,7 +212,7 @@ class Contents:
     passes: list[PassInfo] = field(default_factory=list)
     schedules: str = ""
     """What records or a search have decided of the layers' schedules, in a sentence."""
-    arena: Plan = field(default_factory=Plan)
+    arena: ArenaPlan = field(default_factory=ArenaPlan)
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
     machine: str = ""
     """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""

@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tensorize.space import (
-    EXTENT_MAX,
-    LOAD_LATENCY,
-    REFRESHED,
-    STORE_LATENCY,
-    Decisions,
-    Problem,
-    parts,
-)
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
+from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.pipeline import VECTOR_STAGES
@@ -114,7 +107,7 @@ class _Level:
 
     @property
     def gemm(self) -> int:
-        return self.blocks * self.problem.in_blocks * self.problem.taps * self.out
+        return self.blocks * self.problem.in_blocks * self.problem.places * self.out
 
     @property
     def steps(self) -> int:
@@ -212,7 +205,7 @@ def _weights(d: Decisions, level: _Level, last: _Level) -> int:
     return (
         level.blocks
         * (d.k if level is last else level.problem.in_blocks)
-        * level.problem.taps
+        * level.problem.places
         * bool(level.problem.in_blocks)
     )
 

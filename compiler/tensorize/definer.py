@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +22,14 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import Blob, Definition, Grid, Level, depthwise, window_of
-from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
+from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorPass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
+
+PLACES = ("image", "block", "row", "column", "piece", "b", "g")
+"""The axes of what a vector unit reads and writes."""
 
 
 class Definer:
@@ -41,8 +45,8 @@ class Definer:
     ) -> None:  # fmt: skip
         self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
         self.first, self.blocks, self.suffix = first, blocks, suffix
-        self.x, self.y = Grid.of(cfg, layer.x, matrix), Grid.of(cfg, layer.y, matrix)
-        self.places: dict[Tensor, Place] = {} if before is None else before.places
+        self.x, self.y = ActivationGrid.of(cfg, layer.x, matrix), ActivationGrid.of(cfg, layer.y, matrix)
+        self.places: dict[Tensor, DramPlace] = {} if before is None else before.places
         self.inputs: list[Tensor] = [] if before is None else before.inputs
         self.scalars: dict[str, float] = {} if before is None else before.scalars
         self.variables: dict[str, Var] = {} if before is None else before.variables
@@ -90,7 +94,7 @@ class Definer:
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def _given(self, grid: Grid, name: str, groups: int, first: int = 0) -> Tensor:
+    def _given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
@@ -100,7 +104,7 @@ class Definer:
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
         strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
-        self.places[tensor] = Place(blob, offset, strides)
+        self.places[tensor] = DramPlace(blob, offset, strides)
         self.inputs.append(tensor)
         return tensor
 
@@ -149,7 +153,7 @@ class Definer:
 
     def other(self, act: Activation, matrix: bool) -> Tensor:
         """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
-        grid, entry = Grid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
+        grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
         source = self._given(grid, "b", exist, self.first * entry[0])
 
@@ -159,56 +163,74 @@ class Definer:
                 group = minimum(group, exist - 1)
             return source[i, group, y, x, b, g]
 
-        names = ("image", "block", "row", "column", "piece", "b", "g")
-        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=names)
+        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=PLACES)
 
     def vector(
         self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None = None,
         to: Definer | None = None,
     ) -> Tensor:  # fmt: skip
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
-        cfg, w, p = self.cfg, self.window, level.vector
-        a = level.near if level.acc is None else level.acc
-        window: tuple[Axis, ...] = ()
-        if p.taps:
-            steps, step = pack.tap_steps(cfg, w)
-            window = reduce_axis(w.kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(cfg.taps, "t")
-        elif p.reduce:
-            window = reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
-        residual = epilogue.residual
+        window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
         values["clip_hi"] = epilogue.clip[1]
-        if residual is not None:
+        if (residual := epilogue.residual) is not None:
             scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
-        def made(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
-            def operand(name: str) -> Expr:
-                if name == "a":
-                    if not window:
-                        return a[i, n, y, x, piece, image, g]
-                    rows = y if w.kernel[0] == 1 else y * w.strides[0] + window[0] * w.dilations[0]
-                    columns = window[1] * step + window[2] if p.taps else window[1] * w.dilations[1]
-                    return a[i, n, rows, x * w.strides[1] + columns, piece, image, g]
-                channel = piece * cfg.group + g
-                tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
-                assert tile is not None
-                if name in ("par", "table"):
-                    return tile[n, channel] if name == "par" else tile[0, 0]
-                if name == "tap":
-                    return tile[n, *window, channel]
-                pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
-                return tile[i, n, *pixel, piece, image, g]
+        def made(*index: Expr) -> Expr:
+            def parameter(name: str) -> Expr:
+                return self.scalar(name, PARAMETERS[name], values[name])
 
-            return vector_value(p, operand, lambda name: self.scalar(name, PARAMETERS[name], values[name]), window)
+            return vector_value(level.vector, lambda name: self._read(level, name, b, window, index), parameter, window)
 
-        names = ("image", "block", "row", "column", "piece", "b", "g")
-        if to is None:
-            shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "out"))
-            return compute(shape, made, "out", axes=names)
+        if to is not None:
+            return self._handed(made, to)
+        shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
+        return compute(shape, made, "out", axes=PLACES)
 
+    def _reduced(self, p: VectorPass) -> tuple[Axis, ...]:
+        """The axes over which a pass reduces its operand A."""
+        kernel = self.window.kernel
+        if p.taps:
+            steps, _ = pack.tap_steps(self.cfg, self.window)
+            return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
+        return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
+
+    def _read(
+        self, level: Level, name: str, b: Tensor | None, window: tuple[Axis, ...], index: tuple[Expr, ...]
+    ) -> Expr:  # fmt: skip
+        """The element of operand `name` of a pass for element `index` of its result."""
+        i, n, y, x, piece, image, g = index
+        if name == "a":
+            a = level.near if level.acc is None else level.acc
+            return a[i, n, *self._under(window, y, x), piece, image, g]
+        channel = piece * self.cfg.group + g
+        tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
+        assert tile is not None
+        match name:
+            case "par":
+                return tile[n, channel]
+            case "table":
+                return tile[0, 0]
+            case "tap":
+                return tile[n, *window, channel]
+        pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
+        return tile[i, n, *pixel, piece, image, g]
+
+    def _under(self, window: tuple[Axis, ...], y: Expr, x: Expr) -> tuple[Expr, Expr]:
+        """Row and column under a place of the window whose result is at y, x."""
+        if not window:
+            return y, x
+        w = self.window
+        rows = y if w.kernel[0] == 1 else y * w.strides[0] + window[0] * w.dilations[0]
+        if len(window) == 2:
+            return rows, x * w.strides[1] + window[1] * w.dilations[1]
+        return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
+
+    def _handed(self, made: Callable[..., Expr], to: Definer) -> Tensor:
+        """What `to` reads of the elements that this layer has `made`, with padding around them."""
         top, left, _, _ = to.window.pads
-        pieces = tile_shape(cfg, to.scope)[0] // tile_shape(cfg, "out")[0]
+        pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
 
         def handed(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
             if pieces > 1:
@@ -220,8 +242,8 @@ class Definer:
             assert isinstance(to.layer, Conv | Pool)
             return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value)) if inside else value
 
-        shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(cfg, to.scope))
-        return compute(shape, handed, f"near{to.suffix}", axes=names)
+        shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(self.cfg, to.scope))
+        return compute(shape, handed, f"near{to.suffix}", axes=PLACES)
 
     def result(self, out: Tensor) -> Tensor:
         """y [images, groups, rows, columns, batch, group], of the groups that hold channels."""
@@ -235,7 +257,7 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.Run, parts: Blob) -> Definition:
+    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob) -> Definition:
         """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
@@ -254,7 +276,7 @@ class Definer:
             return self.sums(layer, near)
         return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
 
-    def products(self, layer: Conv, near: Tensor, run: pack.Run, parts: Blob) -> tuple[Level, Problem]:
+    def products(self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob) -> tuple[Level, Problem]:
         """Products of gemm."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
@@ -275,7 +297,7 @@ class Definer:
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
-        p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
+        p = VectorPass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
         par, table = self._parameters(layer.requantise), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
@@ -288,7 +310,7 @@ class Definer:
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
-        p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
+        p = VectorPass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
         return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
@@ -322,7 +344,7 @@ class Definer:
     def pooled(self, layer: Pool, near: Tensor) -> Level:
         """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
-        p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
+        p = VectorPass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
@@ -332,7 +354,9 @@ class Definer:
             raise Untileable("a multiplication and its residual both need vin")
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
-        p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
+        p = VectorPass(
+            "acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None
+        )
         values: dict[str, float] = {}
         par = b = None
         if isinstance(layer, Multiply):

@@ -71,22 +71,22 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Access:
+class TileAccess:
     """The begin of a tile, as elements of its tensor, and by how much each loop of the instruction moves it."""
 
     begin: Sum
     steps: tuple[int, ...]
 
-    def in_units(self, size: int, what: object) -> Access:
+    def in_units(self, size: int, what: object) -> TileAccess:
         """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
-        return Access(begin, tuple(step // size for step in self.steps))
+        return TileAccess(begin, tuple(step // size for step in self.steps))
 
 
 @dataclass(frozen=True)
-class Bound:
+class Limit:
     """Which iterations i of loop `number` exist: those with low + i * step >= 0 where `lower`, else those with
     i * step < low."""
 
@@ -115,8 +115,8 @@ class Compute:
     begins: tuple[Var, ...] | None
     """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
-    rule: rules.Compute
-    bounds: tuple[tuple[str, Bound], ...] = ()
+    rule: rules.ComputeRule
+    bounds: tuple[tuple[str, Limit], ...] = ()
     pad: Expr | None = None
 
     @property
@@ -216,7 +216,7 @@ class Move:
     address: Sum
     dims: tuple[Dim, ...]
     whole: Fields
-    bounds: tuple[Bound, ...]
+    bounds: tuple[Limit, ...]
     pad: Expr | None
     piece_bytes: int
     index: tuple[tuple[Sum, int], ...]

@@ -32,7 +32,7 @@ from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, 
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
-from celosia.compiler.tensorize.tiles import Branch, Fill, Loop, Node, Pipelined, Plan, Region
+from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
@@ -158,7 +158,7 @@ class _Compiler:
                 assert isinstance(s, For)
                 if s.kind not in ("serial", "unrolled"):
                     raise RenderError(f"the accelerator cannot run the {s.kind} loop {s.var.name}")
-                return [Loop(s.var, s.extent, self.nodes(s.body, fixed))]
+                return [SerialLoop(s.var, s.extent, self.nodes(s.body, fixed))]
         raise RenderError(f"no instruction does `{s}`; tensorize it")
 
     def _region(self, s: Alloc, fixed: Env) -> Region:
@@ -218,7 +218,7 @@ class _Compiler:
             if isinstance(node, Region):
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
                 self._tile(node.body, fills, computes, var)
-            elif isinstance(node, Loop | Branch | Pipelined):
+            elif isinstance(node, SerialLoop | Branch | Pipelined):
                 raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, Move) and node.loads:
                 target = next((fill for fill in fills if fill.tensor is node.near), None)
@@ -231,14 +231,14 @@ class _Compiler:
                 computes.append(node)
 
 
-def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> Plan:
+def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> TilePlan:
     """`body` as instructions whose addresses are open. RenderError where it holds what is no instruction.
 
     places: bytes from one index to the next, for tensors in DRAM that are not row-major.
     """
     compiler = _Compiler(cfg, places or {})
     nodes = compiler.nodes(body, {})
-    return Plan(cfg, nodes, compiler.tensors)
+    return TilePlan(cfg, nodes, compiler.tensors)
 
 
 def _resident(scope: str, s: Stmt) -> bool:

@@ -1,7 +1,7 @@
 """Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
 
-What a function has been compiled to (`Plan`, by render.py) is run here: loops one iteration after the other, and what
-lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
+What a function has been compiled to (`TilePlan`, by render.py) is run here: loops one iteration after the other, and
+what lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celosia.hw.isa import Opcode
 
 
 @dataclass
-class Loop:
+class SerialLoop:
     """Run here, one iteration after the other."""
 
     var: Var
@@ -97,27 +97,29 @@ class Pipelined:
         return {node.tensor for node in self.computes if isinstance(node, Move)}
 
 
-Node = Loop | Branch | Region | Pipelined | Compute | Move
+Node = SerialLoop | Branch | Region | Pipelined | Compute | Move
 
 
 @dataclass
-class Plan:
+class TilePlan:
     """A function, compiled. tensors: what of it lies in DRAM, and whether it is only read."""
 
     cfg: Config
     nodes: list[Node]
     tensors: dict[Tensor, bool]
 
-    def bind(self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None) -> Bound:
+    def bind(
+        self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None
+    ) -> PlacedPlan:
         """This function on arrays that begin at `addresses` (by tensor), for these values of its scalars."""
-        return Bound(self, stream, addresses, scalars or {})
+        return PlacedPlan(self, stream, addresses, scalars or {})
 
 
 # Tiles, run ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Tile:
+class PipelineTile:
     """One iteration of a pipelined loop; node: None for what lies outside of them. load: emits its loads, and returns
     what emits the rest.
     """
@@ -190,10 +192,10 @@ Slot = int | _Held | _Resident
 
 
 @dataclass
-class Bound:
-    """A Plan with addresses; its tiles emit into `stream`."""
+class PlacedPlan:
+    """A TilePlan with addresses; its tiles emit into `stream`."""
 
-    plan: Plan
+    plan: TilePlan
     stream: Stream
     addresses: Mapping[Any, int]
     scalars: Mapping[str, Any]
@@ -215,14 +217,14 @@ class Bound:
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterator[PipelineTile]:
         """All iterations of pipelined loops in order; what lies outside of them is a tile of its own."""
         for node in self.plan.nodes:
             yield from self._run(node, {}, {})
 
-    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
         match node:
-            case Loop(var, extent, body):
+            case SerialLoop(var, extent, body):
                 for i in range(extent):
                     for each in body:
                         yield from self._run(each, env | {var: i}, slots)
@@ -238,14 +240,14 @@ class Bound:
                         slot = slots[tensor]
                         if isinstance(slot, _Resident):
                             slot.users += 1
-                    yield Tile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
+                    yield PipelineTile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
             case Compute() | Move():
                 if any(not isinstance(slot, int) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
                 first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
-                yield Tile(env, lambda: [lambda: self._emit(node, env, first)], None)
+                yield PipelineTile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
-    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
         first = self.used.get(node.scope, 0)
         slot: Slot = first
         if _has_tiles(node.body):
@@ -412,12 +414,12 @@ def _depths(nodes: list[Node]) -> Iterator[int]:
     for node in nodes:
         if isinstance(node, Pipelined):
             yield len(node.phases)
-        elif isinstance(node, Loop | Region | Branch):
+        elif isinstance(node, SerialLoop | Region | Branch):
             yield from _depths(node.body)
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
     return any(
-        isinstance(node, Pipelined) or (isinstance(node, Loop | Region | Branch) and _has_tiles(node.body))
+        isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes
     )

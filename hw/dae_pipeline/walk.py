@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth import Const, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
@@ -37,12 +39,8 @@ class Rows(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # A block waits here while the product of its sizes is formed ...
-        block = Signal.like(self.block.payload)
-        waiting, merged = Signal(), Signal()
-        plane_size = Signal(X_BITS + YZ_BITS)
-        # ... and is listed from here.
         busy, begin, ends = Signal(), Signal(), Signal()
+        waiting, block, plane_size, merged = self._wait(m, begin)
         y_step, z_step = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         offset, plane = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         bytes_ = Signal(self.bytes_bits)
@@ -51,18 +49,8 @@ class Rows(wiring.Component):
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
         last_row, last_plane, single = Signal(), Signal(), Signal()
 
-        m.d.comb += [begin.eq(waiting & (~busy | ends)), self.block.ready.eq(~waiting | begin)]
-        with m.If(self.block.valid & self.block.ready):
-            m.d.sync += [
-                waiting.eq(1),
-                block.eq(self.block.payload),
-                plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
-            ]
-        with m.Elif(begin):
-            m.d.sync += waiting.eq(0)
-
         m.d.comb += [
+            begin.eq(waiting & (~busy | ends)),
             self.row.valid.eq(busy),
             self.row.payload.offset.eq(offset),
             self.row.payload.bytes.eq(bytes_),
@@ -105,6 +93,24 @@ class Rows(wiring.Component):
                 self.shift.eq(block.shift),
             ]
         return m
+
+    def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
+        """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
+        the block, elements of its planes, and whether its rows are one."""
+        block = Signal.like(self.block.payload)
+        waiting, merged = Signal(), Signal()
+        plane_size = Signal(X_BITS + YZ_BITS)
+        m.d.comb += self.block.ready.eq(~waiting | begin)
+        with m.If(self.block.valid & self.block.ready):
+            m.d.sync += [
+                waiting.eq(1),
+                block.eq(self.block.payload),
+                plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
+                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
+            ]
+        with m.Elif(begin):
+            m.d.sync += waiting.eq(0)
+        return waiting, block, plane_size, merged
 
 
 class Index:

@@ -127,6 +127,49 @@ FOUND = {
         (uint8[3, 5] x) => (uint8[3, 4] y, float[3, 4] c)
         <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
             d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
+    "float weights and a bias that operators make of constants": """
+        (int8[3, 5] x) => (int8[3, 4] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] to = {-1}> {
+            r = Mul(s, s) d = DequantizeLinear(x, r, z) w = Transpose(w_4_5) b = Reshape(w_1_4, to)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a Conv behind Pad, before BatchNormalization": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 4] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[8] p = {0, 0, 1, 0, 0, 0, 1, 1},
+         float[5] v = {0.5, 0.7, 0.9, 1.1, 1.3}> {
+            d = DequantizeLinear(x, s, z) e = Pad(d, p) c = Conv(e, w_5_3_2_2)
+            n = BatchNormalization(c, w_5, w_5, w_5, v) r = Relu(n) y = QuantizeLinear(r, t, u) }""",
+    "float weights of a Conv before Add and Mul": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float two = {1.9}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2) a = Add(c, w_5_1_1) b = Mul(a, w_5_1_1)
+            m = Mul(b, two) y = QuantizeLinear(m, t, u) }""",
+    "float weights of a Conv that is returned before Mul": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] c)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before Mul, which is returned": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] b)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before Sub": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Sub(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before what is scaled from the left": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(w_5_1_1, c)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a MatMul to which one number is added": """
+        (int8[3, 5] x) => (int8[3, 4] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(c, w_1) y = QuantizeLinear(e, t, u) }""",
+    "weights of a MatMul to which one number is added": """
+        (int8[2, 3, 5] x) => (int8[2, 3, 4] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_5_4, s) c = MatMul(d, w) e = Add(c, w_1)
+            y = QuantizeLinear(e, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {

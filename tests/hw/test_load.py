@@ -55,16 +55,16 @@ def bench_of(cfg: Config) -> Any:
     class Bench(wiring.Component):
         def __init__(self) -> None:
             self.load = Load(cfg)
-            members = {name: m for name, m in self.load.signature.members.items() if name not in ("bus", "bus1")}
+            members = {name: m for name, m in self.load.signature.members.items() if name != "buses"}
             ports = {name: Out(Axi4Read(cfg.bus_bytes)) for name in PORTS[: cfg.ports]}
             super().__init__({**members, **ports, "read_beat": Out(cfg.ports)})
 
         def elaborate(self, platform: object) -> Module:
             m = Module()
             m.submodules.load = self.load
-            for number, bus in enumerate(("bus", "bus1")[: cfg.ports]):
+            for number, bus in enumerate(self.load.buses):
                 m.submodules[f"mux{number}"] = mux = ReadMux(cfg.bus_bytes)
-                wiring.connect(m, getattr(self.load, bus), mux.load)
+                wiring.connect(m, bus, mux.load)
                 wiring.connect(m, mux.axi, wiring.flipped(getattr(self, PORTS[number])))
                 m.d.comb += self.read_beat[number].eq(mux.read_beat)
             for name in self.signature.members:

@@ -26,7 +26,8 @@ from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.space import Problem, choose, estimate
+from celosia.compiler.tensorize.roofline import choose, estimate
+from celosia.compiler.tensorize.space import Problem
 
 MOST_PHASES = 64
 """Convolutions that a transposed one may take."""

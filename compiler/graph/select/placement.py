@@ -26,7 +26,7 @@ class Choice:
     value: ir.Value
     """The tensor written."""
     note: str = ""
-    apart: float = 0
+    alone: float = 0
     together: float = 0
     """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 

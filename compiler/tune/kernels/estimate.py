@@ -13,13 +13,13 @@ import numpy as np
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
-from celosia.compiler.expr.affine import apart
+from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select
 from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.tune.space import Floats
+from celosia.compiler.tune.points import Floats
 
 L1_BYTES = 32 << 10
 LINE_BYTES = 64
@@ -144,7 +144,7 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
 
 
 def _contiguous(read: Load, var: Var) -> bool:
-    return apart(read.tensor, read.index, var) in (0, 1)
+    return stride_along(read.tensor, read.index, var) in (0, 1)
 
 
 def _traffic(reads: list[Load], used: dict[Load, frozenset[Var]], place: _Place, counts: Counts) -> None:

@@ -58,9 +58,9 @@ def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: t
 
 
 def _pair_tokens(cfg: Config, stream: list[Decoded]) -> tuple[dict[tuple[int, Unit], int], bool]:
-    """BALANCE. (For each instruction and unit that it takes a token from, the instruction that gives this token; whether
-    the machine can start the instructions in program order: each token is given before it is taken, and taken before
-    its semaphore would hold one more than it has room for.)"""
+    """BALANCE. (For each instruction and unit that it takes a token from, the instruction that gives this token;
+    whether the machine can start the instructions in program order: each token is given before it is taken, and taken
+    before its semaphore would hold one more than it has room for.)"""
     room, in_order = (1 << cfg.token_bits) - 1, True
     pairs = {}
     masks = [(i.unit, i.fields["wait"], i.fields["post"]) for i in stream]
