@@ -134,8 +134,8 @@ class Records:
     ) -> list[TrialResult]:  # fmt: skip
         """The result of each key, of a trial that `fleet` runs and that is kept where no credible one is known.
 
-        job, credible: of the place in `keys`. noted: called with place, result and whether it is fresh, as soon as it is
-        known. FleetError, OutputError."""
+        job, credible: of the place in `keys`. noted: called with place, result and whether it is fresh, as soon as it
+        is known. FleetError, OutputError."""
         known = {place: found for place, key in enumerate(keys) if (found := self.get(key)) and credible(place, found)}
         for place, result in known.items():
             noted(place, result, False)
