@@ -22,11 +22,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.fold import fold_makers
-from celosia.compiler.graph.identities import is_wire
+from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
-
-MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that onnxruntime exchanges with DequantizeLinear before and QuantizeLinear behind them, before it looks."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +54,15 @@ def _product(node: ir.Node) -> _Product | None:
     """That of `node`, where it is between quantised tensors."""
     last, place, flat = node, 2, True
     if is_op(node, "MatMul"):
-        add = _only_user(node) if _is_passed_on(node) else None
+        add = only_reader(node) if is_passed_on(node) else None
         if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
             return None
-        last, place = add, int(_maker(add.inputs[0]) is node)
+        last, place = add, int(maker(add.inputs[0]) is node)
         flat = len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
     elif not is_op(node, "Conv", "ConvTranspose", "Gemm"):
         return None
-    source = _maker(node.inputs[0])
-    if source is not None and _pads(source, node):
-        source = _maker(source.inputs[0])
-    while is_op(source, *MOVING):
-        source = _maker(source.inputs[0])  # type: ignore[union-attr]
+    source = maker(node.inputs[0])
+    source = origin(source.inputs[0] if source is not None and _pads(source, node) else node.inputs[0])
     absorbed = _absorbed(node)
     if source is None or not is_op(source, "DequantizeLinear") or not _is_quantised((last, *absorbed)[-1], flat):
         return None
@@ -84,15 +78,15 @@ def _pads(pad: ir.Node, node: ir.Node) -> bool:
     if pads is None or np.any(pads < 0) or np.any(pads.reshape(2, -1)[:, :2]) or fill is None or np.any(fill):
         return False
     explicit = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
-    return explicit and attribute(pad, "mode", "constant") in ("constant", b"constant") and _is_passed_on(pad)
+    return explicit and attribute(pad, "mode", "constant") in ("constant", b"constant") and is_passed_on(pad)
 
 
 def _absorbed(node: ir.Node) -> tuple[ir.Node, ...]:
     """What stands behind a Conv and does nothing but scale and shift each of its channels by constants."""
     found: list[ir.Node] = []
     last, dims = node, shape(node.inputs[1]) if node.inputs[1] is not None else None
-    while is_op(node, "Conv") and dims is not None and _is_passed_on(last):
-        after = _only_user(last)
+    while is_op(node, "Conv") and dims is not None and is_passed_on(last):
+        after = only_reader(last)
         if after is None or not _is_affine(after, last, dims):
             break
         found.append(after)
@@ -102,7 +96,7 @@ def _absorbed(node: ir.Node) -> tuple[ir.Node, ...]:
 
 def _is_affine(after: ir.Node, node: ir.Node, dims: tuple[int, ...]) -> bool:
     """dims: of the weights."""
-    if _maker(after.inputs[0]) is not node or len(after.outputs) > 1:
+    if maker(after.inputs[0]) is not node or len(after.outputs) > 1:
         return False
     given = [constant(value) for value in after.inputs[1:]]
     if any(array is None or array.dtype != np.float32 for array in given):
@@ -172,62 +166,33 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
 
 def _is_quantised(node: ir.Node, flat: bool) -> bool:
     """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
-    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with.
-    It changes places with a Transpose also where what is transposed is returned, but with nothing that is returned."""
-    user = _only_user(node)
-    while flat and user is not None and is_op(user, "Relu", "Clip"):
-        node, user = user, _only_user(user)
-    while user is not None and is_op(user, *MOVING):
-        if not (_is_passed_on(node) or is_op(user, "Transpose")) or not _is_passed_on(user):
-            return False
-        node, user = user, _only_user(user)
-    return is_op(user, "QuantizeLinear")
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """The operator that makes `value`, without what hands it on."""
-    node = value.producer() if value is not None else None
-    while node is not None and _hands_on(node):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return node
-
-
-def _only_user(node: ir.Node) -> ir.Node | None:
-    """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
-    while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
-        node = uses[0].node
-        if not _hands_on(node):
-            return node
-    return None
-
-
-def _is_passed_on(node: ir.Node) -> bool:
-    """Whether one operator reads the result of `node`, which is not returned."""
-    return not node.outputs[0].is_graph_output() and _only_user(node) is not None
-
-
-def _hands_on(node: ir.Node) -> bool:
-    """Whether `node` is a wire, which onnxruntime takes away: it leaves those whose result is returned."""
-    return is_wire(node) and not node.outputs[0].is_graph_output()
+    of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
+    while flat and (user := only_reader(node)) is not None and is_op(user, "Relu", "Clip"):
+        node = user
+    return is_quantised(node)
 
 
 def _weights(
     node: ir.Node, bias: NDArray[np.float32] | None
 ) -> tuple[NDArray[np.int8] | None, NDArray[np.float32], NDArray[np.int8] | None] | None:
     """Weights as integers where they are floats, their scales and zero point. None where they stay what they are."""
-    maker = _maker(node.inputs[1])
-    if not is_op(maker, "DequantizeLinear"):
+    source = maker(node.inputs[1])
+    if not is_op(source, "DequantizeLinear"):
         w = constant(node.inputs[1])
         return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
-    assert maker is not None
-    scale = constant(maker.inputs[1])
+    assert source is not None
+    scale = constant(source.inputs[1])
     if scale is None or scale.dtype != np.float32 or bias is None or is_op(node, "MatMul"):
         return None
     if scale.size == 1:
         return None, scale.reshape(()), None
     rank = len(shape(node.inputs[1]) or (0,))  # type: ignore[arg-type]
     expected = 0 if not is_op(node, "Gemm") or attribute(node, "transB", 0) else 1
-    if scale.shape != bias.shape or attribute(maker, "block_size", 0) or attribute(maker, "axis", 1) % rank != expected:
+    if (
+        scale.shape != bias.shape
+        or attribute(source, "block_size", 0)
+        or attribute(source, "axis", 1) % rank != expected
+    ):
         return None
     return None, scale, None
 

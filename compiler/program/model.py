@@ -152,8 +152,8 @@ class PartInfo:
 @dataclass(frozen=True)
 class LayerInfo:
     """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
-    block's intermediates, which stay on chip; cycles_together: of a block alone, by the timing model; cycles_apart: of
-    its layers one by one, estimated, and where that is near by the timing model."""
+    block's intermediates, which stay on chip; cycles_together: of a block behind the layer before it, by the timing
+    model; cycles_apart: of its layers one by one, 0 where one of them does not fit the scratchpads alone."""
 
     name: str
     op: str

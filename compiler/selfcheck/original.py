@@ -26,6 +26,7 @@ from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.values import captured, constant, shape
+from celosia.compiler.numerics.average import average_error
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
 from celosia.compiler.program.host.op import HostError, HostOp
@@ -152,6 +153,9 @@ class Original:
             known[tensor] = low, high
             return
         low_side = run(op, sides[0])
+        if op.op == "QLinearAveragePool" and one_sided:
+            known[tensor] = _averaged(op, sides[0], low_side[0])
+            return
         high_side = low_side if one_sided else run(op, sides[1])
         for out, low, high in zip(node.outputs, low_side, high_side):
             if out.name:
@@ -267,6 +271,27 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
             np.nan_to_num(moved, copy=False, nan=side * np.inf)
         result: Array = np.clip(moved, limits.min, limits.max, out=moved).astype(kind)
     return result
+
+
+def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
+    """`y`, the mean of floats, and what a sum of integers may be: the other side of a tie that is within rounding."""
+    given = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
+    sx, zx, sy, zy = (float(array.reshape(())) for array in given[1:])
+    last = bool(op.attr("channels_last", 0))
+    x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
+    window = _window(op, x, op.attrs["kernel_shape"])
+    image, total = _padded(window, np.subtract(x, zx, dtype=np.float64), 0.0), np.zeros((*x.shape[:2], *window.out))
+    for place in np.ndindex(*window.kernel):
+        total += _tap(window, image, place)
+    counts: Array = np.maximum(prod(np.ix_(*(window.counts(axis) for axis in range(len(window.out))))), 1)
+    steps = total * (sx / sy) / counts
+    below = np.floor(steps)
+    is_tie = np.abs(steps - below - 0.5) <= average_error(sx / sy, 255, int(counts.max(initial=1)))
+    if last:
+        below, is_tie = (np.moveaxis(each, 1, -1) for each in (below, is_tie))
+    limits = np.iinfo(y.dtype)
+    low, high = (np.clip(below + zy + side, limits.min, limits.max).astype(y.dtype) for side in (0, 1))
+    return np.where(is_tie, low, y), np.where(is_tie, high, y)
 
 
 # What large models consist of ------------------------------------------------------------------------------------

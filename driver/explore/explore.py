@@ -88,6 +88,8 @@ def explore(
     """
     objective = _checked(objective, confirmed, search)
     place, behind = _place(board, memory)
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
     context = context_of(subjects, board, behind)

@@ -205,6 +205,16 @@ FOUND = {
             d = com.microsoft.DequantizeLinear(x, s, z) a = Cast<to = 1>(d)
             e = DequantizeLinear(w8_32_8, t) c = MatMul(a, e) b = Cast<to = 1>(c)
             y = com.microsoft.QuantizeLinear(b, s, z) }""",
+    "a product of floats that come from bytes by way of a Slice": """
+        (uint8[4, 32] x) => (float[4, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.01}, int64[1] a = {0}, int64[1] b = {99}, int64[1] c = {1}> {
+            d = DequantizeLinear(x, s, z) e = Slice(d, a, b, c) w = DequantizeLinear(w8_32_4, t)
+            y = MatMul(e, w) }""",
+    "a product of floats that come from bytes by way of a Flatten": """
+        (uint8[4, 32] x) => (uint8[4, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.01}, float q = {0.04}, int64[1] a = {0}> {
+            d = DequantizeLinear(x, s, z) e = Flatten(d) w = DequantizeLinear(w8_32_4, t)
+            g = Gemm(e, w, w_4) h = Unsqueeze(g, a) i = Squeeze(h, a) j = Flatten(i) y = QuantizeLinear(j, q, z) }""",
     "the epsilon of SkipLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
@@ -234,6 +244,12 @@ FOUND = {
         <float s = {1.14}, uint8 z = {128}, float t = {1.5}, uint8 u = {131}> {
             y = com.microsoft.QLinearAveragePool<auto_pad = "SAME_LOWER", kernel_shape = [1, 1], strides = [1, 3]>
                 (x, s, z, t, u) }""",
+    "a quantised mean of what Cast hands on": """
+        (uint8[2, 4, 9, 7] x) => (uint8[2, 4, 3, 7] y)
+        <float s = {0.015625}, uint8 z = {0}, float t = {0.125}, uint8 u = {55}> {
+            c = Cast<to = 2>(x)
+            y = com.microsoft.QLinearAveragePool<kernel_shape = [1, 3], strides = [3, 1], pads = [0, 1, 0, 1]>
+                (c, s, z, t, u) }""",
     "the mean and variance of one element": """
         (float[1, 1, 1] x) => (float[1, 1, 1] y) { y = MeanVarianceNormalization(x) }""",
     "GroupNormalization of opset 18": """

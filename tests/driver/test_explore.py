@@ -282,7 +282,7 @@ def test_no_more_configs_are_measured_than_were_asked_for(most: int, model: Path
 
 
 def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> None:
-    line = "explore", model, "--jobs", 1, "--budget", "0s", "-o", tmp_path / "out"
+    line = "explore", model, "--jobs", 1, "--budget", "0.001s", "-o", tmp_path / "out"
     code, out, err = call(*line)
     assert code == 0, err
     report, told = json.loads((tmp_path / "out" / "front.json").read_text()), " ".join(out.split())
@@ -442,6 +442,7 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
         (["@quantised.onnx", "@quantised.onnx", "-o", "out"], "two models are called 'quantised'; give one of them"),
         (["@quantised.onnx", "-o", "out", "--board", "nexys"], "there is no board 'nexys'; take pynq-z1, pynq-z2"),
         (["@quantised.onnx", "-o", "out", "--budget", "soon"], "'soon' is no time; write it as 90s, 30m or 2h"),
+        (["@quantised.onnx", "-o", "out", "--budget", "0"], "in 0 s nothing can be explored; give more, as 10m"),
         (["@quantised.onnx", "-o", "out", "--space", "gone.toml"], "cannot read the space gone.toml"),
         (["@quantised.onnx", "-o", "out", "--memory", "gone"], "there is no memory model 'gone'"),
         (["@x.npy", "-o", "out"], "x.npy"),
