@@ -152,11 +152,13 @@ class Public:
         return found
 
     def inherits(self, name: str, node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class that `node` is derived from, or a protocol whose methods it has, says what `name` does."""
+        """Whether a class that `node` is derived from, or a protocol whose methods it has, says what `name` does, or
+        has a field of this name."""
         bases = {written(base) for base in node.bases} - seen
         parents = [parent for base in bases for parent in self.classes.get(base, ())]
         kept = [each for each in self.protocols if each is not node and methods(each).keys() <= methods(node).keys()]
         said = any(name in methods(each) and ast.get_docstring(methods(each)[name]) for each in (*parents, *kept))
+        said |= any(isinstance(f, ast.AnnAssign) and written(f.target) == name for each in parents for f in each.body)
         return said or any(self.inherits(name, parent, seen | bases) for parent in parents)
 
     @cached_property

@@ -180,7 +180,6 @@ class Load(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """Of the tensor."""
         return self.tensor.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -203,7 +202,6 @@ class Binary(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """bool of comparisons, else of the operands."""
         return "bool" if self.op in COMPARISONS else self.a.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -254,7 +252,6 @@ class Select(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """Of both values."""
         return self.a.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -280,7 +277,6 @@ class Reduce(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """Of the values."""
         return self.value.dtype
 
     def children(self) -> tuple[Expr, ...]:
@@ -308,7 +304,6 @@ class Scan(Expr):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """Of the first state."""
         return self.states[0].dtype
 
     def children(self) -> tuple[Expr, ...]:

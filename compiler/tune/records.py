@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from celosia.compiler.program.files import OutputError
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Status, TrialResult
+from celosia.compiler.tune.pool import Fleet, Job
 from celosia.hw.config import Config
 from celosia.hw.plain import from_json
 
@@ -125,6 +126,30 @@ class Records:
         self._keep(key, result)
         if self.path is not None:
             append(self.path, _line(key, result))
+
+    def measured(
+        self, fleet: Fleet, keys: Sequence[Key], job: Callable[[int], Job],
+        noted: Callable[[int, TrialResult, bool], None],
+        credible: Callable[[int, TrialResult], bool] = lambda place, result: True,
+    ) -> list[TrialResult]:  # fmt: skip
+        """The result of each key, of a trial that `fleet` runs and that is kept where no credible one is known.
+
+        job, credible: of the place in `keys`. noted: called with place, result and whether it is fresh, as soon as it
+        is known. FleetError, OutputError."""
+        known = {place: found for place, key in enumerate(keys) if (found := self.get(key)) and credible(place, found)}
+        for place, result in known.items():
+            noted(place, result, False)
+        missing = [place for place in range(len(keys)) if place not in known]
+
+        def keep(number: int, result: TrialResult) -> None:
+            place = missing[number]
+            known[place] = result
+            self.add(keys[place], result)
+            noted(place, result, True)
+
+        if missing:
+            fleet.run([job(place) for place in missing], keep)
+        return [known[place] for place in range(len(keys))]
 
     def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, TrialResult, bool] | None:
         """The fewest cycles of a workload by that measurer; where it has measured none, by another one of them all.

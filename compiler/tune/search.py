@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from celosia.compiler.tune.choices import SEARCH_NAMES
-from celosia.compiler.tune.cost_model import CostModel
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.points import Floats, Searched
 
 Costs = Sequence[tuple[int, float | None]]
@@ -281,3 +281,18 @@ class Climb(Patient):
 _KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
 SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""
+
+
+def check_names(search: str, learner: str) -> None:
+    """ValueError for a search or a learner that there is not."""
+    for name, known in ((search, SEARCHES), (learner, LEARNERS)):
+        if name not in known:
+            raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+
+
+def begun(name: str, space: Searched, seed: int, model: CostModel) -> Search:
+    """The search of this name over `space`; one that learns does so with `model`."""
+    search = SEARCHES[name](space, np.random.default_rng(seed))
+    if isinstance(search, Guided):
+        search.model = model
+    return search

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
@@ -24,7 +22,7 @@ from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.pool import GONE, Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search import SEARCHES, Guided, Search
+from celosia.compiler.tune.search import Search, begun, check_names
 
 AT_ONCE = 8
 """Points that a search is asked for."""
@@ -36,7 +34,7 @@ FINALISTS = 3
 """Points of a workload that are tried in the whole stream."""
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerSubject:
     """A workload that is tuned. usual, best: cycles of what the compiler takes, and the fewest, twice in a row."""
 
@@ -95,9 +93,7 @@ class Tuner:
     ) -> None:  # fmt: skip
         """told: called after each trial and each look at the whole. search: a name of SEARCHES; learner: of LEARNERS.
         ValueError for others."""
-        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
-            if name not in known:
-                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        check_names(search, learner)
         self.records, self.fleet, self.judge = records, fleet, judge
         self.search, self.model, self.seed, self.told = search, CostModel(LEARNERS[learner]), seed, told
         self.state = NetworkState(trials)
@@ -123,12 +119,7 @@ class Tuner:
             space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
         except Untileable:  # what is not laid out as the space knows it
             return None
-        rng = np.random.default_rng(self.seed)
-        kind = SEARCHES[self.search]
-        search = kind(space, rng)
-        if isinstance(search, Guided):
-            search.model = self.model
-        return LayerSubject(each, space, search, packed(each.layer))
+        return LayerSubject(each, space, begun(self.search, space, self.seed, self.model), packed(each.layer))
 
     # Layers ------------------------------------------------------------------------------------------------------
 
@@ -155,24 +146,14 @@ class Tuner:
         """Measure what is not known, then tell the searches, in the order in which they asked."""
         trials = [(subject, number) for subject, numbers in asked for number in numbers]
         keys = [Key.of(network.cfg, s.space.name, s.space.points[n], self.judge.version) for s, n in trials]
-        results: dict[int, TrialResult] = {}
-        for place, ((subject, number), key) in enumerate(zip(trials, keys)):
-            if (known := self.records.get(key)) is not None and self._credible(known, subject, number):
-                results[place] = known
-                self._count(subject, known, fresh=False)
-        missing = [place for place in range(len(trials)) if place not in results]
-
-        def keep(place: int, result: TrialResult) -> None:
-            results[missing[place]] = result
-            self.records.add(keys[missing[place]], result)
-            self._count(trials[missing[place]][0], result, fresh=True)
-
-        jobs = [self._job(network, *trials[place]) for place in missing]
-        if jobs:
-            self.fleet.run(jobs, keep)
+        found = self.records.measured(
+            self.fleet, keys, lambda place: self._job(network, *trials[place]),
+            lambda place, result, fresh: self._count(trials[place][0], result, fresh),
+            lambda place, result: self._credible(result, *trials[place]),
+        )  # fmt: skip
+        results = dict(zip(trials, found))
         for subject, numbers in asked:
-            places = [place for place, trial in enumerate(trials) if trial[0] is subject and trial[1] in numbers]
-            subject.search.tell([(trials[place][1], results[place].cost) for place in places])
+            subject.search.tell([(number, results[subject, number].cost) for number in numbers])
         self.told(self.state)
 
     def _job(self, network: Network, subject: LayerSubject, number: int) -> LayerJob:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from celosia.compiler.cpu.schedule.chosen import KernelWorkload
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
@@ -25,7 +23,7 @@ from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search import SEARCHES, Guided, Search
+from celosia.compiler.tune.search import Search, begun, check_names
 
 AT_ONCE = 4
 """Points that a search is asked for."""
@@ -113,9 +111,7 @@ class KernelTuner:
         told: Callable[[KernelState], None] = lambda state: None,
     ) -> None:  # fmt: skip
         """told: called after each trial. ValueError for a search or a learner that there is not."""
-        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
-            if name not in known:
-                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        check_names(search, learner)
         self.records, self.fleet, self.seed, self.told = records, fleet, seed, told
         self.search, self.learner = search, LEARNERS[learner]
         self.state = KernelState(trials)
@@ -150,9 +146,7 @@ class KernelTuner:
         self, workload: KernelWorkload, count: int, begin: Callable[[KernelWorkload], Iterable[KernelPlan]], cold: bool
     ) -> KernelSubject:  # fmt: skip
         space = Plans(workload, begin(workload), seed=self.seed)
-        search = SEARCHES[self.search](space, np.random.default_rng(self.seed))
-        if isinstance(search, Guided):
-            search.model = CostModel(self.learner)
+        search = begun(self.search, space, self.seed, CostModel(self.learner))
         return KernelSubject(workload, count, space, search, packed(workload), cold and bool(workload.constants))
 
     def _round(self, asked: Sequence[tuple[KernelSubject, Sequence[int]]]) -> None:
@@ -166,25 +160,18 @@ class KernelTuner:
     def _measured(
         self, trials: Sequence[tuple[KernelSubject, int]], final: bool = False
     ) -> Mapping[tuple[KernelSubject, int], TrialResult]:  # fmt: skip
-        results: dict[tuple[KernelSubject, int], TrialResult] = {}
-        for subject, number in trials:
-            if (known := self.records.get(subject.key(number, final))) is not None:
-                results[subject, number] = known
+        def note(place: int, result: TrialResult, fresh: bool) -> None:
+            if not fresh:
                 self.state.known += not final
-        missing = [trial for trial in trials if trial not in results]
-
-        def keep(place: int, result: TrialResult) -> None:
-            subject, number = missing[place]
-            results[subject, number] = result
-            self.records.add(subject.key(number, final), result)
+                return
             self.state.measured += not final
             self.state.failed += result.status not in (Status.OK, Status.CENSORED)
             self.state.left_out = self.fleet.left_out
             self.told(self.state)
 
-        if missing:
-            self.fleet.run([subject.job(number, final) for subject, number in missing], keep)
-        return results
+        keys = [subject.key(number, final) for subject, number in trials]
+        job = lambda place: trials[place][0].job(trials[place][1], final)  # noqa: E731
+        return dict(zip(trials, self.records.measured(self.fleet, keys, job, note)))
 
     def _final(self, subject: KernelSubject) -> None:
         """Time the best few for long, and take the first if it is worth it."""
