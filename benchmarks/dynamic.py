@@ -28,7 +28,7 @@ STEP = 1 / 32
 """What one step of an int8 activation is worth: they are of the order of 1."""
 
 
-class Net:
+class DynamicNet:
     """A graph in the making; methods take and return names of float tensors. quantised: False leaves all in float."""
 
     def __init__(self, name: str, seed: int, quantised: bool) -> None:
@@ -141,7 +141,7 @@ class Net:
 
 def classifier(quantised: bool = True) -> onnx.ModelProto:
     """image [n, 3, 16, 16] to chances [n, 10]."""
-    net = Net("classifier", 1, quantised)
+    net = DynamicNet("classifier", 1, quantised)
     x = net.conv(net.conv(net.input("image", ["n", 3, 16, 16]), 3, 16), 16, 32, stride=2)
     x = net.rounded(net.node("GlobalAveragePool", x))
     count = net.node("Gather", net.node("Shape", x), net.ints(0))
@@ -152,7 +152,7 @@ def classifier(quantised: bool = True) -> onnx.ModelProto:
 
 def encoder(quantised: bool = True) -> onnx.ModelProto:
     """mel [1, 40, length] to states [1, length/2, 64]; positions are for 400 of them."""
-    net, size, heads = Net("encoder", 2, quantised), 64, 4
+    net, size, heads = DynamicNet("encoder", 2, quantised), 64, 4
     x = net.gelu(net.conv(net.input("mel", [1, 40, "length"]), 40, size, rank=1, relu=False))
     x = net.gelu(net.conv(x, size, size, stride=2, rank=1, relu=False))
     x = net.node("Transpose", x, perm=[0, 2, 1])
@@ -169,7 +169,7 @@ def encoder(quantised: bool = True) -> onnx.ModelProto:
 
 def detector(quantised: bool = True) -> onnx.ModelProto:
     """image [1, 3, height, width] to boxes [found, 4], scores [found] and classes [found], of three classes."""
-    net, classes = Net("detector", 3, quantised), 3
+    net, classes = DynamicNet("detector", 3, quantised), 3
     x = net.conv(net.input("image", [1, 3, "height", "width"]), 3, 16, stride=2)
     x = net.conv(x, 16, 32, stride=2)
     sides = net.node("Sigmoid", net.node("Flatten", net.conv(x, 32, 4, relu=False), axis=2))
@@ -202,7 +202,7 @@ def detector(quantised: bool = True) -> onnx.ModelProto:
     return net.model()
 
 
-def as_list(net: Net, scalar: str) -> str:
+def as_list(net: DynamicNet, scalar: str) -> str:
     """A scalar as [1], for Concat."""
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
@@ -210,7 +210,7 @@ def as_list(net: Net, scalar: str) -> str:
 def decoder(quantised: bool = True) -> onnx.ModelProto:
     """tokens [1, steps] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, steps, 100] and caches of
     past + steps. The first run has a cache of nothing, the others one token."""
-    net, size, heads, layers = Net("decoder", 4, quantised), 64, 4, 2
+    net, size, heads, layers = DynamicNet("decoder", 4, quantised), 64, 4, 2
     tokens = net.input("tokens", [1, "steps"], TensorProto.INT64)
     caches = [net.input(f"{what}{layer}", [1, heads, "past", size // heads]) for layer in range(layers)
               for what in ("keys", "values")]  # fmt: skip

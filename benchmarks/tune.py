@@ -29,12 +29,12 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED, VERSION, Case, Job, Judge, Status, measure, packed
-from celosia.compiler.tune.model import MissingLearner, ridge, trees
+from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
+from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
 from celosia.compiler.tune.network import Network, Occurrence
+from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
-from celosia.compiler.tune.space import Floats, Point, Space, layer_space
 from celosia.driver.tune import tune
 from celosia.hw.config import Config
 
@@ -129,7 +129,7 @@ class Table:
             found = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
             self.costs = {n: cost for n, cost in found.items() if cost >= 0}
             self.longer = {n for n, cost in found.items() if cost < 0}
-        self.case, self.fresh = Case(cfg, layer), 0
+        self.case, self.fresh = LayerCase(cfg, layer), 0
 
     def cost(self, number: int) -> float:
         """Cycles of point `number`; runs it where that is not known."""
@@ -147,7 +147,7 @@ class Table:
 
     def _judged(self, number: int, limit: int) -> float:
         """inf where it is given up at `limit` cycles, or refused. Wrong bytes are an error."""
-        result = measure(Job(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
+        result = measure(LayerJob(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
         if result.status not in (Status.OK, Status.CENSORED, Status.REFUSED):
             raise RuntimeError(f"{self.layer.name} on {self.cfg.name}: {result.status}: {result.detail}")
         return float("inf") if result.cost is None else result.cost
@@ -479,7 +479,7 @@ def fleet_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator
     cfg = Config.load("pynq")
     layer = SMALL[0].layer(cfg)
     space = space_of(cfg, layer)
-    jobs = [Job(cfg, packed(layer), space.points[n]) for n in space.sample(size.jobs, np.random.default_rng(0))]
+    jobs = [LayerJob(cfg, packed(layer), space.points[n]) for n in space.sample(size.jobs, np.random.default_rng(0))]
     rates = []
     for workers in (1, 2):
         say(f"fleet of {workers}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -77,7 +77,7 @@ def open_samples(
     if isinstance(source, Mapping):
         readers = array_readers("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
-        readers = file_readers(files_of(Path(source))[0], pixels)
+        readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:

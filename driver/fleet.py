@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celosia.compiler.tune.choices import BOARD, DEADLINE
-from celosia.compiler.tune.measure import Job, Judge, Result, Status, measure
+from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
@@ -85,13 +85,13 @@ class BoardMeasurer:
         self._devices: dict[Config, RemoteDevice] = {}
         self._session = ExitStack()
 
-    def __call__(self, job: AnyJob) -> Result:
-        assert isinstance(job, Job)
+    def __call__(self, job: AnyJob) -> TrialResult:
+        assert isinstance(job, LayerJob)
         try:
             return measure(job, self._opened)
         except SshError as error:
             self.close()
-            return Result(Status.LOST, detail=str(error))
+            return TrialResult(Status.LOST, detail=str(error))
 
     def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
         if cfg not in self._devices:

@@ -73,7 +73,7 @@ class Stages:
         total = self._before + passed
         rate = total / max(now - self._started, 1e-3)
         text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
-        self._tell(text, now)
+        self._show(text, now)
 
     def count(self, done: int, total: int) -> None:
         """`done` of `total` samples are done: their rate, and the time left."""
@@ -81,13 +81,13 @@ class Stages:
         rate = done / max(now - self._started, 1e-3)
         left = timedelta(seconds=round((total - done) / rate)) if done else "?"
         text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
-        self._tell(text, now)
+        self._show(text, now)
 
     def now(self, text: str) -> None:
         """How far the stage is, in a line."""
-        self._tell(text, time.perf_counter())
+        self._show(text, time.perf_counter())
 
-    def _tell(self, text: str, now: float) -> None:
+    def _show(self, text: str, now: float) -> None:
         if self._moving:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:

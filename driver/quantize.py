@@ -233,7 +233,7 @@ def _quantise(
 
     say(f"calibrating with {len(samples)} samples")
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.samples = iter(samples)
 
@@ -242,7 +242,7 @@ def _quantise(
 
     try:
         quantize_static(
-            source, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
+            source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QInt8 if activations == "int8" else QuantType.QUInt8,
             calibrate_method=CalibrationMethod[METHODS[method]], nodes_to_exclude=list(exclude),

@@ -15,7 +15,7 @@ from celosia.compiler.cpu.ops import OPS, Unsupported, named, traits
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.program.traits import Moves
 
@@ -56,12 +56,12 @@ def _move(op: HostOp, args: list[Value]) -> list[Value]:
     return [elements[place] for place in by_kernel(op, places)]
 
 
-_kernels: dict[Any, Kernel] = {}
+_kernels: dict[Any, CompiledKernel] = {}
 MAX_KERNELS = 4096
 """Kernels held for shapes seen at run time, before all are dropped."""
 
 
-def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
+def kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
     """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
     fixed = traits(op.op).shape_inputs
     types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)

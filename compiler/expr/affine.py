@@ -27,6 +27,7 @@ def offset(load: Load) -> Expr:
 
 
 def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
+    """The row-major element number of `index`; one index is taken for that number."""
     if len(index) == 1:
         return index[0]
     total: Expr = Const(0, INDEX)
@@ -69,6 +70,7 @@ def linear(expr: Expr) -> Linear:
 
 
 def from_linear(terms: Linear) -> Expr:
+    """The expression that a sum stands for."""
     total: Expr = Const(0, INDEX)
     for atom, k in terms.items():
         total = index_binary("add", total, Const(k, INDEX) if atom is None else _times(atom, k))
@@ -76,6 +78,7 @@ def from_linear(terms: Linear) -> Expr:
 
 
 def depends(expr: Expr, var: Var) -> bool:
+    """Whether `var` is somewhere in `expr`."""
     return any(node is var for node in walk(expr))
 
 
@@ -86,7 +89,7 @@ def coefficient(terms: Linear, var: Var) -> int | None:
     return terms.get(var, 0)
 
 
-def apart(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
+def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
     """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

@@ -72,6 +72,7 @@ class Sums:
         return {atom: k for atom, k in out.items() if k}
 
     def difference(self, a: Expr, b: Expr) -> Expr:
+        """a - b, with what cancels gone."""
         total = self(a)
         for atom, k in self(b).items():
             total[atom] = total.get(atom, 0) - k

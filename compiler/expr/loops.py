@@ -97,7 +97,8 @@ class Declared(Protocol):
     """What is known of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As text names it."""
 
     @property
     def reduces(self) -> bool:
@@ -168,6 +169,7 @@ class Function:
 
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside `stmt`."""
     match stmt:
         case For(body=body) | Let(body=body) | Alloc(body=body):
             return (body,)

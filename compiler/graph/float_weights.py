@@ -45,6 +45,7 @@ class _Product:
 
 
 def quantise_weights(model: ir.Model) -> None:
+    """Change `model`: constants become integers behind DequantizeLinear."""
     found = [product for node in model.graph if (product := _product(node)) is not None]
     fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, each.source.inputs[1])))
     for product in found:

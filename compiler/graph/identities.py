@@ -30,19 +30,13 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
+from celosia.compiler.program.traits import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 """(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""
 RULES: dict[str, Rule] = {}
 """What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
-
-
-def _rule(*names: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, rule))
-        return rule
-
-    return add
+_rule = filling(RULES)
 
 
 def simplify(model: ir.Model) -> None:

@@ -53,6 +53,7 @@ class Integerise(Commute):
     """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes."""
 
     def run(self) -> None:
+        """Changes the graph until nothing is left to do."""
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))

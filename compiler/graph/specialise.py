@@ -33,14 +33,14 @@ SIZES = frozenset(("Shape", "Size"))
 
 
 @dataclass(frozen=True)
-class Model:
+class SpecialisedModel:
     """A graph, and the inputs whose first axis counts samples, of which a Program takes any number."""
 
     graph: ir.Model
     batched: tuple[str, ...] = ()
 
 
-def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> Model:
+def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> SpecialisedModel:
     """The model for inputs of these shapes. images: how many samples are computed at once where nothing says.
 
     ModelError where the shapes contradict the model, and where a size is open that must be a number.
@@ -60,7 +60,7 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
         wanted = next((each for each in left if not _is_count(proto, origin, each)), left[0])
         because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
         raise ModelError(missing(proto, wanted) + because)
-    return Model(model, batched)
+    return SpecialisedModel(model, batched)
 
 
 def sample_size(proto: onnx.ModelProto) -> str | None:

@@ -22,6 +22,7 @@ BLOCK_OF_COLUMNS = 32
 
 
 def round_activations(model: ir.Model) -> None:
+    """Change `model`: what products by such constants read is rounded first."""
     for node in list(model.graph):
         if is_op(node, "Gemm", "MatMul") and (size := _block(node)) and not _stays_float(node):
             _round(node, size)

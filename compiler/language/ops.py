@@ -12,10 +12,10 @@ from celosia.compiler.language.errors import fail
 from celosia.compiler.language.errors import where as here
 from celosia.compiler.language.meaning import store as store_now
 from celosia.compiler.language.tile import (
-    Array,
+    ArrayArgument,
     Pointer,
-    Store,
     Tile,
+    TracedStore,
     as_tile,
     binary,
     broadcast,
@@ -99,7 +99,7 @@ def zeros_like(tile: Tile) -> Tile:
 
 
 def load(
-    source: Array | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
+    source: ArrayArgument | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
     steps: Any = None, **hints: Any,
 ) -> Tile:  # fmt: skip
     """Values from memory: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
@@ -122,7 +122,7 @@ def load(
     return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
 
 
-def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
+def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
     """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block of `steps`
     as in `load`.
 
@@ -140,7 +140,7 @@ def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = N
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
     value = _fitted("cl.store", value, pointer)
     check_alive(value)
-    each = Store(pointer.array, pointer.offsets, value, mask, here(), block)
+    each = TracedStore(pointer.array, pointer.offsets, value, mask, here(), block)
     running = program()
     if running.interpreting:
         store_now(each)
@@ -168,7 +168,7 @@ def _places(
     if offsets is None:
         if steps is not None:
             fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
-        if isinstance(source, Array):
+        if isinstance(source, ArrayArgument):
             if len(source.shape) > 1 and source.size > 1:
                 fail(
                     f"{source.name} is a whole array of {list(source.shape)}; give {what} offsets and a shape, or add "
@@ -178,7 +178,7 @@ def _places(
         if not isinstance(source, Pointer):
             fail(f"{what} takes a pointer, as x + offsets, and not {source}")
         return source, None, None if mask is None else _mask(what, mask, source)
-    if not isinstance(source, Array):
+    if not isinstance(source, ArrayArgument):
         fail(f"a block is a part of an array, and {what} was given {type(source).__name__.lower()}s; leave offsets out")
     starts, dims = tuple(offsets), shape_of(shape) if shape != () else ()
     if not len(starts) == len(dims) == len(source.shape):

@@ -43,9 +43,9 @@ from celosia.compiler.program import (
 )
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
-from celosia.compiler.tensorize.plan import Part
+from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.config import Config
 
 
@@ -59,7 +59,7 @@ class Assembler:
         self.views = {node for node in plan_nodes(steps) if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
-        self.kernels: list[Kernel] = []
+        self.kernels: list[CompiledKernel] = []
         self.finished: set[ir.Node] = set()  # operators whose steps are made
         self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
         self.names = value_names(model.graph)  # of all tensors, also of those made here
@@ -301,7 +301,7 @@ class Assembler:
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
+                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
                 round(choice.together), describe(choice.layer, _folded(choice.reads)),
             )
             for choice, loaded, stored, parts in zip(
@@ -310,7 +310,7 @@ class Assembler:
         )  # fmt: skip
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
-    def _parts(self, part: Part) -> list[PartInfo]:
+    def _parts(self, part: LayerPart) -> list[PartInfo]:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 
 class Kind(Enum):
@@ -57,6 +58,22 @@ class Traits:
     like: tuple[str, slice | tuple[int, ...]] | None = None
     first: bool = False
     random: bool = False
+
+
+F = TypeVar("F")
+
+
+def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
+    """A decorator that puts a function into `table` under the names of the operators that it is for."""
+
+    def of(*names: str) -> Callable[[F], F]:
+        def add(function: F) -> F:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return add
+
+    return of
 
 
 _ROWS: dict[str, Traits] = {}

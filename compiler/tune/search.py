@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from celosia.compiler.tune.choices import SEARCH_NAMES
-from celosia.compiler.tune.model import Model
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
+from celosia.compiler.tune.points import Floats, Searched
 
 Costs = Sequence[tuple[int, float | None]]
 
@@ -199,9 +199,9 @@ class Guided(Search):
 
     curious = 0.05
 
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
         super().__init__(space, rng)
-        self.model = model or Model()
+        self.model = model or CostModel()
 
     def proposals(self, count: int) -> Iterable[int]:
         for number in np.argsort(self._expected(), kind="stable").tolist():
@@ -224,7 +224,7 @@ class Patient(Guided):
 
     patience, worth = 32, 0.001
 
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
         super().__init__(space, rng, model)
         self.since = 0
         """Tries since the last that was better by `worth`."""
@@ -281,3 +281,18 @@ class Climb(Patient):
 _KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
 SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""
+
+
+def check_names(search: str, learner: str) -> None:
+    """ValueError for a search or a learner that there is not."""
+    for name, known in ((search, SEARCHES), (learner, LEARNERS)):
+        if name not in known:
+            raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+
+
+def begun(name: str, space: Searched, seed: int, model: CostModel) -> Search:
+    """The search of this name over `space`; one that learns does so with `model`."""
+    search = SEARCHES[name](space, np.random.default_rng(seed))
+    if isinstance(search, Guided):
+        search.model = model
+    return search

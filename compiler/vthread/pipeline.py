@@ -38,7 +38,7 @@ Load = Callable[[], Sequence[Phase | None]]
 
 
 @dataclass
-class Instruction:
+class Unencoded:
     """One instruction before encoding; `layer` is the number of the layer it belongs to."""
 
     opcode: Opcode
@@ -174,7 +174,7 @@ class Stream:
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self.instructions: list[Instruction] = []
+        self.instructions: list[Unencoded] = []
         self.layer = 0
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
@@ -185,7 +185,7 @@ class Stream:
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
         """Appends an instruction of the layer at hand."""
-        self.instructions.append(Instruction(opcode, fields, self.layer))
+        self.instructions.append(Unencoded(opcode, fields, self.layer))
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
         """Keep entries of `ring` until the tile that is loading has computed. Returns `first`."""

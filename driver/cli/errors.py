@@ -48,11 +48,11 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.tensorize.decisions import DecisionsError
-    from celosia.compiler.tune.model import MissingLearner
+    from celosia.compiler.tune.cost_model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError
+    from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
-    from celosia.driver.explore.space import SpaceError
     from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError

@@ -16,7 +16,7 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import RUNGS, Point
-from celosia.driver.explore.subject import Subject
+from celosia.driver.explore.subject import ExploredModel
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
@@ -57,7 +57,7 @@ def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
     return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
 
 
-def rtl_cycles(subject: Subject, cfg: Config, memory: str) -> int:
+def rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
     """Cycles of a run with inputs that are made up, compiled as `subject.timed` does."""
     program = compile(subject.path, cfg, check=False, records="none")
     inputs = read_inputs([], program.inputs, random=True)

@@ -20,12 +20,12 @@ from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm, result
-from celosia.driver.explore.explorer import Explorer, State
+from celosia.driver.explore.configs import ConfigSpace, Values, board_of
+from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
-from celosia.driver.explore.space import Space, Values, board_of
-from celosia.driver.explore.subject import Subject, nothing_on_accelerator, placed, with_records
+from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
 from celosia.sim.memory import memory_model
@@ -56,11 +56,11 @@ class Exploration:
 
 def explore(
     models: str | Path | Sequence[str | Path], board: str = "pynq-z2", *, objective: Sequence[str] = DEFAULT_OBJECTIVES,
-    budget: float | None = None, points: int | None = None, space: str | Path | Values | Space | None = None,
+    budget: float | None = None, points: int | None = None, space: str | Path | Values | ConfigSpace | None = None,
     folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
     jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
     fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
-    told: Callable[[State], None] = lambda state: None,
+    told: Callable[[ExploreState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
     """Search for the Configs that no other is better than, for these models on `board`.
 
@@ -76,7 +76,7 @@ def explore(
     goes on. memory: a memory model, by default the board's. left: share of each resource that stays free. search: of
     SEARCHES. jobs: processes that measure; 0: this one. pool: "dask://HOST:PORT", whose workers have the models under
     the same paths. deadline: seconds for a model on a Config. confirmed: "yosys", "rtl" or both: how the front is
-    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the State.
+    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
@@ -88,7 +88,9 @@ def explore(
     """
     objective = _checked(objective, confirmed, search)
     place, behind = _place(board, memory)
-    around = space if isinstance(space, Space) else Space.of(place, space)
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
+    around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
     context = context_of(subjects, board, behind)
     known = Points(None if folder is None else Path(folder), context)
@@ -125,8 +127,8 @@ def _clock(before: float) -> Callable[[], float]:
 
 
 def _explorer(
-    ladder: Ladder, space: Space, search: str, objective: Sequence[str], budget: float | None, seed: int,
-    told: Callable[[State], None],
+    ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
+    told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
     """With the board's preset measured, and what earlier runs know."""
     known = ladder.points
@@ -159,7 +161,7 @@ def _explored(
     return None
 
 
-def beginning(ladder: Ladder, space: Space, rng: np.random.Generator) -> list[Config]:
+def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
     """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
     for models have the fewest instructions on them, so that something is known soon."""
     first = space.nearest(ladder.board.config)
@@ -184,11 +186,11 @@ def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> lis
     return objective
 
 
-def subjects_of(models: Sequence[str | Path]) -> list[Subject]:
+def subjects_of(models: Sequence[str | Path]) -> list[ExploredModel]:
     """ExploreError where there are none, or two of one name; ModelError."""
     if not models:
         raise ExploreError("give at least one model")
-    found = [Subject.of(each) for each in models]
+    found = [ExploredModel.of(each) for each in models]
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -211,7 +213,7 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2] or "s"]
 
 
-def _room(state: State, now: float, budget: float | None, points: int | None) -> int:
+def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
     """How many more Configs may be measured; where none, the state says what has ended it."""
     if budget is not None and now >= budget:
         state.ended = "budget"

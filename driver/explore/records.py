@@ -22,7 +22,7 @@ from celosia.compiler.program.saved import make
 from celosia.compiler.tune.measure import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.hardware import Resources
-from celosia.driver.explore.subject import Cost, Subject
+from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
@@ -153,7 +153,7 @@ class Points:
             self.known[point.cfg.digest] = point
 
 
-def context_of(subjects: list[Subject], board: str, memory: str) -> dict[str, Any]:
+def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
     """What looks depend on."""
     models = {each.name: each.digest for each in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}

@@ -104,6 +104,7 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
 
 @op("BlockedMaxPool", kind=Kind.COMPLEX)
 def blocked_max_pool(node: Node) -> Tensor:
+    """The largest of each window; padding counts as nothing."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, lowest(x.dtype))
@@ -117,6 +118,7 @@ def blocked_max_pool(node: Node) -> Tensor:
 
 @op("BlockedAveragePool", kind=Kind.COMPLEX)
 def blocked_average_pool(node: Node) -> Tensor:
+    """The mean of each window, over as many elements as ONNX counts."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, wrap(0, x.dtype))

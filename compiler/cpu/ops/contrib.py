@@ -29,14 +29,17 @@ def apply(node: Node, name: str, *inputs: Tensor | None, values: Sequence[Array 
 
 
 def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
+    """Axes in the order `perm`."""
     return apply(node, "Transpose", x, perm=list(perm))
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
+    """Times `factor`."""
     return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
 
 
 def optional(node: Node, i: int) -> Tensor | None:
+    """Input `i`, None where it is left out."""
     return node.input(i) if node.has(i) else None
 
 
@@ -75,6 +78,7 @@ def fused_matmul(node: Node) -> Tensor:
 
 @op("FusedGemm", kind=Kind.OPAQUE)
 def fused_gemm(node: Node) -> Tensor:
+    """Gemm, then an activation function."""
     attrs = {name: node.attrs[name] for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
     return activated(node, apply(node, "Gemm", *node.inputs, **attrs), ("alpha", "beta"))
 
@@ -102,6 +106,7 @@ def dynamic_quantize_matmul(node: Node) -> Tensor:
 
 @op("MatMulInteger16", kind=Kind.OPAQUE)
 def matmul_integer16(node: Node) -> Tensor:
+    """Products of int16, their sums in int32."""
     wide = [T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input(0), node.input(1))]
     return apply(node, "MatMul", *wide)
 
@@ -184,6 +189,7 @@ def conv_transpose_with_pads(node: Node) -> Tensor:
 
 @op("SimplifiedLayerNormalization", kind=Kind.OPAQUE)
 def simplified_layer_normalization(node: Node) -> list[Tensor]:
+    """By the root of the mean square, without a mean."""
     x = node.input(0)
     return _by_root_mean_square(node, x, node.input(1), node.axis(-1, len(x.shape)))[: node.outputs]
 
@@ -289,6 +295,7 @@ def nhwc_max_pool(node: Node) -> Tensor:
 
 @op("ExpandDims", kind=Kind.OPAQUE)
 def expand_dims(node: Node) -> Tensor:
+    """A new axis of size 1. Unsupported where it is no constant."""
     x, axis = node.input(0), int(node.constant(1, "axis").reshape(()))
     axis = axis if axis >= 0 else axis + len(x.shape) + 1
     return reshaped(x, (*x.shape[:axis], 1, *x.shape[axis:]))
@@ -296,6 +303,7 @@ def expand_dims(node: Node) -> Tensor:
 
 @op("CDist", kind=Kind.OPAQUE)
 def pairwise_distances(node: Node) -> Tensor:
+    """[rows of a, rows of b], Euclidean or their squares."""
     a, b = node.input(0), node.input(1)
     k = T.reduce_axis(a.shape[1], "k")
 
@@ -320,4 +328,5 @@ def unfold(node: Node) -> Tensor:
 
 @op("SampleOp", kind=Kind.OPAQUE)
 def sample(node: Node) -> Tensor:
+    """Its input."""
     return apply(node, "Identity", node.input(0))

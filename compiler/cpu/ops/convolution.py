@@ -91,6 +91,7 @@ def _convolution_by_plane(
 
 @op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv(node: Node) -> Tensor:
+    """With a bias where there is one; groups, strides, dilation, any number of axes."""
     x, w = node.input(0), node.input(1)
     zero = wrap(0, x.dtype)
     if not node.has(2):
@@ -101,6 +102,7 @@ def conv(node: Node) -> Tensor:
 
 @op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv_transpose(node: Node) -> Tensor:
+    """With a bias where there is one; groups, strides, dilation, any number of axes."""
     bias = node.input(2) if node.has(2) else None
     return transposed(
         node, node.input(0), node.input(1), lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m]

@@ -15,6 +15,7 @@ from celosia.compiler.program.traits import Kind, Moves
 
 
 def one(x: Expr) -> Expr:
+    """1 of the element type of `x`."""
     return wrap(1, x.dtype)
 
 
@@ -25,6 +26,7 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; NaN stays."""
     zero = wrap(0, x.dtype)
     if x.dtype.startswith("uint"):
         return select(T.equal(x, zero), zero, one(x))
@@ -40,12 +42,14 @@ def softplus(x: Expr) -> Expr:
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
+    """By erf, or by tanh where `approximate` says so."""
     if approximate == "tanh":
         return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
+    """0 between -limit and limit, else nearer to 0 by `bias`."""
     return select(x < -limit, x + bias, select(x > limit, x - bias, 0))
 
 
@@ -114,6 +118,7 @@ def intrinsic(node: Node) -> Tensor:
 
 @op("IsInf", kind=Kind.INJECTIVE)
 def is_inf(node: Node) -> Tensor:
+    """bool, of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
 
     def body(x: Expr) -> Expr:
@@ -194,6 +199,7 @@ VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 @op(*VARIADIC, kind=Kind.INJECTIVE)
 def variadic(node: Node) -> Tensor:
+    """Of any number of tensors, broadcast."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
 
     def body(*values: Expr) -> Expr:
@@ -207,11 +213,13 @@ def variadic(node: Node) -> Tensor:
 
 @op("Where", kind=Kind.INJECTIVE, moves=Moves.JOIN)
 def where(node: Node) -> Tensor:
+    """Of three tensors, broadcast."""
     return node.elementwise(select, node.input(0), node.input(1), node.input(2))
 
 
 @op("Clip", kind=Kind.INJECTIVE)
 def clip(node: Node) -> Tensor:
+    """Within bounds, of attributes or inputs; one that is NaN bounds nothing."""
     x = node.input(0)
     bounds: list[Expr | None] = [
         wrap(node.attrs[name], x.dtype) if name in node.attrs else node.scalar(i, x.dtype) if node.has(i) else None
@@ -229,6 +237,7 @@ def clip(node: Node) -> Tensor:
 
 @op("Cast", kind=Kind.INJECTIVE)
 def cast(node: Node) -> Tensor:
+    """To the type that the attribute names. Unsupported where the CPU has none."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
     if target is None:
         raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")
@@ -237,11 +246,13 @@ def cast(node: Node) -> Tensor:
 
 @op("CastLike", kind=Kind.INJECTIVE)
 def cast_like(node: Node) -> Tensor:
+    """To the type of the second input."""
     return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
 
 
 @op("BiasGelu", "FastGelu", kind=Kind.COMPLEX)
 def bias_gelu(node: Node) -> Tensor:
+    """gelu(x + bias), by erf or by tanh."""
     kind = "tanh" if node.op == "FastGelu" else "none"
     if not node.has(1):
         return node.elementwise(lambda x: gelu(x, kind), node.input(0))

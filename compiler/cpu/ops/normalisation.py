@@ -15,6 +15,7 @@ from celosia.compiler.program.traits import Kind
 
 @op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True)
 def softmax(node: Node) -> Tensor:
+    """Along an axis, or all axes from one on before opset 13."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -31,6 +32,7 @@ def softmax(node: Node) -> Tensor:
 
 @op("Hardmax", kind=Kind.REDUCTION)
 def hardmax(node: Node) -> Tensor:
+    """1 at the first of the largest along an axis, else 0. Unsupported over several axes."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -85,6 +87,7 @@ def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Ten
 
 @op("LayerNormalization", kind=Kind.REDUCTION, wide=True)
 def layer_normalization(node: Node) -> list[Tensor]:
+    """Over all axes from one on; mean and inverse deviation are further outputs."""
     x = node.input(0)
     bias = node.input(2) if node.has(2) else None
     return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias)[: node.outputs]
@@ -102,6 +105,7 @@ def skip_layer_normalization(node: Node) -> list[Tensor]:
 
 @op("RMSNormalization", kind=Kind.REDUCTION, wide=True)
 def rms_normalization(node: Node) -> Tensor:
+    """By the root of the mean square of all axes from one on."""
     x, scale = node.input(0), node.input(1)
     axes = range(node.axis(-1, len(x.shape)), len(x.shape))
     count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
@@ -131,6 +135,7 @@ def instance_normalization(node: Node) -> Tensor:
 
 @op("GroupNormalization", kind=Kind.REDUCTION, wide=True)
 def group_normalization(node: Node) -> Tensor:
+    """Over groups of channels and all pixels; parameters by channel or by group."""
     x, scale, bias = node.input(0), node.input(1), node.input(2)
     groups = int(node.attrs.get("num_groups", x.shape[1]))
     size = x.shape[1] // groups
@@ -149,6 +154,7 @@ def group_normalization(node: Node) -> Tensor:
 
 @op("BatchNormalization", kind=Kind.INJECTIVE, wide=True)
 def batch_normalization(node: Node) -> Tensor:
+    """By given statistics. Unsupported in training mode."""
     if node.attrs.get("training_mode", 0):
         raise node.fail("training mode")
     # In onnxruntime's order: of what follows, some take the difference to something near.
@@ -170,6 +176,7 @@ def mean_variance_normalization(node: Node) -> Tensor:
 
 @op("LpNormalization", kind=Kind.REDUCTION, wide=True)
 def lp_normalization(node: Node) -> Tensor:
+    """By the norm along an axis; 0 where that is 0."""
     x, p = node.input(0), int(node.attrs.get("p", 2))
     axis = node.axis(-1, len(x.shape))
     total = reduced(x, [axis], True, lambda v, ks: T.sum(call("abs", v) if p == 1 else v * v, ks), "total")
@@ -183,6 +190,7 @@ def lp_normalization(node: Node) -> Tensor:
 
 @op("LRN", kind=Kind.COMPLEX, wide=True)
 def lrn(node: Node) -> Tensor:
+    """By squares of neighbouring channels."""
     x, size = node.input(0), int(node.attrs["size"])
     alpha, beta, bias = (node.attrs.get(k, d) for k, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     before = (size - 1) // 2

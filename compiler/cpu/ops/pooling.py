@@ -22,6 +22,7 @@ def lowest(dtype: str) -> Expr:
 
 @op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True)
 def max_pool(node: Node) -> Tensor:
+    """Any number of axes, dilation. Unsupported with indices."""
     if node.outputs > 1:
         raise node.fail("the second output, indices")
     x = node.input(0)
@@ -33,6 +34,7 @@ def max_pool(node: Node) -> Tensor:
 
 @op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True)
 def average_pool(node: Node) -> Tensor:
+    """Any number of axes, over as many elements as ONNX counts."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, x.dtype))
@@ -47,6 +49,7 @@ def average_pool(node: Node) -> Tensor:
 @op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True)
 @op("GlobalMaxPool", kind=Kind.REDUCTION)
 def global_pool(node: Node) -> Tensor:
+    """Of whole images, which become [n, c, 1, ...]."""
     x = node.input(0)
     axes = range(2, len(x.shape))
     if node.op == "GlobalMaxPool":

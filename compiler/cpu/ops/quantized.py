@@ -54,6 +54,7 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
 
 @op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)))
 def quantize_linear(node: Node) -> Tensor:
+    """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
     x = node.input(0)
     dtype = node.input(2).dtype if node.has(2) else ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0)), "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
@@ -68,6 +69,7 @@ def quantize_linear(node: Node) -> Tensor:
 
 @op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)))
 def dequantize_linear(node: Node) -> Tensor:
+    """By tensor, channel or block, to the type of the scale."""
     x = node.input(0)
 
     def body(*i: Expr) -> Expr:
@@ -82,6 +84,7 @@ def dequantize_linear(node: Node) -> Tensor:
 
 @op("DynamicQuantizeLinear", kind=Kind.OPAQUE)
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
+    """uint8, with the scale and zero point that the values need."""
     x = node.input(0)
     axes = range(len(x.shape))
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
@@ -157,6 +160,7 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
 
 @op("ConvInteger", kind=Kind.COMPLEX, heavy=True, weights=1, windows=True)
 def conv_integer(node: Node) -> Tensor:
+    """Sums in int32."""
     x, w = node.input(0), node.input(1)
     zx, zw = left_zero(node, 2, x.dtype), right_zero(node, 3, w.dtype)
     return integer.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
@@ -164,6 +168,7 @@ def conv_integer(node: Node) -> Tensor:
 
 @op("QLinearMatMul", kind=Kind.COMPLEX, scale=6)
 def qlinear_matmul(node: Node) -> Tensor:
+    """The second matrix may have a scale for each column."""
     a, b = node.input(0), node.input(3)
     sa, sb = node.scalar(1, F32), node.input(4)
     sy, kind = node.scalar(6, F32), _eight_bits(a, b, node.input(7))
@@ -250,6 +255,7 @@ def qlinear_add(node: Node) -> Tensor:
 
 @op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6)
 def qlinear_mul(node: Node) -> Tensor:
+    """Of bytes, broadcast."""
     a, b = node.input(0), node.input(3)
     sa, sb, sc, zc = (node.scalar(i, F32) for i in (1, 4, 6, 7))
     za, zb = node.scalar(2, "int32"), node.scalar(5, "int32")
@@ -266,6 +272,7 @@ def qlinear_mul(node: Node) -> Tensor:
 
 
 def dequantized(node: Node, x: Expr, scale: int = 1, zero: int = 2) -> Expr:
+    """float32 of a byte; scale, zero: numbers of the inputs that say how."""
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
@@ -289,6 +296,7 @@ def logistic(x: Expr) -> Expr:
 
 @op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3)
 def qlinear_unary(node: Node) -> Tensor:
+    """Sigmoid or LeakyRelu of bytes."""
     alpha = node.attrs.get("alpha", 0.01)
 
     def body(x: Expr) -> Expr:
@@ -316,10 +324,12 @@ def qlinear_concat(node: Node) -> Tensor:
 @op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3)
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
+    """Channels may be the last axis."""
     return global_average(node)
 
 
 def global_average(node: Node) -> Tensor:
+    """The mean of each image [n, c, ...] of bytes, requantised."""
     x = node.input(0)
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))

@@ -153,6 +153,7 @@ class _Layer:
 
 @op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True)
 def rnn(node: Node) -> list[Tensor]:
+    """All states [times, directions, batch, hidden], and the last ones."""
     layer = _Layer(node, 1, ["Tanh"])
 
     def step(t: Expr, states: States) -> list[Tensor]:

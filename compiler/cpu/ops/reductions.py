@@ -57,6 +57,7 @@ EXTREMES = ("ReduceMax", "ReduceMin")
 @op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
 @op("ReduceLogSumExp", kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
 def reduce(node: Node) -> Tensor:
+    """Over some axes or all; of integers in doubles."""
     x = node.input(0)
     if node.op in EXTREMES or is_float(x.dtype):
         return _reduced(node, x)
@@ -91,6 +92,7 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
 
 @op("ArgMax", "ArgMin", kind=Kind.REDUCTION)
 def arg(node: Node) -> Tensor:
+    """int64 along an axis, of equal ones the first or the last; NaN is the best."""
     x = node.input(0)
     axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
     best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")

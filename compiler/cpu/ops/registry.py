@@ -43,18 +43,22 @@ class Node:
     name: str = ""
 
     def fail(self, why: str) -> Unsupported:
+        """An Unsupported that names the operator."""
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
     def has(self, i: int) -> bool:
+        """Whether input `i` is given."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def input(self, i: int) -> Tensor:
+        """Input `i`. Unsupported where it is left out."""
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
             raise self.fail(f"input {i} is missing")
         return tensor
 
     def constant(self, i: int, what: str) -> Array:
+        """The array of input `i`, which is `what`. Unsupported where it is no constant."""
         if not self.has(i) or self.values[i] is None:
             raise self.fail(f"{what} (input {i}) is not a constant")
         value = self.values[i]
@@ -73,6 +77,7 @@ class Node:
         return [int(v) for v in np.atleast_1d(self.constant(i, attr))] if self.has(i) else None
 
     def axis(self, default: int, rank: int) -> int:
+        """The attribute, from the front. Unsupported where there is no such axis."""
         axis = int(self.attrs.get("axis", default))
         if not -rank <= axis < max(rank, 1):
             raise self.fail(f"axis {axis} of {rank} dimensions")
@@ -138,6 +143,7 @@ def clamp(x: Expr, lo: float, hi: float) -> Expr:
 
 
 def limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest value of an integer type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
@@ -148,4 +154,5 @@ def saturate(x: Expr, dtype: str) -> Expr:
 
 
 def round_even(x: Expr) -> Expr:
+    """To the nearest integer, ties to even ones, as a float."""
     return T.call("round_even", x)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.tune.choices import LEARNER_NAMES
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.points import Floats, Searched
 
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
@@ -60,7 +60,7 @@ def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Fl
 LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=True))
 
 
-class Model:
+class CostModel:
     """Learns from the trials of all spaces that it is told of; those of one Config, to begin with."""
 
     def __init__(self, learner: Learner = ridge) -> None:
