@@ -501,9 +501,7 @@ def test_tooltips_of_configs_have_a_width(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     explore(model, space=SPACE, points=3, folder=tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    shown = [
-        each for each in re.findall(r'"tooltips":("[^"]*"|\[\[[^]]*\](?:,\[[^]]*\])*\])', text) if "@digest" in each
-    ]
+    shown = [each for each in re.findall(r'"tooltips":(.{400})', text) if "@digest" in each]
     assert len(shown) == 2 and all("max-width:" in each and "overflow-wrap:anywhere" in each for each in shown)
 
 
