@@ -19,7 +19,7 @@ class Scanned(wiring.Component):
     another one. So nothing of it is optimised away, and each of its paths lies between registers, as behind an
     interconnect; but nothing useful can run on it.
 
-    Ports of the simulation's event trace (`trace_...`) are left open.
+    Ports of the simulation's event trace (`trace`) are left open.
 
     Members
     -------
@@ -37,7 +37,7 @@ class Scanned(wiring.Component):
         m.submodules.component = component = self._component
         ports: dict[wiring.Flow, list[Value]] = {In: [], Out: []}
         for path, member, value in component.signature.flatten(component):
-            if not str(path[0]).startswith("trace_"):
+            if path[0] != "trace":
                 ports[member.flow].append(Value.cast(value))
         given, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
         outputs = Signal.like(sampled, name="outputs")

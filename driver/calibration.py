@@ -59,6 +59,7 @@ class Samples:
         return (reader(self.inputs) for reader in self.readers)
 
     def pick(self, numbers: Iterable[int]) -> Samples:
+        """Those of these numbers, in their order."""
         return Samples(self.inputs, tuple(self.readers[k] for k in numbers))
 
 
@@ -97,6 +98,7 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
 
 
 def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+    """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
     _check_names(where, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -135,6 +137,7 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
+    """A sample of each file."""
     return [partial(_file, path, pixels) for path in files]
 
 

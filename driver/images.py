@@ -37,6 +37,7 @@ IN_UNITS = Pixels()
 
 
 def is_image(path: Path) -> bool:
+    """By its suffix."""
     return path.suffix.lower() in SUFFIXES
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -9,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, AxiLite
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, error_layout, handles
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, TraceRegisters, error_layout
 from celosia.hw.regs import (
     CONTROL_ABORT,
     CONTROL_START,
@@ -50,11 +52,11 @@ class Control(wiring.Component):
     fetch_quiet : In(1)         Fetch has nothing in flight.
     quiet, wait_token : In(4)   A bit for each unit.
     active, held : In           A bit for each unit; LOAD has one for each port to memory.
-    error_<source> : In(Pulse)  Errors of fetch and of the units.
+    errors : In(Pulse)          Of each of ERROR_SOURCES: fetch and the units.
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
     write_answer : In(1)        A response to a burst of writes is passed.
-    trace_<register>            Values of the registers, and `at`, where the Config has a `trace_depth`.
+    trace : In(TraceRegisters)  Where the Config has a `trace_depth`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -65,7 +67,6 @@ class Control(wiring.Component):
             for name, register in REGISTERS.items()
             if cfg.trace_depth or not name.startswith(TRACE_PREFIX)
         }
-        trace = {name: each for name, each in self._present.items() if name.startswith(TRACE_PREFIX)}
         super().__init__({
             "axil": In(AxiLite(REGISTER_BITS)),
             "irq": Out(1),
@@ -89,11 +90,9 @@ class Control(wiring.Component):
             "read_beat": In(cfg.ports),
             "write_beat": In(1),
             "write_answer": In(1),
-            **{f"error_{source}": In(Pulse(error_layout)) for source in ERROR_SOURCES},
-            **{name: In(32) if each.access == Access.READ else Out(32) for name, each in trace.items()},
+            "errors": In(Pulse(error_layout)).array(len(ERROR_SOURCES)),
+            **({"trace": In(TraceRegisters())} if cfg.trace_depth else {}),
         })  # fmt: skip
-        self.errors = handles(self, *(f"error_{source}" for source in ERROR_SOURCES))
-        self._trace = list(zip(trace.values(), handles(self, *trace)))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -101,37 +100,12 @@ class Control(wiring.Component):
         busy, done, stuck = Signal(), Signal(), Signal()
         start, abort, renewed = self._registers(m, values, locked=busy | stuck)
         code, index, runs = Signal(ERROR_BITS), Signal(INDEX_BITS), Signal(32)
-        m.d.comb += [
-            self.instr_addr.eq(values["instr_addr"]),
-            self.instr_count.eq(values["instr_count"]),
-            self.dma_base.eq(Cat(values["dma_base_lo"], values["dma_base_hi"])),
-            self.dma_size.eq(values["dma_size"]),
-            self.irq.eq(done & values["irq_enable"][0]),
-            values["magic"].eq(MAGIC),
-            values["identity"].eq(self._cfg.identity),
-            values["sources"].eq(sources_identity()),
-            values["status"].eq(Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT)),
-            values["error_index"].eq(index),
-            values["runs"].eq(runs),
-        ]
-        for register, port in self._trace:
-            value = values[register.name]
-            m.d.comb += value.eq(port) if register.access == Access.READ else port.eq(value)
-        moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
-        moved = Signal()  # a register, for what moves is known late in a cycle, and resets a counter
-        m.d.sync += moved.eq(moves)
-        expired = self._timer(m, values["watchdog"], moved)
-        lapsed = self._timer(m, values["lease"], renewed)
+        m.d.comb += [self.irq.eq(done & values["irq_enable"][0]), self.busy.eq(busy), self.error.eq(self.halt)]
+        self._values(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
         self._counters(m, values, busy)
-
-        # Registers, for what ends a run comes late from all parts, and leads to many others.
-        finished, all_quiet, errors = Signal(), Signal(), []
-        error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
-        m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
-        for source, pulse in zip(ERROR_SOURCES, self.errors):
-            error = Signal(error_pulse, name=f"failed_{source}")
-            m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
-            errors.append(error)
+        expired = self._timer(m, values["watchdog"], self._moved(m))
+        lapsed = self._timer(m, values["lease"], renewed)
+        finished, all_quiet, errors = self._ends(m)
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
@@ -173,8 +147,48 @@ class Control(wiring.Component):
                 m.d.comb += stuck.eq(1)
                 with m.If(all_quiet):
                     m.next = "IDLE"
-        m.d.comb += [self.busy.eq(busy), self.error.eq(self.halt)]
         return m
+
+    def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
+        """What registers read that the host does not write, and those whose values go out."""
+        m.d.comb += [
+            self.instr_addr.eq(values["instr_addr"]),
+            self.instr_count.eq(values["instr_count"]),
+            self.dma_base.eq(Cat(values["dma_base_lo"], values["dma_base_hi"])),
+            self.dma_size.eq(values["dma_size"]),
+            values["magic"].eq(MAGIC),
+            values["identity"].eq(self._cfg.identity),
+            values["sources"].eq(sources_identity()),
+            values["status"].eq(status),
+            values["error_index"].eq(index),
+            values["runs"].eq(runs),
+        ]
+        if self._cfg.trace_depth:
+            m.d.comb += [
+                values["trace_count"].eq(self.trace.count),
+                self.trace.at.eq(values["trace_at"]),
+                values["trace_event"].eq(self.trace.event),
+                values["trace_cycle"].eq(self.trace.cycle),
+            ]
+
+    def _moved(self, m: Module) -> Signal:
+        """1 where something moved: a register, for that is known late in a cycle, and resets a counter."""
+        moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
+        moved = Signal()
+        m.d.sync += moved.eq(moves)
+        return moved
+
+    def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
+        """What ends a run: everything is fetched, everything is quiet, or one of the errors. Registers, for it comes
+        late from all parts, and leads to many others."""
+        finished, all_quiet, errors = Signal(), Signal(), []
+        error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
+        m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
+        for source, pulse in zip(ERROR_SOURCES, self.errors):
+            error = Signal(error_pulse, name=f"failed_{source}")
+            m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
+            errors.append(error)
+        return finished, all_quiet, errors
 
     def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
         """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, handles
+from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
 from celosia.hw.regs import TRACE_INDEX_SHIFT
 
 WAITING = 8
@@ -27,23 +27,24 @@ class EventTrace(wiring.Component):
     Members
     -------
     clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
-    <unit>_start, <unit>_done : In(Pulse)   The number of an instruction that starts, or is done, in this cycle.
-    at : In(32)                     Number of an entry of the ring; the number of an event modulo `trace_depth`.
-    event, cycle : Out(32)          That entry, as the registers say, two cycles later.
-    count : Out(32)                 Events that have been written, over older ones where there were more than entries.
+    pulses : In(Pulse)              Of each of SOURCES: the number of an instruction that starts, or is done, in this
+                                    cycle.
+    registers : Out(TraceRegisters)
+        at                          Number of an entry of the ring; the number of an event modulo `trace_depth`.
+        event, cycle                That entry, as the registers say, two cycles later.
+        count                       Events that have been written, over older ones where there were more than entries.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._depth = cfg.trace_depth
         number = data.StructLayout({"index": INDEX_BITS})
         super().__init__({
-            "clear": In(1), "at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32),
-            **{source: In(Pulse(number)) for source in SOURCES},
+            "clear": In(1), "pulses": In(Pulse(number)).array(len(SOURCES)), "registers": Out(TraceRegisters()),
         })  # fmt: skip
-        self.pulses = handles(self, *SOURCES)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        host = self.registers
         now, place = Signal(32), Signal(range(self._depth))
         entry, waiting = Signal(data.StructLayout({"event": 32, "cycle": 32})), Signal(len(SOURCES))
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
@@ -61,17 +62,17 @@ class EventTrace(wiring.Component):
                 m.d.comb += entry.eq(queue.o.payload)
         m.d.sync += now.eq(now + 1)
         with m.If(waiting.any()):
-            m.d.sync += [self.count.eq(self.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
+            m.d.sync += [host.count.eq(host.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
         with m.If(self.clear):
-            m.d.sync += [now.eq(FIRST), place.eq(0), self.count.eq(0)]
-        for name, value in (("event", self.event), ("cycle", self.cycle)):
+            m.d.sync += [now.eq(FIRST), place.eq(0), host.count.eq(0)]
+        for name, value in (("event", host.event), ("cycle", host.cycle)):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
             write, read = ring.write_port(), ring.read_port()
             m.d.comb += [
                 write.en.eq(waiting.any()),
                 write.addr.eq(place),
                 write.data.eq(entry[name]),
-                read.addr.eq(self.at),
+                read.addr.eq(host.at),
                 value.eq(read.data),
             ]
         return m

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from amaranth import signed, unsigned
@@ -9,7 +10,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import Format, Opcode, Unit, formats, instruction_bytes
+from celosia.hw.isa import UNIT_OF, Format, Opcode, Unit, formats, instruction_bytes
 from celosia.hw.scratchpads import Scratchpad
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
@@ -50,9 +51,36 @@ class Pulse(wiring.Signature):
         super().__init__({"valid": Out(1), "payload": Out(shape)})
 
 
-def handles(part: wiring.Component, *names: str) -> list[Any]:
-    """The members of `part` that are called so: an array of ports whose names say what they are."""
-    return [getattr(part, name) for name in names]
+class TraceRegisters(wiring.Signature):
+    """The registers of the event trace, from the ring's side: `at` is the host's, the others tell of the ring."""
+
+    def __init__(self) -> None:
+        super().__init__({"at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32)})
+
+
+class PerUnit(wiring.Signature):
+    """A port for each unit, called as the unit is; `each` of the object has them in the order of `Unit`."""
+
+    def __init__(self, of: Callable[[Opcode], wiring.Signature]) -> None:
+        super().__init__({UNITS[unit]: Out(of(opcode)) for opcode, unit in UNIT_OF.items()})
+
+    def create(self, *, path: tuple[str | int, ...] | None = None, src_loc_at: int = 0) -> PortsOfUnits:
+        """As every signature does."""
+        return PortsOfUnits(self, path=path, src_loc_at=1 + src_loc_at)
+
+
+class PortsOfUnits(wiring.PureInterface):
+    """The object of a `PerUnit`."""
+
+    @property
+    def each(self) -> tuple[Any, ...]:
+        """The ports, as they are seen from this side: of LOAD, GEMM, VECTOR and STORE."""
+        return self.load, self.gemm, self.vector, self.store
+
+
+def instructions(cfg: Config) -> PerUnit:
+    """Instructions on their way to the units, a stream of `instruction_layout` for each."""
+    return PerUnit(lambda opcode: stream.Signature(instruction_layout(cfg, opcode)))
 
 
 def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,6 +13,8 @@ MAGIC = 0x43454C4F
 
 
 class Access(IntEnum):
+    """What the host may do with a register."""
+
     READ = 0
     WRITE = 1
     """Written by the host; reads give the value back."""
@@ -45,6 +48,8 @@ ERROR_TEXT = {
 
 @dataclass(frozen=True)
 class Register:
+    """A register of 32 bits at byte `offset`; doc: a sentence for docs/isa.md."""
+
     name: str
     offset: int
     access: Access
@@ -68,75 +73,86 @@ TRACE_PREFIX = "trace_"
 """Of registers that are there only where the Config has a `trace_depth`; others read as 0."""
 
 
+_Rows = tuple[tuple[str, Access, str], ...]
+
+_RUN: _Rows = (
+    ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
+    ("identity", Access.READ, "First 32 bits of the Config's digest."),
+    ("sources", Access.READ, "First 32 bits of the digest of the hardware's sources."),
+    ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one, which counts where both are set; reads as 0."),
+    (
+        "status",
+        Access.READ,
+        "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but memory has not answered all "
+        "that it was asked; no run starts before it has.",
+    ),
+    (
+        "error_index",
+        Access.READ,
+        "Number of the instruction that the error belongs to, from 0; for the watchdog, a lease and an abort "
+        "the oldest that waits for a token or, where none does, the last one that started.",
+    ),
+    ("runs", Access.READ, "Runs that were started since the reset: the number of the last one, modulo 2^32."),
+    ("instr_addr", Access.SETUP, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
+    ("instr_count", Access.SETUP, "How many instructions."),
+    ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
+    ("dma_base_hi", Access.SETUP, "High half."),
+    ("dma_size", Access.SETUP, "Bytes that may be read and written from the base."),
+    (
+        "watchdog",
+        Access.WRITE,
+        "Cycles without progress of any unit, and without an answer of memory, before the run ends in an error; 0 "
+        "for never.",
+    ),
+    (
+        "lease",
+        Access.WRITE,
+        "Cycles from the start, or from the last write of this register, before the run ends in an error: a host "
+        "that waits for a run writes it again and again; 0 for never.",
+    ),
+    ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
+)
+"""Of the hardware, and of a run."""
+
+_TRACE: _Rows = (
+    (
+        "trace_count",
+        Access.READ,
+        "Events of the run that the ring has taken; it holds the last `trace_depth` of them.",
+    ),
+    ("trace_at", Access.WRITE, "An entry of the ring: the number of an event, from 0, modulo `trace_depth`."),
+    (
+        "trace_event",
+        Access.READ,
+        "What that event is. Bit 0: the instruction is done, else it starts; bits 1 to 2 its unit, the others its "
+        "number.",
+    ),
+    ("trace_cycle", Access.READ, "When it was: cycles from the start, modulo 2^32."),
+)
+"""Of the event trace."""
+
+
+def _counters() -> Iterator[tuple[str, str]]:
+    """Name and meaning of each counter."""
+    yield "cycles", "Cycles from start to done"
+    yield "read_beats", "Beats received on the AXI read channels"
+    yield "write_beats", "Beats sent on the AXI write channel"
+    for unit in Unit:
+        for what, doc, lanes in (
+            ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
+            ("wait_token", "cycles in which its next instruction waited for a token", ""),
+            ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
+        ):
+            yield f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
+
+
 def _registers() -> dict[str, Register]:
-    rows: list[tuple[str, Access, str]] = [
-        ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
-        ("identity", Access.READ, "First 32 bits of the Config's digest."),
-        ("sources", Access.READ, "First 32 bits of the digest of the hardware's sources."),
-        ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one, which counts where both are set; reads as 0."),
-        (
-            "status",
-            Access.READ,
-            "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but memory has not answered all "
-            "that it was asked; no run starts before it has.",
-        ),
-        (
-            "error_index",
-            Access.READ,
-            "Number of the instruction that the error belongs to, from 0; for the watchdog, a lease and an abort "
-            "the oldest that waits for a token or, where none does, the last one that started.",
-        ),
-        ("runs", Access.READ, "Runs that were started since the reset: the number of the last one, modulo 2^32."),
-        ("instr_addr", Access.SETUP, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
-        ("instr_count", Access.SETUP, "How many instructions."),
-        ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
-        ("dma_base_hi", Access.SETUP, "High half."),
-        ("dma_size", Access.SETUP, "Bytes that may be read and written from the base."),
-        (
-            "watchdog",
-            Access.WRITE,
-            "Cycles without progress of any unit, and without an answer of memory, before the run ends in an error; 0 "
-            "for never.",
-        ),
-        (
-            "lease",
-            Access.WRITE,
-            "Cycles from the start, or from the last write of this register, before the run ends in an error: a host "
-            "that waits for a run writes it again and again; 0 for never.",
-        ),
-        ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
-    ]
-    for name, doc in (
-        ("cycles", "Cycles from start to done"),
-        ("read_beats", "Beats received on the AXI read channels"),
-        ("write_beats", "Beats sent on the AXI write channel"),
-        *(
-            (f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}")
-            for unit in Unit
-            for what, doc, lanes in (
-                ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
-                ("wait_token", "cycles in which its next instruction waited for a token", ""),
-                ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
-            )
-        ),
-    ):
-        rows.append((f"{name}_lo", Access.READ, f"{doc}, low half."))
-        rows.append((f"{name}_hi", Access.READ, f"{doc}, high half."))
-    rows += [
-        (
-            "trace_count",
-            Access.READ,
-            "Events of the run that the ring has taken; it holds the last `trace_depth` of them.",
-        ),
-        ("trace_at", Access.WRITE, "An entry of the ring: the number of an event, from 0, modulo `trace_depth`."),
-        (
-            "trace_event",
-            Access.READ,
-            "What that event is. Bit 0: the instruction is done, else it starts; bits 1 to 2 its unit, the others its "
-            "number.",
-        ),
-        ("trace_cycle", Access.READ, "When it was: cycles from the start, modulo 2^32."),
-    ]
+    """In the order of their offsets."""
+    halves = (("lo", "low half"), ("hi", "high half"))
+    counters = (
+        (f"{name}_{half}", Access.READ, f"{doc}, {which}.") for name, doc in _counters() for half, which in halves
+    )
+    rows = (*_RUN, *counters, *_TRACE)
     return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}
 
 

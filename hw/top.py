@@ -22,7 +22,8 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.layout import INDEX_BITS, UNITS, handles
+from celosia.hw.isa import Unit
+from celosia.hw.layout import INDEX_BITS, UNITS, PerUnit
 from celosia.hw.pipeline import ISSUE
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
@@ -42,7 +43,22 @@ class State(IntEnum):
     """Its next instruction waits for a token."""
 
 
+class UnitTrace(wiring.Signature):
+    """What simulation sees of a unit.
+
+    start, done : Out(1), with start_index, done_index : Out(32)    An instruction starts, or is done, in this cycle.
+    state : Out(State)      What the unit does in this cycle.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({
+            "start": Out(1), "start_index": Out(INDEX_BITS), "done": Out(1), "done_index": Out(INDEX_BITS),
+            "state": Out(State),
+        })  # fmt: skip
+
+
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
+    """The memories of a scratchpad of `cfg`, with their ports."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]
@@ -66,21 +82,16 @@ class Accelerator(wiring.Component):
     irq : Out(1)            1 while a run is done, if enabled.
     idle, busy, error : Out(1)      One of them is 1, for the lights of a board: the last run, if any, ended well; a run
                             is under way; the last run ended in an error.
-    trace_<unit>_start, trace_<unit>_done : Out(1), with trace_<unit>_..._index : Out(32)
-                            An instruction starts, or is done, in this cycle; for simulation.
-    trace_<unit>_state : Out(2)     What the unit does in this cycle, a `State`; for simulation.
+    trace : Out(PerUnit)    A UnitTrace of each unit, for simulation.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        shown = {"start": 1, "start_index": INDEX_BITS, "done": 1, "done_index": INDEX_BITS, "state": State}
-        trace = {f"trace_{unit}_{what}": Out(shape) for unit in UNITS for what, shape in shown.items()}
         second = {"m_axi1": Out(Axi4Read(cfg.bus_bytes))} if cfg.ports == 2 else {}
         super().__init__({
             "s_axil": In(AxiLite(REGISTER_BITS)), "m_axi": Out(Axi4(cfg.bus_bytes)), **second, "irq": Out(1),
-            "idle": Out(1), "busy": Out(1), "error": Out(1), **trace,
+            "idle": Out(1), "busy": Out(1), "error": Out(1), "trace": Out(PerUnit(lambda opcode: UnitTrace())),
         })  # fmt: skip
-        self._shown = [handles(self, *(f"trace_{unit}_{what}" for what in shown)) for unit in UNITS]
 
     def elaborate(self, platform: object) -> Module:
         cfg = self._cfg
@@ -135,12 +146,10 @@ class Accelerator(wiring.Component):
 
     def _connect_instructions(self, m: Module, fetch: Fetch, tokens: Tokens, units: Sequence[Any]) -> None:
         """Fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a unit."""
-        for name, unit, fetched, queue, passed, done in zip(
-            UNITS, units, fetch.queues, tokens.queues, tokens.passed, tokens.done
-        ):
+        wiring.connect(m, fetch.queues, tokens.queues)
+        for name, unit, passed, done in zip(UNITS, units, tokens.passed.each, tokens.done.each):
             issue = HeadFifo(passed.payload.shape(), ISSUE)
             m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
-            wiring.connect(m, fetched, queue)
             wiring.connect(m, passed, issue.i)
             wiring.connect(m, issue.o, unit.instr)
             wiring.connect(m, unit.done, done)
@@ -215,31 +224,30 @@ class Accelerator(wiring.Component):
 
     def _show(self, m: Module, units: Sequence[Any], tokens: Tokens) -> None:
         """What the units do, for simulation."""
-        for unit, waits, shown in zip(units, tokens.wait_token, self._shown):
-            start, start_index, done, done_index, state = shown
+        for unit, waits, shown in zip(units, tokens.wait_token, self.trace.each):
             m.d.comb += [
-                start.eq(unit.instr.valid & unit.instr.ready),
-                start_index.eq(unit.instr.payload.index),
-                done.eq(unit.done.valid),
-                done_index.eq(unit.done.payload.index),
+                shown.start.eq(unit.instr.valid & unit.instr.ready),
+                shown.start_index.eq(unit.instr.payload.index),
+                shown.done.eq(unit.done.valid),
+                shown.done_index.eq(unit.done.payload.index),
             ]
             with m.If(unit.active):
-                m.d.comb += state.eq(State.BUSY)
+                m.d.comb += shown.state.eq(State.BUSY)
             with m.Elif(unit.held):
-                m.d.comb += state.eq(State.MEMORY)
+                m.d.comb += shown.state.eq(State.MEMORY)
             with m.Elif(waits):
-                m.d.comb += state.eq(State.TOKEN)
+                m.d.comb += shown.state.eq(State.TOKEN)
 
     def _connect_trace(self, m: Module, control: Control) -> None:
         """What simulation sees of instructions, to the ring of the host."""
         m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
-        starts_and_ends = (pair for shown in self._shown for pair in (shown[:2], shown[2:4]))
-        for pulse, (valid, index) in zip(trace.pulses, starts_and_ends):
-            m.d.comb += [pulse.valid.eq(valid), pulse.payload.index.eq(index)]
-        m.d.comb += [
-            trace.clear.eq(control.clear),
-            trace.at.eq(control.trace_at),
-            control.trace_event.eq(trace.event),
-            control.trace_cycle.eq(trace.cycle),
-            control.trace_count.eq(trace.count),
-        ]
+        for unit, shown in zip(Unit, self.trace.each):
+            starts, ends = trace.pulses[2 * unit : 2 * unit + 2]
+            m.d.comb += [
+                starts.valid.eq(shown.start),
+                starts.payload.index.eq(shown.start_index),
+                ends.valid.eq(shown.done),
+                ends.payload.index.eq(shown.done_index),
+            ]
+        m.d.comb += trace.clear.eq(control.clear)
+        wiring.connect(m, trace.registers, control.trace)

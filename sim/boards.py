@@ -57,6 +57,7 @@ class Board:
 
     @property
     def config(self) -> Config:
+        """The Config for which its preset stands."""
         return PRESETS[self.preset]
 
 

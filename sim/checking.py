@@ -8,31 +8,17 @@ Whatever order the simulator happens to execute in, each pair of accesses withou
 from __future__ import annotations
 
 from collections import deque
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import (
-    GEMM_LOOPS,
-    OUTER_LOOPS,
-    TAP_LOOPS,
-    VECTOR_LOOPS,
-    ASource,
-    BSource,
-    Buffer,
-    Destination,
-    Opcode,
-    Unit,
-    element_bytes,
-)
-from celosia.hw.scratchpads import depths, scratchpads
+from celosia.hw.isa import Opcode, Unit
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.device import DeviceError
-from celosia.sim.patterns import Steps, offsets, spans, steps
 from celosia.sim.reference import Fields
+from celosia.sim.touches import Index, rows, touches
 
-Index = NDArray[np.int64]
 UNITS = len(Unit)
 
 
@@ -44,11 +30,12 @@ class Accesses:
     """Who last read and wrote each element of one buffer. Times are instruction numbers plus one, 0 for never."""
 
     def __init__(self, name: str, size: int, unit: str, must_be_written: bool) -> None:
-        self.name, self.unit, self.must_be_written = name, unit, must_be_written
+        self.name, self.size, self.unit, self.must_be_written = name, size, unit, must_be_written
         self.reads = np.zeros((UNITS, size), np.int32)
         self.writes = np.zeros((UNITS, size), np.int32)
 
     def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """Instruction `number` of `unit` reads the elements `index`. clock: what it knows of the others. CheckError."""
         self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
             unwritten = np.asarray(~self.writes[:, index].any(axis=0))
@@ -59,6 +46,7 @@ class Accesses:
         self.reads[unit, index] = number + 1
 
     def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """The same where it writes them."""
         self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
         self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
         self.writes[unit, index] = number + 1
@@ -108,69 +96,17 @@ class Checker:
                 self.tokens[unit, other].append(list(clock))
 
     def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
-        def entries(name: str, operand: str, pattern: Steps, pieces: int = 1, after: int = 0) -> Index:
-            """Element numbers that `operand` visits, each once; of the entries `after` those."""
-            size = len(self.buffers[name].reads[0]) // pieces
-            base = f[f"{operand}_base"] + after
-            if not any(base + low >= 0 and base + high < size for _, low, high in spans(pattern, size)):
+        dram = rows(self.cfg, opcode, f)
+        if dram is not None and not dram.write:
+            self.dram.read(dram.numbers(self.dram.size), unit, number, clock)
+        for touch in touches(self.cfg, opcode, f):
+            accesses = self.buffers[touch.memory]
+            if not touch.inside(accesses.size):
                 raise CheckError(
-                    f"instruction {number} ({unit.name}): {operand} leaves {name}, which ends at {size - 1}"
+                    f"instruction {number} ({unit.name}): {touch.operand} leaves {touch.memory}, which ends at "
+                    f"{accesses.size // touch.pieces - 1}"
                 )
-            index = np.unique((offsets(pattern, size) + base) % size)
-            return index if pieces == 1 else (index[:, None] * pieces + np.arange(pieces)).ravel()
-
-        def read(name: str, operand: str, pattern: Steps, pieces: int = 1, after: int = 0) -> None:
-            self.buffers[name].read(entries(name, operand, pattern, pieces, after), unit, number, clock)
-
-        def write(name: str, operand: str, pattern: Steps, pieces: int = 1) -> None:
-            self.buffers[name].write(entries(name, operand, pattern, pieces), unit, number, clock)
-
-        cfg = self.cfg
-        if opcode == Opcode.LOAD:
-            buffer = Buffer(f["buffer"])
-            self.dram.read(self._dram_bytes(f, element_bytes(cfg, buffer, bool(f["widen"]))), unit, number, clock)
-            height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-            width = f["pad_left"] + f["x_size"] + f["pad_right"]
-            block = ((f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"]))
-            write(buffer.name.lower(), "sram", _once(block))
-        elif opcode == Opcode.STORE:
-            block = ((f["z_size"], f["sram_z"]), (f["y_size"], f["sram_y"]), (f["x_size"], f["sram_x"]))
-            read("out", "sram", _once(block))
-            self.dram.write(self._dram_bytes(f, cfg.piece_bytes), unit, number, clock)
-        elif opcode == Opcode.GEMM:
-            read("inp", "inp", steps(f, "inp", GEMM_LOOPS), cfg.inp_pieces)
-            read("wgt", "wgt", steps(f, "wgt", GEMM_LOOPS))
-            acc = steps(f, "acc", OUTER_LOOPS)
-            if f["accumulate"]:
-                read("acc", "acc", acc, cfg.out_pieces)
-            write("acc", "acc", acc, cfg.out_pieces)
-        else:
-            a = "acc" if f["a_source"] == ASource.ACC else "vin"
-            if f["taps"]:
-                for tap in range(cfg.taps):
-                    read(a, "a", steps(f, "a", VECTOR_LOOPS), cfg.out_pieces, tap)
-                read("tap", "tap", steps(f, "tap", TAP_LOOPS))
-            else:
-                read(a, "a", steps(f, "a", VECTOR_LOOPS), cfg.out_pieces)
-            if f["b_source"] == BSource.VIN:
-                read("vin", "b", steps(f, "b", OUTER_LOOPS), cfg.out_pieces)
-            if f["requantise"]:
-                read("par", "par", steps(f, "par", OUTER_LOOPS))
-            if f["lookup"]:
-                self.buffers["lut"].read(np.array([f["table"] % depths(cfg)["lut"]]), unit, number, clock)
-            write(Destination(f["destination"]).name.lower(), "dst", steps(f, "dst", OUTER_LOOPS), cfg.out_pieces)
-
-    def _dram_bytes(self, f: Fields, size: int) -> Index:
-        """Bytes of DRAM that an instruction touches; those outside are left to the execution, which reports them."""
-        rows = prod((f["z_size"], f["y_size"]))
-        starts = (
-            f["dram_addr"]
-            + np.arange(f["z_size"])[:, None] * f["dram_z"]
-            + np.arange(f["y_size"])[None, :] * f["dram_y"]
-        ) % (1 << 32)
-        index = (starts.reshape(rows, 1) + np.arange(f["x_size"] * size)).ravel()
-        return index[index < self.dram.reads.shape[1]]
-
-
-def _once(block: Steps) -> Steps:
-    return tuple((extent, stride if extent > 1 else 0) for extent, stride in block)
+            note = accesses.write if touch.write else accesses.read
+            note(touch.numbers(accesses.size), unit, number, clock)
+        if dram is not None and dram.write:  # bytes outside are left to the execution, which reports them
+            self.dram.write(dram.numbers(self.dram.size), unit, number, clock)

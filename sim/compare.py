@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import OUTER_LOOPS, Destination, Opcode, formats, instruction_bytes, opcode_of
-from celosia.hw.scratchpads import depths
+from celosia.hw.isa import Opcode, instruction_bytes
+from celosia.hw.scratchpads import depths, scratchpads
+from celosia.sim.decode import Instruction, decode
 from celosia.sim.device import Device, DeviceError
-from celosia.sim.reference import Fields, addresses
+from celosia.sim.touches import touches
 
 
 @dataclass(frozen=True)
@@ -80,36 +82,24 @@ def first_difference(
         middle = (good + bad) // 2
         good, bad = (good, middle) if differs(middle) else (middle, bad)
     (first, failure), (second, other_failure) = outcome(expected, bad), outcome(found, bad)
-    program = _decode(cfg, image, instr_addr, bad)
-    opcode, f = program[-1]
-    name = opcode.name if opcode else "?"
+    size = instruction_bytes(cfg)
+    program = decode(cfg, image[instr_addr : instr_addr + bad * size].reshape(bad, size))
+    culprit = program[-1]
+    name = culprit.opcode.name if culprit else "?"
     if failure or other_failure:
         return Difference(bad - 1, name, error=failure or other_failure)
     where = np.flatnonzero(first != second)
     addr = int(where[0])
-    piece = _source(cfg, opcode, f, addr)
+    piece = _source(cfg, culprit, addr) if culprit else -1
     return Difference(
         bad - 1, name, addr, len(where), int(first[addr]), int(second[addr]), piece, _producer(cfg, program, piece)
     )
 
 
-Program = list[tuple[Opcode | None, Fields]]
-
-
-def _decode(cfg: Config, image: NDArray[np.uint8], instr_addr: int, count: int) -> Program:
-    size = instruction_bytes(cfg)
-    program: Program = []
-    for i in range(count):
-        word = int.from_bytes(image[instr_addr + i * size :][:size].tobytes(), "little")
-        opcode = opcode_of(word)
-        program.append((opcode, formats(cfg)[opcode].decode(word) if opcode else {}))
-    return program
-
-
-def _source(cfg: Config, opcode: Opcode | None, f: Fields, addr: int) -> int:
+def _source(cfg: Config, instruction: Instruction, addr: int) -> int:
     """The piece of out that a STORE writes to `addr` (the last one, where its rows overlap), or -1."""
-    piece = -1
-    if opcode != Opcode.STORE:
+    piece, f = -1, instruction.fields
+    if instruction.opcode != Opcode.STORE:
         return piece
     width = f["x_size"] * cfg.piece_bytes
     for z in range(f["z_size"]):
@@ -122,14 +112,12 @@ def _source(cfg: Config, opcode: Opcode | None, f: Fields, addr: int) -> int:
     return piece
 
 
-def _producer(cfg: Config, program: Program, piece: int) -> int:
+def _producer(cfg: Config, program: Sequence[Instruction | None], piece: int) -> int:
     """The last VECTOR of `program` that writes `piece` of out, or -1."""
-    for number, (opcode, f) in reversed(list(enumerate(program))):
-        if (
-            piece >= 0
-            and opcode == Opcode.VECTOR
-            and f["destination"] == Destination.OUT
-            and piece // cfg.out_pieces in addresses(f, "dst", OUTER_LOOPS, depths(cfg)["out"])
-        ):
-            return number
+    size = scratchpads(cfg)["out"].depth * cfg.out_pieces
+    for number, each in reversed(list(enumerate(program))):
+        if piece >= 0 and each is not None and each.opcode == Opcode.VECTOR:
+            for touch in touches(cfg, each.opcode, each.fields):
+                if touch.write and touch.memory == "out" and piece in touch.numbers(size):
+                    return number
     return -1

@@ -14,6 +14,8 @@ from celosia.sim.reference import Fields
 
 
 class Instruction(NamedTuple):
+    """A legal instruction; values: those of the fields `names`, signed where they are."""
+
     unit: Unit
     opcode: Opcode
     names: tuple[str, ...]
@@ -29,76 +31,85 @@ class Instruction(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
-    """The instructions of code [count, instruction_bytes]; None for each illegal word."""
-    program: list[Instruction | None] = [None] * len(code)
-    opcodes = code[:, 0] & 0b111
-    for opcode in formats(cfg):
-        numbers = np.flatnonzero(opcodes == opcode)
-        if len(numbers):
-            fields = _fields(cfg, opcode)
-            values = _values(_words(code[numbers]), fields)
-            columns = dict(zip(fields.names, values.T))
-            illegal = np.any([broken(columns) for broken in rules(cfg)[opcode].values()], axis=0)
-            for number, bad, instruction in zip(numbers.tolist(), illegal.tolist(), _instructions(fields, values)):
-                program[number] = None if bad else instruction
-    return program
+class Columns(NamedTuple):
+    """Instructions of one opcode: their numbers in the program, and the values of each field, signed where it is."""
 
-
-def _words(code: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """[count, words of 64 bits], with one of zeros after the last."""
-    count, size = code.shape
-    padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)
-    padded[:, :size] = code
-    return padded.view("<u8")
-
-
-class _Fields(NamedTuple):
-    """Of all fields of an opcode, in their order: where they lie (word of 64 bits and bit), masks of their width, and
-    the value of their sign bit (0 where unsigned)."""
-
-    opcode: Opcode
+    numbers: NDArray[np.int64]
     names: tuple[str, ...]
+    values: NDArray[np.int64]
+    """[fields, instructions]"""
+
+    @property
+    def fields(self) -> dict[str, NDArray[np.int64]]:
+        """The values of each field [instructions], by name."""
+        return dict(zip(self.names, self.values))
+
+
+def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
+    """The instructions of code [count, instruction_bytes] uint8 by opcode, and which of all break a rule of `isa`."""
+    opcodes = code[:, 0] & 0b111
+    illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
+    found = {}
+    for opcode, form in formats(cfg).items():
+        numbers = np.flatnonzero(opcodes == opcode)
+        found[opcode] = each = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
+        if len(numbers):
+            fields = each.fields
+            illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
+    return found, illegal
+
+
+class _Places(NamedTuple):
+    """Of all fields of an opcode, in their order, each [fields, 1]: where they lie (word of 64 bits and bit), masks of
+    their width, and the value of their sign bit (0 where unsigned)."""
+
     words: NDArray[np.intp]
     bits: NDArray[np.uint64]
     masks: NDArray[np.uint64]
     signs: NDArray[np.int64]
-    wait: int
-    post: int
-    steps: list[int]
-    """Which fields are numbers of iterations."""
 
 
 @cache
-def _fields(cfg: Config, opcode: Opcode) -> _Fields:
+def _places(cfg: Config, opcode: Opcode) -> _Places:
     form = formats(cfg)[opcode]
-    names = tuple(form.offsets)
-    offsets, widths = np.array(list(form.offsets.values())), [field.width for field in form.fields]
-    return _Fields(
-        opcode, names, offsets // 64, (offsets % 64).astype(np.uint64),
-        np.array([(1 << width) - 1 for width in widths], np.uint64),
-        np.array([1 << field.width - 1 if field.signed else 0 for field in form.fields]),
-        names.index("wait"), names.index("post"),
-        [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")],
+    offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
+    return _Places(
+        offsets[:, 0] // 64, (offsets % 64).astype(np.uint64),
+        np.array([[(1 << width) - 1 for width in widths]], np.uint64).T,
+        np.array([[1 << field.width - 1 if field.signed else 0 for field in form.fields]]).T,
     )  # fmt: skip
 
 
-def _values(words: NDArray[np.uint64], fields: _Fields) -> NDArray[np.int64]:
-    """[count, fields]"""
-    low = words[:, fields.words] >> fields.bits
+def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """[fields, count] of code [count, bytes of one]."""
+    places, (count, size) = _places(cfg, opcode), code.shape
+    padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
+    padded[:, :size] = code
+    words = np.ascontiguousarray(padded.view("<u8").T)
+    low = words[places.words] >> places.bits
     # Two shifts, as one by 64 is undefined.
-    high = words[:, fields.words + 1] << np.uint64(1) << (np.uint64(63) - fields.bits)
-    values = ((low | high) & fields.masks).view(np.int64)
-    return (values ^ fields.signs) - fields.signs
+    high = words[places.words + 1] << np.uint64(1) << (np.uint64(63) - places.bits)
+    values = ((low | high) & places.masks).view(np.int64)
+    return (values ^ places.signs) - places.signs
 
 
-def _instructions(fields: _Fields, values: NDArray[np.int64]) -> list[Instruction]:
-    opcode, names = fields.opcode, fields.names
-    unit = UNIT_OF[opcode]
-    waits = map(_units, values[:, fields.wait].tolist())
-    posts = map(_units, values[:, fields.post].tolist())
-    steps = values[:, fields.steps].prod(axis=1, dtype=np.float64).tolist()
-    rows = map(tuple, values.tolist())
+def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
+    """The instructions of code [count, instruction_bytes]; None for each illegal word."""
+    program: list[Instruction | None] = [None] * len(code)
+    found, illegal = columns(cfg, code)
+    for opcode, each in found.items():
+        bad = illegal[each.numbers].tolist()
+        for number, broken, instruction in zip(each.numbers.tolist(), bad, _instructions(opcode, each)):
+            program[number] = None if broken else instruction
+    return program
+
+
+def _instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
+    unit, names, values = UNIT_OF[opcode], columns.names, columns.values
+    counted = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
+    waits, posts = (map(_units, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
+    steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
+    rows = map(tuple, values.T.tolist())
     return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps)]
 
 

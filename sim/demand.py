@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +18,22 @@ from celosia.hw.isa import (
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
-    BSource,
-    Buffer,
     Destination,
-    Format,
     Opcode,
     buffers,
     element_bytes,
-    formats,
     instruction_bytes,
     lanes,
-    rules,
+    why_illegal,
 )
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.scratchpads import scratchpads
+from celosia.sim.decode import columns
+from celosia.sim.touches import OPERANDS
 
 Ints = NDArray[np.int64]
+Columns = dict[str, Ints]
+"""The values of each field, of instructions of one opcode."""
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
 
@@ -77,42 +80,37 @@ def demand(cfg: Config, code: bytes) -> Demand:
     size = instruction_bytes(cfg)
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
-    words: NDArray[np.uint64] = np.frombuffer(code, "<u8").astype(np.uint64).reshape(-1, size // 8)
-    count = len(words)
-    result: dict[str, Ints] = {name: np.zeros(count, np.int64) for name in Demand.__dataclass_fields__}
-    opcode = (words[:, 0] & np.uint64(0b111)).astype(np.int64)
-    for number in np.flatnonzero(~np.isin(opcode, list(Opcode)))[:1]:
-        raise ValueError(f"instruction {number}: opcode {opcode[number]} does not exist")
-    for each in Opcode:
-        which = np.flatnonzero(opcode == each)
-        fields = _Fields(formats(cfg)[each], words[which])
-        for rule, broken in rules(cfg)[each].items():
-            for number in which[np.flatnonzero(broken(fields))[:1]]:
-                raise ValueError(f"instruction {number}: {each.name}: {rule}")
-        values = {"wait": fields["wait"], "post": fields["post"], **_OF[each](cfg, fields)}
-        result["unit"][which] = UNIT_OF[each]
+    words = np.frombuffer(code, np.uint8).reshape(-1, size)
+    found, illegal = columns(cfg, words)
+    for number in np.flatnonzero(illegal)[:1]:
+        reason = why_illegal(cfg, int.from_bytes(words[number].tobytes(), "little"))
+        raise ValueError(f"instruction {number}: {reason}")
+    result: dict[str, Ints] = {name: np.zeros(len(words), np.int64) for name in Demand.__dataclass_fields__}
+    for opcode, each in found.items():
+        fields, which = each.fields, each.numbers
+        values = {"wait": fields["wait"], "post": fields["post"], **_shared(opcode, fields), **_OF[opcode](cfg, fields)}
+        result["unit"][which] = UNIT_OF[opcode]
         for name, value in values.items():
             result[name][which] = value
     return Demand(**result)
 
 
-class _Fields:
-    """The fields of instructions of one format, each as an array; taken as unsigned."""
+def _product(f: Columns, names: Iterable[str]) -> Ints:
+    return prod((f[name] for name in names), start=np.ones_like(f["opcode"]))
 
-    def __init__(self, fmt: Format, words: NDArray[np.uint64]) -> None:
-        self._widths = {field.name: field.width for field in fmt.fields}
-        self._fmt, self._words = fmt, words
 
-    def __getitem__(self, name: str) -> Ints:
-        width = self._widths[name]
-        column, shift = divmod(self._fmt.offsets[name], 64)
-        value = self._words[:, column] >> np.uint64(shift)
-        if shift + width > 64:
-            value = value | self._words[:, column + 1] << np.uint64(64 - shift)
-        return (value & np.uint64((1 << width) - 1)).astype(np.int64)
+def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
+    """Which of the scratchpads are read and written that several units use."""
 
-    def product(self, names: list[str]) -> Ints:
-        return prod((self[name] for name in names), start=np.ones(len(self._words), np.int64))
+    def which(write: bool, memories: dict[str, int]) -> Ints:
+        own = [each for each in OPERANDS[opcode] if each.write == write and each.memory in memories]
+        return reduce(or_, (_where(each.when(f), memories[each.memory]) for each in own), np.zeros_like(f["opcode"]))
+
+    read = {"acc": IN_ACC, "vin": IN_VIN}
+    return {
+        "reads": which(False, read), "feeds": which(True, read),
+        "port": which(True, {"inp": INP_PORT, "vin": VIN_PORT}),
+    }  # fmt: skip
 
 
 def _where(condition: NDArray[np.bool_], value: int) -> Ints:
@@ -120,13 +118,11 @@ def _where(condition: NDArray[np.bool_], value: int) -> Ints:
     return condition.astype(np.int64) * value
 
 
-def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
+def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
     bank, here = _banks(cfg, f, "acc")
     return {
-        "steps": f.product([f"extent_{loop}" for loop in GEMM_LOOPS]),
-        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
-        "reads": _where(f["accumulate"] == 1, IN_ACC),
-        "feeds": np.full_like(bank, IN_ACC),
+        "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
+        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "read_bank": bank,
         "read_here": here,
         "write_bank": bank,
@@ -134,18 +130,13 @@ def _gemm(cfg: Config, f: _Fields) -> dict[str, Ints]:
     }
 
 
-def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
-    to, a_vin = f["destination"], f["a_source"] == ASource.VIN
-    to_vin = to == Destination.VIN
-    read_bank, read_here = _banks(cfg, f, "a", ~a_vin)
-    write_bank, write_here = _banks(cfg, f, "dst", to == Destination.ACC)
+def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
+    read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
+    write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     return {
-        "steps": f.product([f"extent_{loop}" for loop in VECTOR_LOOPS]),
-        "outputs": f.product([f"extent_{loop}" for loop in OUTER_LOOPS]),
+        "steps": _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS)),
+        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "residual": f["rescale_add"],
-        "reads": _where(~a_vin, IN_ACC) | _where(a_vin | (f["b_source"] == BSource.VIN), IN_VIN),
-        "feeds": _where(to == Destination.ACC, IN_ACC) | _where(to_vin, IN_VIN),
-        "port": _where(to == Destination.INP, INP_PORT) | _where(to_vin, VIN_PORT),
         "read_bank": read_bank,
         "read_here": read_here,
         "write_bank": write_bank,
@@ -153,7 +144,7 @@ def _vector(cfg: Config, f: _Fields) -> dict[str, Ints]:
     }
 
 
-def _banks(cfg: Config, f: _Fields, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
     """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
@@ -169,7 +160,7 @@ def _banks(cfg: Config, f: _Fields, operand: str, which: NDArray[np.bool_] | Non
     return bank, here
 
 
-def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
+def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     sizes = np.array([element_bytes(cfg, buffer) for buffer in buffers(cfg)], np.int64)
     size = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
@@ -183,18 +174,17 @@ def _load(cfg: Config, f: _Fields) -> dict[str, Ints]:
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "lane": lane[f["buffer"]],
-        "port": _where(f["buffer"] == Buffer.INP, INP_PORT) | _where(f["buffer"] == Buffer.VIN, VIN_PORT),
         **_rows(cfg, f, size),
     }
 
 
-def _store(cfg: Config, f: _Fields) -> dict[str, Ints]:
+def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
     return {"steps": elements * max(1, cfg.piece_bytes // cfg.bus_bytes), **_rows(cfg, f, size)}
 
 
-def _rows(cfg: Config, f: _Fields, size: Ints) -> dict[str, Ints]:
+def _rows(cfg: Config, f: Columns, size: Ints) -> dict[str, Ints]:
     """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
 
     size: bytes of an element.

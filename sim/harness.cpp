@@ -21,6 +21,7 @@
 #define M(name) m_axi___05F##name
 #define M1(name) m_axi1___05F##name
 #define S(name) s_axil___05F##name
+#define T(unit, name) trace___05F##unit##___05F##name
 
 namespace {
 
@@ -389,13 +390,11 @@ struct Simulator {
     // Second half: handshakes and the clock edge.
     void edge() {
         sample();
-        note(0, top.trace_load_start, top.trace_load_start_index, top.trace_load_done, top.trace_load_done_index);
-        note(1, top.trace_gemm_start, top.trace_gemm_start_index, top.trace_gemm_done, top.trace_gemm_done_index);
-        note(2, top.trace_vector_start, top.trace_vector_start_index, top.trace_vector_done,
-             top.trace_vector_done_index);
-        note(3, top.trace_store_start, top.trace_store_start_index, top.trace_store_done, top.trace_store_done_index);
-        states[top.trace_load_state | top.trace_gemm_state << 2 | top.trace_vector_state << 4 |
-               top.trace_store_state << 6]++;
+        note(0, top.T(load, start), top.T(load, start_index), top.T(load, done), top.T(load, done_index));
+        note(1, top.T(gemm, start), top.T(gemm, start_index), top.T(gemm, done), top.T(gemm, done_index));
+        note(2, top.T(vector, start), top.T(vector, start_index), top.T(vector, done), top.T(vector, done_index));
+        note(3, top.T(store, start), top.T(store, start_index), top.T(store, done), top.T(store, done_index));
+        states[top.T(load, state) | top.T(gemm, state) << 2 | top.T(vector, state) << 4 | top.T(store, state) << 6]++;
         clock();
         for (Reads& port : reads)
             if (port.taken) port.rvalid = 0;

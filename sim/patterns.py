@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.sim.reference import Fields
-
 Array = NDArray[Any]
 Steps = tuple[tuple[int, int], ...]
 """An affine address: (extent, stride) of each loop, from the outermost."""
-
-
-def steps(f: Fields, operand: str, loops: tuple[str, ...]) -> Steps:
-    """Extents and strides of `operand`; the stride of a loop that runs once is 0."""
-    return tuple([(f[extent], f[stride] if f[extent] > 1 else 0) for extent, stride in _names(operand, loops)])
-
-
-@cache
-def _names(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Fields of the extent and of the stride of each loop."""
-    return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
 @lru_cache(maxsize=8192)

@@ -110,6 +110,7 @@ class RtlDevice(Memory):
 
     @property
     def memory_model(self) -> str | None:
+        """The name of its memory, for whoever shows cycles."""
         return str(self.memory)
 
     @property

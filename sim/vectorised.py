@@ -29,7 +29,7 @@ from celosia.hw.isa import (
     ReduceOp,
     element_bytes,
 )
-from celosia.hw.scratchpads import PAR, depths
+from celosia.hw.scratchpads import PAR, depths, scratchpads
 from celosia.sim import reference
 from celosia.sim.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.reference import Fields, Int32, State, destination
@@ -77,8 +77,8 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
     many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
     inp = inp if many else inp[1:]
     wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
-    rows = prod(extent for extent, _ in inp) * cfg.inp_bytes
-    columns = prod(extent for extent, _ in wgt) * cfg.wgt_bytes
+    rows = prod(extent for extent, _ in inp) * scratchpads(cfg)["inp"].entry_bytes
+    columns = prod(extent for extent, _ in wgt) * scratchpads(cfg)["wgt"].entry_bytes
     if max(rows, columns) > LARGEST_GATHER:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
@@ -93,6 +93,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
 
 
 def gemm(state: State, f: Fields) -> None:
+    """As `reference.gemm`."""
     plan = _gemm(state.cfg, _GEMM_KEY(f))
     if plan is None:
         return reference.gemm(state, f)
@@ -153,6 +154,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 
 
 def vector(state: State, f: Fields) -> None:
+    """As `reference.vector`."""
     cfg = state.cfg
     narrow = f["destination"] != Destination.ACC
     target: Array = destination(state, Destination(f["destination"]))
@@ -292,6 +294,7 @@ def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, siz
 
 
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.load`."""
     buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
     size = element_bytes(state.cfg, buffer, widen)
     target: Array = state.elements(buffer)
@@ -318,6 +321,7 @@ def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
 
 
 def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.store`."""
     size = state.cfg.piece_bytes
     pieces = state.out.reshape(-1, size)
     try:

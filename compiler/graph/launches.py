@@ -39,6 +39,7 @@ class Scheduler:
         """The launch of each choice that is in one, by the choice's id."""
 
     def run(self) -> list[Step]:
+        """The steps in order. ModelError where a value is never computed."""
         cpu = [node for node in self.graph if node in self.selection.cpu]
         layers = list(self.selection.choices)
         while cpu or layers:
@@ -132,6 +133,7 @@ class Scheduler:
 
 
 def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:
+    """The steps of `graph` in order. ModelError where a value is never computed."""
     return Scheduler(cfg, graph, selection).run()
 
 

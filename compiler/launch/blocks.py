@@ -39,7 +39,8 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
 from celosia.compiler.tensorize.definition import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
+from celosia.compiler.tensorize.roofline import choose, estimate
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -246,7 +247,7 @@ class _Cutter:
 
     def noted(self, part: _Part, block: Choice) -> Choice:
         """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
-        block.together, block.apart = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
+        block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
         return block
 
     def _kept(self, part: _Part) -> list[_Part]:

@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
-from celosia.hw.scratchpads import PAR
+from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
 
 
 def blocks(channels: int, block: int) -> int:
+    """Blocks of `block` channels, the last perhaps not full."""
     return -(-channels // block)
 
 
@@ -31,7 +32,7 @@ def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
     return ranges
 
 
-class Run(NamedTuple):
+class WeightRun(NamedTuple):
     """Output blocks from `first` on, whose input blocks advance evenly: each `share` of them read the same `inputs`
     blocks, the first ones from block `input` on, the next ones `step` further. weights: input blocks of all output
     blocks before."""
@@ -45,10 +46,10 @@ class Run(NamedTuple):
     weights: int
 
 
-def runs(cfg: Config, layer: Conv) -> list[Run]:
+def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
     """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
     ranges = input_ranges(cfg, layer)
-    found: list[Run] = []
+    found: list[WeightRun] = []
     n = before = 0
     while n < len(ranges):
         start, stop = ranges[n]
@@ -60,7 +61,7 @@ def runs(cfg: Config, layer: Conv) -> list[Run]:
             if ranges[n + count] != (start + moved, stop + moved):
                 break
             count += 1
-        found.append(Run(n, count, start, stop - start, step if count > share else 0, share, before))
+        found.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
         before += count * (stop - start)
         n += count
     return found
@@ -97,13 +98,14 @@ def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
 
 
 def taps(cfg: Config, layer: Conv) -> Bytes:
-    """Weights of a depthwise convolution [block][kernel row][step][tap_slots][block_out], zeros beyond them."""
+    """Weights of a depthwise convolution [block][kernel row][step], an entry of tap each, zeros beyond them."""
     channels, _, height, width = layer.weights.shape
     steps, _ = tap_steps(cfg, layer.window)
     used = cfg.taps if layer.window.dilations[1] == 1 else 1
     padded = np.zeros((blocks(channels, cfg.block_out) * cfg.block_out, height, steps * used), np.int8)
     padded[:channels, :, :width] = layer.weights[:, 0]
-    entries = np.zeros((len(padded) // cfg.block_out, height, steps, cfg.tap_slots, cfg.block_out), np.int8)
+    entry = scratchpads(cfg)["tap"].shape
+    entries = np.zeros((len(padded) // cfg.block_out, height, steps, *entry), np.int8)
     entries[:, :, :, :used] = padded.reshape(-1, cfg.block_out, height, steps, used).transpose(0, 2, 3, 4, 1)
     return entries.view(np.uint8).reshape(-1)
 

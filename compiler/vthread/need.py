@@ -10,29 +10,33 @@ from __future__ import annotations
 
 from itertools import combinations, takewhile
 
-from celosia.compiler.vthread.footprint import Access, footprint
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
+from celosia.sim.touches import Range, complete, ranges
 
 
-def by_need(cfg: Config, instructions: list[Instruction]) -> list[Instruction]:
+def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
     """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
-    loaded = {id(each): footprint(cfg, each.opcode, each.fields)[0][0] for each in first}
+    loaded = {id(each): _ranges(cfg, each)[0] for each in first}
     if any(_overlap(a, b) for a, b in combinations(loaded.values(), 2)):
         return instructions
     needed: dict[int, int] = {}
     for number, each in enumerate(rest):
         if len(needed) == len(loaded):
             break
-        read = footprint(cfg, each.opcode, each.fields)[0] if each.opcode != Opcode.LOAD else []
+        read = _ranges(cfg, each) if each.opcode != Opcode.LOAD else []
         for key, access in loaded.items():
             if any(_overlap(access, other) for other in read):
                 needed.setdefault(key, number)
     return [*sorted(first, key=lambda each: needed.get(id(each), len(rest))), *rest]
 
 
-def _overlap(a: Access, b: Access) -> bool:
-    return a.buffer == b.buffer and a.first < b.end and b.first < a.end
+def _ranges(cfg: Config, instruction: Unencoded) -> list[Range]:
+    return ranges(cfg, instruction.opcode, complete(cfg, instruction.opcode, instruction.fields))
+
+
+def _overlap(a: Range, b: Range) -> bool:
+    return a.memory == b.memory and a.first < b.end and b.first < a.end

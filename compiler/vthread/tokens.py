@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.footprint import Access, DramAccess, footprint
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
 from celosia.hw.scratchpads import depths
+from celosia.sim.touches import Range, Rows, complete, ranges, rows
 
 NEVER = -1
 UNITS = range(len(Unit))
@@ -35,7 +35,7 @@ class _History:
         self.latest: dict[tuple[int, bool], int] = {}
         """Of all entries."""
 
-    def before(self, access: Access, unit: int, needed: list[int]) -> None:
+    def before(self, access: Range, unit: int, needed: list[int]) -> None:
         """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
         _, first, end, write = access
         for key, latest in self.latest.items():
@@ -45,7 +45,7 @@ class _History:
                 if last > needed[other]:
                     needed[other] = last
 
-    def note(self, access: Access, unit: int, index: int) -> None:
+    def note(self, access: Range, unit: int, index: int) -> None:
         key = unit, access.write
         if key not in self.logs:
             self.logs[key] = np.full(self.size, NEVER, np.int64)
@@ -62,15 +62,12 @@ class _Dram:
         self.read = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
         self.write = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
 
-    def rows(self, array: NDArray[np.int64], access: DramAccess) -> NDArray[np.int64]:
-        """A view of `array` over the granules of `access`."""
-        g = self.granule
-        first, count = access.address // g, -(-(access.address % g + access.row) // g)
-        strides = 8 * (access.z_stride // g), 8 * (access.y_stride // g), 8
-        return np.ndarray((access.z, access.y, count), np.int64, array, 8 * first, strides)
+    def at(self, rows: Rows, written: bool) -> NDArray[np.int64]:
+        """The last reads, or writes, of the granules of `rows`."""
+        return rows.view(self.write if written else self.read, self.granule)
 
 
-def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: int) -> None:
+def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int) -> None:
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
@@ -81,15 +78,14 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
 
     for index, instruction in enumerate(instructions):
         unit = UNIT_NUMBER[instruction.opcode]
-        accesses, rows = footprint(cfg, instruction.opcode, instruction.fields)
+        fields = complete(cfg, instruction.opcode, instruction.fields)
+        accesses, moved = ranges(cfg, instruction.opcode, fields), rows(cfg, instruction.opcode, fields)
         needed = list(known[unit])
         for access in accesses:
-            histories[access.buffer].before(access, unit, needed)
-        if rows is not None and rows.address < tracked_bytes:
-            if rows.write:
-                needed[LOAD] = max(needed[LOAD], int(dram.rows(dram.read, rows).max()))
-            else:
-                needed[STORE] = max(needed[STORE], int(dram.rows(dram.write, rows).max()))
+            histories[access.memory].before(access, unit, needed)
+        if moved is not None and moved.address < tracked_bytes:
+            rival = LOAD if moved.write else STORE
+            needed[rival] = max(needed[rival], int(dram.at(moved, not moved.write).max()))
 
         wait = 0
         # The latest first: what it knows may make the others unnecessary.
@@ -112,6 +108,6 @@ def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: i
         at_start.append(list(known[unit]))
 
         for access in accesses:
-            histories[access.buffer].note(access, unit, index)
-        if rows is not None and rows.address < tracked_bytes:
-            dram.rows(dram.write if rows.write else dram.read, rows)[...] = index
+            histories[access.memory].note(access, unit, index)
+        if moved is not None and moved.address < tracked_bytes:
+            dram.at(moved, moved.write)[...] = index

@@ -11,15 +11,6 @@ from celosia.driver.explore.subject import Cost
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import scratchpads
 
-OBJECTIVES = {
-    "cycles": "cycles for an image, the geometric mean of the models",
-    "latency": "milliseconds from start to end of a run, the geometric mean of the models",
-    "period": "milliseconds from image to image: the less, the more images a second",
-    "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
-    "energy": "microjoules for an image, a proxy: what multiplications, scratchpads and DRAM take",
-}
-ALSO = {"fps": "period"}
-"""Other names that a user may give."""
 MAC_PJ = 0.2 + 0.1
 """An 8-bit product and a 32-bit sum, 45 nm, 0.9 V: M. Horowitz, Computing's energy problem, ISSCC 2014,
 figure 1.1.9."""
@@ -42,9 +33,10 @@ def sram_pj(size: int) -> float:
 
 def energy_uj(cfg: Config, cost: Cost) -> float:
     """A proxy of the energy of an image in microjoules, to compare Configs with: no clock tree, no leakage, no FPGA."""
-    sizes = {name: pad.bytes for name, pad in scratchpads(cfg).items()}
+    pads = scratchpads(cfg)
+    sizes = {name: pad.bytes for name, pad in pads.items()}
     gemm, vector = cost.busy["gemm"], cost.busy["vector"]
-    read = gemm * (cfg.inp_bytes * sram_pj(sizes["inp"]) + cfg.wgt_bytes * sram_pj(sizes["wgt"]))
+    read = gemm * sum(pads[name].entry_bytes * sram_pj(sizes[name]) for name in ("inp", "wgt"))
     passed = vector * cfg.lanes * (8 * sram_pj(sizes["acc"]) + sram_pj(sizes["out"]))  # a sum written and read: 8 bytes
     total = cost.macs * MAC_PJ + read + passed + cost.moved * DRAM_PJ
     return total / cost.images / 1e6

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, Program
-from celosia.compiler.vthread.verify.decode import Decoded, decode, sizes
 from celosia.driver.run.explain import code_of
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.scratchpads import scratchpads
+from celosia.sim.decode import Instruction, decode
 from celosia.sim.device import Counters
+from celosia.sim.touches import Touch, touches
 
 Ints = NDArray[np.int64]
 
@@ -100,7 +102,7 @@ class _Trace:
     """A launch that starts in cycle `begin`: its instructions in the order of the program, with their times."""
 
     begin: int
-    stream: list[Decoded]
+    stream: list[Instruction]
     unit: Ints
     layer: Ints
     index: Ints
@@ -111,7 +113,7 @@ class _Trace:
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
         code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
-        stream = decode(program.config, code)
+        stream = [each for each in decode(program.config, code) if each is not None]  # it has run: none is illegal
         start, end = np.zeros((2, len(stream)), np.int64)
         for event in run.events:
             start[event.index], end[event.index] = now + event.start, now + event.end
@@ -182,18 +184,18 @@ class _Places:
         self._born, self._last = np.zeros((2, size), np.int64)
         self._held: list[tuple[Ints, Ints, Ints]] = []
 
-    def run(self, each: Decoded, memory: str, start: int, end: int) -> None:
-        touches = [touch for touch in each.touches if touch.memory == memory]
-        for touch in touches:
+    def run(self, touched: Sequence[Touch], start: int, end: int) -> None:
+        """An instruction touches it so, reads first, from cycle `start` to `end`."""
+        for touch in touched:
             if not touch.write:
-                last = touch.places.of(self._last)
-                np.maximum(last, end, out=last)
-        continued = {touch.operand for touch in touches if not touch.write}
-        for touch in touches:
+                index = touch.numbers(len(self._last))
+                self._last[index] = np.maximum(self._last[index], end)
+        continued = {touch.operand for touch in touched if not touch.write}
+        for touch in touched:
             if touch.write and touch.operand not in continued:  # an accumulation goes on with what is there
-                born, last = touch.places.of(self._born), touch.places.of(self._last)
-                self._keep(born.ravel(), last.ravel())
-                born[...], last[...] = start, start
+                index = touch.numbers(len(self._last))
+                self._keep(self._born[index], self._last[index])
+                self._born[index] = self._last[index] = start
 
     def _keep(self, born: Ints, last: Ints) -> None:
         read = last > born
@@ -208,15 +210,17 @@ class _Places:
 
 
 def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
-    held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes(cfg)}
+    sizes = {name: pad.depth * pad.pieces for name, pad in scratchpads(cfg).items()}
+    held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
     for trace in traces:  # a launch finds nothing of the one before
-        places = {name: _Places(entries * pieces) for name, (entries, pieces) in sizes(cfg).items()}
+        places = {name: _Places(size) for name, size in sizes.items()}
         for each, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
-            for memory in {touch.memory for touch in each.touches}:
-                places[memory].run(each, memory, start, end)
+            touched = touches(cfg, each.opcode, each.fields)
+            for memory in {touch.memory for touch in touched}:
+                places[memory].run([touch for touch in touched if touch.memory == memory], start, end)
         for name, own in places.items():
             held[name] += own.held()
-    return {name: _steps(held[name], entries, entries * pieces) for name, (entries, pieces) in sizes(cfg).items()}
+    return {name: _steps(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
 
 
 def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
-from celosia.compiler.vthread.verify.decode import decode, pattern
 from celosia.driver.pages.names import NAME, short
 from celosia.driver.run.explain import code_of
 from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, instruction_bytes
+from celosia.hw.isa import instruction_bytes
+from celosia.sim.decode import decode
+from celosia.sim.touches import rows
 
 NOBODY = -1
 TEXT = 240
@@ -26,7 +27,7 @@ ROW, MIDDLE, EDGE = 26, 96, 6
 
 
 @dataclass(frozen=True)
-class Node:
+class DrawnNode:
     """place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers of nodes before it."""
 
     name: str
@@ -36,13 +37,13 @@ class Node:
     reads: tuple[int, ...] = ()
 
 
-def nodes_of_report(report: Mapping[str, Any]) -> list[Node]:
+def nodes_of_report(report: Mapping[str, Any]) -> list[DrawnNode]:
     """Of a report, which does not say what reads what: layers, then the CPU's operators."""
-    layers = [Node(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
-    return layers + [Node(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
+    layers = [DrawnNode(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
+    return layers + [DrawnNode(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
 
 
-def nodes(program: Program, report: Mapping[str, Any]) -> list[Node]:
+def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
     """Of a Program, with the edges; layers read what other layers left in the bytes of DRAM that they load."""
     return _Walk(program, report).nodes
 
@@ -55,7 +56,7 @@ class _Walk:
         self._made: dict[str, set[int]] = {}
         self._bytes = np.full(program.image_address, NOBODY, np.int32)
         self._rows = iter(report["layers"])
-        self.nodes = [Node(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
+        self.nodes = [DrawnNode(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
         self._made.update({each.name: {number} for number, each in enumerate(program.inputs)})
         for step in program.steps:
             if isinstance(step, LaunchStep):
@@ -66,7 +67,7 @@ class _Walk:
             self._add(each.name, program.shape_text(each), "border", "output", self._made.get(each.name, set()))
 
     def _add(self, name: str, what: str, place: str, why: str, reads: Iterable[int]) -> int:
-        self.nodes.append(Node(name, what, place, why, tuple(sorted(reads))))
+        self.nodes.append(DrawnNode(name, what, place, why, tuple(sorted(reads))))
         return len(self.nodes) - 1
 
     def _cpu(self, step: CpuStep | HostStep) -> None:
@@ -86,11 +87,11 @@ class _Walk:
         code = np.frombuffer(code_of(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for each, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
-            if each.opcode not in (Opcode.LOAD, Opcode.STORE) or each.fields["dram_addr"] >= len(self._bytes):
+            moved = rows(self._program.config, each.opcode, each.fields) if each is not None else None
+            if moved is None or moved.address >= len(self._bytes):
                 continue
-            places = pattern(each.fields["dram_addr"], ((extent, stride) for extent, stride in each.dram))
-            owners = places.of(self._bytes)
-            if each.opcode == Opcode.STORE:
+            owners = moved.view(self._bytes)
+            if moved.write:
                 owners[...] = first + layer
                 continue
             for owner in np.unique(owners).tolist():
@@ -129,7 +130,7 @@ def _limit(row: Mapping[str, Any]) -> str:
 # Drawing ----------------------------------------------------------------------------------------------------
 
 
-def drawing(nodes: list[Node]) -> str:
+def drawing(nodes: list[DrawnNode]) -> str:
     """The rows as HTML, and beside them a line from each node to those that read it."""
     lines = "".join(_line(start, end) for end, node in enumerate(nodes) for start in node.reads)
     marks = "".join(
@@ -141,7 +142,7 @@ def drawing(nodes: list[Node]) -> str:
     return f'<div class="graph">{svg}<ol>{"".join(map(_row, nodes))}</ol></div>'
 
 
-def _row(node: Node) -> str:
+def _row(node: DrawnNode) -> str:
     told = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
     return f"<li><b>{escape(short(node.name, NAME))}</b> {told}</li>"
 

@@ -216,7 +216,6 @@ class WriteEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        axi = self.axi
         m.submodules.splitter = splitter = Splitter(self._bus_bytes, self._bytes_bits)
         wiring.connect(m, wiring.flipped(self.row), splitter.row)
         m.d.comb += [
@@ -225,13 +224,21 @@ class WriteEngine(wiring.Component):
             splitter.halt.eq(self.halt),
         ]
 
-        # A burst goes to AW, to the queue of lengths for W and to that of responses for B, all at once. W does not
-        # look at AW again, nor AW at W.
-        split = splitter.split
-        refused = split.payload.refused
         order_layout = data.StructLayout({"final": 1, "refused": 1})
         m.submodules.lengths = lengths = StreamFifo(4, self._outstanding)
         m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
+        split, axi = splitter.split, self.axi
+        self._addresses(m, split, lengths, order)
+        self._data(m, lengths)
+        self._responses(m, order)
+        m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
+        return m
+
+    def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
+        """A burst goes to AW, to the queue of lengths for W and to that of responses for B, all at once. W does not
+        look at AW again, nor AW at W."""
+        axi = self.axi
+        refused = split.payload.refused
         aw_free = ~axi.awvalid | axi.awready
         m.d.comb += [
             split.ready.eq(order.i.ready & (refused | (lengths.i.ready & aw_free))),
@@ -241,7 +248,6 @@ class WriteEngine(wiring.Component):
             order.i.payload.final.eq(split.payload.final),
             order.i.payload.refused.eq(refused),
         ]
-
         with m.If(aw_free):
             m.d.sync += axi.awvalid.eq(lengths.i.valid)
             with m.If(lengths.i.valid):
@@ -252,6 +258,9 @@ class WriteEngine(wiring.Component):
             axi.awcache.eq(CACHE_NORMAL),
         ]
 
+    def _data(self, m: Module, lengths: StreamFifo) -> None:
+        """The beats of bursts of such lengths to W."""
+        axi = self.axi
         count = Signal(4)
         w_free, w_load, w_last = Signal(), Signal(), Signal()
         m.d.comb += [
@@ -271,6 +280,9 @@ class WriteEngine(wiring.Component):
                 axi.wlast.eq(w_last),
             ]
 
+    def _responses(self, m: Module, order: StreamFifo) -> None:
+        """Responses of B, and rows that are refused, in their order, to `answer`."""
+        axi = self.axi
         refused_now, answered = order.o.valid & order.o.payload.refused, Signal()
         failed = axi.bresp != RESP_OKAY
         m.d.comb += [
@@ -281,5 +293,3 @@ class WriteEngine(wiring.Component):
         m.d.sync += self.answer.valid.eq(~self.halt & (refused_now | (answered & (failed | order.o.payload.final))))
         m.d.sync += self.answer.payload.final.eq(order.o.payload.final)
         m.d.sync += self.answer.payload.error.eq(Mux(refused_now, Error.ADDRESS, Mux(failed, Error.WRITE, Error.NONE)))
-        m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
-        return m

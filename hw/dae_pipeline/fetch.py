@@ -13,7 +13,7 @@ from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
-from celosia.hw.layout import UNITS, Pulse, error_layout, handles, instruction_layout, layout
+from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, instructions, layout
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
 
@@ -30,7 +30,7 @@ class Fetch(wiring.Component):
     instr_addr, instr_count, dma_base, dma_size : In     Stable while `run`. instr_addr: a multiple of an instruction's
                             bytes and of the bus' bytes.
     bus : Out(ReadBus)
-    queue_<unit> : Out(stream)      Instructions of the unit, in program order, from its queue.
+    queues : Out(PerUnit)   Instructions of each unit, in program order, from its queue.
     error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
     finished : Out(1)       Every instruction has left its queue.
     quiet : Out(1)          Nothing is in flight on the bus.
@@ -46,15 +46,11 @@ class Fetch(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(32),
             "bus": Out(ReadBus(cfg.bus_bytes)),
-            **{
-                f"queue_{unit.name.lower()}": Out(stream.Signature(instruction_layout(cfg, opcode)))
-                for opcode, unit in UNIT_OF.items()
-            },
+            "queues": Out(instructions(cfg)),
             "error": Out(Pulse(error_layout)),
             "finished": Out(1),
             "quiet": Out(1),
         })  # fmt: skip
-        self.queues = handles(self, *(f"queue_{name}" for name in UNITS))
 
     def elaborate(self, platform: object) -> Module:
         cfg = self._cfg
@@ -172,9 +168,10 @@ class Fetch(wiring.Component):
         goes, accepted, is_legal = Signal(), Signal(), Signal()
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
+            unit = UNIT_OF[opcode]
             queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
-            m.submodules[f"queue_{UNITS[UNIT_OF[opcode]]}"] = queue
-            wiring.connect(m, queue.o, wiring.flipped(self.queues[UNIT_OF[opcode]]))
+            m.submodules[f"queue_{UNITS[unit]}"] = queue
+            wiring.connect(m, queue.o, wiring.flipped(self.queues.each[unit]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
             is_mine, mine = coming.opcode == opcode, Signal(name=f"belongs_{number}")
             with m.If(is_mine):

@@ -17,7 +17,7 @@ from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Rows
 from celosia.hw.dae_pipeline.write import Writer, connect_pads, element_shift, pads_of, ports
 from celosia.hw.isa import Buffer, Opcode, lanes
-from celosia.hw.layout import handles, unit_members
+from celosia.hw.layout import unit_members
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 
 
@@ -163,7 +163,7 @@ class Load(wiring.Component):
     Members beyond `unit_members`
     -----------------------------
     active, held : Out(ports)       a bit for each lane.
-    bus, bus1 : Out(ReadBus)        the read channels; `bus1` where there are two ports.
+    buses : Out(ReadBus)            the read channel of each port to memory.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
     inp, wgt, ...                   `write_port`s of the scratchpads.
     """
@@ -174,13 +174,12 @@ class Load(wiring.Component):
             **unit_members(cfg, Opcode.LOAD),
             "active": Out(cfg.ports),
             "held": Out(cfg.ports),
-            **{name: Out(ReadBus(cfg.bus_bytes)) for name in ("bus", "bus1")[: cfg.ports]},
+            "buses": Out(ReadBus(cfg.bus_bytes)).array(cfg.ports),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             **ports(cfg, [buffer for own in lanes(cfg) for buffer in own]),
         })  # fmt: skip
         self.pads = pads_of(self, cfg, [buffer for own in lanes(cfg) for buffer in own])
-        self.buses = handles(self, *("bus", "bus1")[: cfg.ports])
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from amaranth import Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Unit
-from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, done_layout, handles, instruction_layout
+from celosia.hw.isa import Unit
+from celosia.hw.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
 
 
 class Semaphore(wiring.Component):
@@ -46,30 +46,23 @@ class Tokens(wiring.Component):
     An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;
     the room is reserved at once, so that `done` never has to be held back. A gate adds no cycle.
 
-    Members, for each unit
-    ----------------------
-    queue_<unit>    instructions in program order, from the queue.
-    instr_<unit>    the same instructions, each with its tokens taken.
-    done_<unit>     the unit's `done`.
-
-    wait_token      bit of each unit whose next instruction is held back.
-    oldest          number of the oldest instruction that waits at a gate; where none waits, of the last one passed. It
-                    comes a few cycles late.
+    Members
+    -------
+    queues : In(PerUnit)    instructions in program order, from the queue of each unit.
+    passed : Out(PerUnit)   the same instructions, each with its tokens taken.
+    done : In(PerUnit)      `done` of each unit.
+    wait_token : Out(4)     bit of each unit whose next instruction is held back.
+    oldest : Out            number of the oldest instruction that waits at a gate; where none waits, of the last one
+                            passed. It comes a few cycles late.
     """
 
     def __init__(self, cfg: Config) -> None:
-        members: dict[str, wiring.Member] = {"wait_token": Out(len(Unit)), "oldest": Out(INDEX_BITS)}
-        for opcode, unit in UNIT_OF.items():
-            instr = stream.Signature(instruction_layout(cfg, opcode))
-            name = unit.name.lower()
-            members[f"queue_{name}"] = In(instr)
-            members[f"instr_{name}"] = Out(instr)
-            members[f"done_{name}"] = In(Pulse(done_layout))
         self._cfg = cfg
-        super().__init__(members)
-        self.queues, self.passed, self.done = (
-            handles(self, *(f"{kind}_{name}" for name in UNITS)) for kind in ("queue", "instr", "done")
-        )
+        super().__init__({
+            "queues": In(instructions(cfg)), "passed": Out(instructions(cfg)),
+            "done": In(PerUnit(lambda opcode: Pulse(done_layout))),
+            "wait_token": Out(len(Unit)), "oldest": Out(INDEX_BITS),
+        })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -80,8 +73,7 @@ class Tokens(wiring.Component):
             m.submodules[f"{source.name}_to_{target.name}".lower()] = semaphore
 
         waiting, passes = Signal(len(Unit)), Signal(len(Unit))
-        for unit in Unit:
-            queue, instr, done = self.queues[unit], self.passed[unit], self.done[unit]
+        for unit, queue, instr, done in zip(Unit, self.queues.each, self.passed.each, self.done.each):
             fields = queue.payload.fields
             others = [other for other in Unit if other != unit]
             has_tokens = Cat(~fields["wait"][other] | semaphores[other, unit].has_token for other in others).all()
@@ -104,8 +96,8 @@ class Tokens(wiring.Component):
 
         # A watchdog has waited long before it asks: there is time for a register after each comparison.
         last, waiters = Signal(INDEX_BITS), []
-        for unit in Unit:
-            index = self.queues[unit].payload.index
+        for unit, queue in zip(Unit, self.queues.each):
+            index = queue.payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
             waiters.append(self._register(m, waiting[unit], index))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from amaranth import Const, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
@@ -37,12 +39,8 @@ class Rows(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # A block waits here while the product of its sizes is formed ...
-        block = Signal.like(self.block.payload)
-        waiting, merged = Signal(), Signal()
-        plane_size = Signal(X_BITS + YZ_BITS)
-        # ... and is listed from here.
         busy, begin, ends = Signal(), Signal(), Signal()
+        waiting, block, plane_size, merged = self._wait(m, begin)
         y_step, z_step = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         offset, plane = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
         bytes_ = Signal(self.bytes_bits)
@@ -51,18 +49,8 @@ class Rows(wiring.Component):
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
         last_row, last_plane, single = Signal(), Signal(), Signal()
 
-        m.d.comb += [begin.eq(waiting & (~busy | ends)), self.block.ready.eq(~waiting | begin)]
-        with m.If(self.block.valid & self.block.ready):
-            m.d.sync += [
-                waiting.eq(1),
-                block.eq(self.block.payload),
-                plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
-            ]
-        with m.Elif(begin):
-            m.d.sync += waiting.eq(0)
-
         m.d.comb += [
+            begin.eq(waiting & (~busy | ends)),
             self.row.valid.eq(busy),
             self.row.payload.offset.eq(offset),
             self.row.payload.bytes.eq(bytes_),
@@ -106,6 +94,24 @@ class Rows(wiring.Component):
             ]
         return m
 
+    def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
+        """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
+        the block, elements of its planes, and whether its rows are one."""
+        block = Signal.like(self.block.payload)
+        waiting, merged = Signal(), Signal()
+        plane_size = Signal(X_BITS + YZ_BITS)
+        m.d.comb += self.block.ready.eq(~waiting | begin)
+        with m.If(self.block.valid & self.block.ready):
+            m.d.sync += [
+                waiting.eq(1),
+                block.eq(self.block.payload),
+                plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
+                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
+            ]
+        with m.Elif(begin):
+            m.d.sync += waiting.eq(0)
+        return waiting, block, plane_size, merged
+
 
 class Index:
     """One index of a Walker. Whether it is the last one, and whether it lies beyond the borders, is known a step ahead.
@@ -128,12 +134,14 @@ class Index:
         ]  # fmt: skip
 
     def advance(self) -> list[object]:
+        """To the next index."""
         following, outside = (self._value + 1)[: len(self._value)], Const(0)
         if self._borders is not None:
             outside = (following < self._borders[0]) | (following >= self._borders[1])
         return [self._value.eq(following), self.last.eq(self._value == self._near), self.outside.eq(outside)]
 
     def restart(self) -> list[object]:
+        """To the first index again."""
         return [self._value.eq(0), self.last.eq(self._single), self.outside.eq(self._begins_outside)]
 
 

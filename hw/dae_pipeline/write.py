@@ -13,7 +13,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, handles, write_port
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, write_port
 from celosia.hw.pipeline import PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
@@ -40,8 +40,7 @@ def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
 
 def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> dict[str, Any]:
     """Those members of `part`, by the names of the scratchpads."""
-    names = ports(cfg, buffers)
-    return dict(zip(names, handles(part, *names)))
+    return {name: getattr(part, name) for name in ports(cfg, buffers)}
 
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:

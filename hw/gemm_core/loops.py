@@ -79,7 +79,6 @@ class Loops(wiring.Component):
 
         busy, first = Signal(), Signal()
         held = Signal(self.fields)
-        left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
         at_last = Signal(depth)
         # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
         # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
@@ -115,9 +114,32 @@ class Loops(wiring.Component):
         m.d.comb += advance.eq(rise & self.step.ready.replicate(depth))
         with m.If(renew):
             m.d.sync += held.eq(new)
-        # What at_last becomes: `single` and `near` tell of an extent of 1 and of the last index but one.
+        coming = self._last_indices(m, held, renew, rise, at_last, advance)
+        with m.If(renew | self.step.ready):
+            m.d.sync += [
+                at_last.eq(coming),
+                rise.eq(Cat(coming[i + 1 :].all() for i in range(depth))),
+                goes_on.eq(Cat(coming[i + 1 :].all() & ~coming[i] for i in range(depth))),
+                all_done.eq(coming.all()),
+            ]
+        self._addresses(m, held, renew, goes_on, advance)
+        return m
+
+    def _last_indices(
+        self,
+        m: Module,
+        held: data.View[data.StructLayout],
+        renew: Signal,
+        rise: Signal,
+        at_last: Signal,
+        advance: Signal,
+    ) -> Signal:
+        """What `at_last` becomes, a bit for each loop: whether it is at its last index."""
+        new = self.instr.payload
+        left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
+        # They tell of an extent of 1 and of the last index but one.
         single, near = ([Signal(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
-        coming = Signal(depth)
+        coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):
             extent, start = held[f"extent_{loop}"], new[f"extent_{loop}"]
             with m.If(renew):
@@ -130,15 +152,7 @@ class Loops(wiring.Component):
                     left[i].eq(Mux(at_last[i], extent, left[i] - 1)),
                     near[i].eq(Mux(at_last[i], extent == 2, left[i] == 3)),
                 ]
-        with m.If(renew | self.step.ready):
-            m.d.sync += [
-                at_last.eq(coming),
-                rise.eq(Cat(coming[i + 1 :].all() for i in range(depth))),
-                goes_on.eq(Cat(coming[i + 1 :].all() & ~coming[i] for i in range(depth))),
-                all_done.eq(coming.all()),
-            ]
-        self._addresses(m, held, renew, goes_on, advance)
-        return m
+        return coming
 
     def _addresses(
         self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal

@@ -24,6 +24,9 @@ param_layout = data.FlexibleLayout(
 _INT, _FRACTION = 8, 26
 
 
+_register = partial(Signal, reset_less=True)
+
+
 def _smear(m: Module, value: Value) -> Value:
     """`value` with every bit below its leading one set."""
     step = 1
@@ -58,11 +61,10 @@ class Requantise(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        register = partial(Signal, reset_less=True)
-
-        # What goes along: the sign, and the shift until it is done.
-        negative = [register(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
-        shift = [register(6, name=f"shift{stage}") for stage in range(5)]
+        # What goes along: the sign, and the shift and the multiplier until they are done.
+        negative = [_register(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
+        shift = [_register(6, name=f"shift{stage}") for stage in range(5)]
+        multiplier = [_register(24, name=f"multiplier{stage}") for stage in range(3)]
         for stage in range(1, REQUANTISE_STAGES - 1):
             with m.If(self.enable[stage]):
                 m.d.sync += negative[stage].eq(negative[stage - 1])
@@ -70,20 +72,32 @@ class Requantise(wiring.Component):
             with m.If(self.enable[stage]):
                 m.d.sync += shift[stage].eq(shift[stage - 1])
 
-        # 0: sum and magnitude. A bypass multiplies by 2^23 / 2^23.
+        magnitude = self._sum(m, negative[0], multiplier[0], shift[0])
+        significand, less = self._float(m, magnitude, multiplier)
+        product = self._product(m, significand, less, multiplier[2], shift)
+        nearest = self._round(m, self._fixed_point(m, product, shift[4]))
+        with m.If(self.enable[7]):
+            m.d.sync += self.result.eq(Mux(negative[6], -nearest, nearest))
+        return m
+
+    def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
+        """Stage 0: sign and magnitude of the sum. A bypass multiplies by 2^23 / 2^23."""
         total = Signal(signed(32))
-        magnitude, multiplier = register(32), [register(24, name=f"multiplier{stage}") for stage in range(3)]
+        magnitude = _register(32)
         m.d.comb += total.eq(self.v + Mux(self.bypass, 0, self.param.bias))
         with m.If(self.enable[0]):
             m.d.sync += [
-                negative[0].eq(total[31]),
+                negative.eq(total[31]),
                 magnitude.eq(Mux(total[31], -total, total)),
-                multiplier[0].eq(Mux(self.bypass, 1 << 23, self.param.multiplier)),
-                shift[0].eq(Mux(self.bypass, 23, self.param.shift)),
+                multiplier.eq(Mux(self.bypass, 1 << 23, self.param.multiplier)),
+                shift.eq(Mux(self.bypass, 23, self.param.shift)),
             ]
+        return magnitude
 
-        # 1 and 2: the conversion to float32 keeps 24 significant bits; `drop` bits are rounded off, ties to even.
-        integer, drop, half = register(32), register(4), register(8)
+    def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
+        """Stages 1 and 2: the conversion to float32 keeps 24 significant bits; others are rounded off, ties to even.
+        Returns these bits, and how many are rounded off."""
+        integer, drop, half = _register(32), _register(4), _register(8)
         with m.If(self.enable[1]):
             m.d.sync += [integer.eq(magnitude), multiplier[1].eq(multiplier[0]), drop.eq(0), half.eq(0)]
             for bits in range(1, 9):
@@ -91,7 +105,7 @@ class Requantise(wiring.Component):
                     below = 1 << (bits - 1)
                     m.d.sync += [drop.eq(bits), half.eq(Mux(magnitude[bits], below, below - 1))]
         kept = Signal(25)
-        significand, less = register(24), register(4)
+        significand, less = _register(24), _register(4)
         m.d.comb += kept.eq((integer + half)[:32] >> drop)
         with m.If(self.enable[2]):
             m.d.sync += [
@@ -99,25 +113,29 @@ class Requantise(wiring.Component):
                 less.eq(drop + kept[24]),  # the rounding may carry into a 25th bit; the others are 0 then
                 multiplier[2].eq(multiplier[1]),
             ]
+        return significand, less
 
-        # 3 and 4: the product. One DSP block takes all but the lowest bits of the multiplier. What was rounded off
-        # lessens the shift; where that runs out, the product is at least 2^23 and saturates, or is 0.
-        by_low, by_high, product = register(24 + LOW_BITS), register(48 - LOW_BITS), register(48)
+    def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
+        """Stages 3 and 4. One DSP block takes all but the lowest bits of the multiplier. What was rounded off lessens
+        the shift; where that runs out, the product is at least 2^23 and saturates, or is 0."""
+        by_low, by_high, product = _register(24 + LOW_BITS), _register(48 - LOW_BITS), _register(48)
         with m.If(self.enable[3]):
             m.d.sync += [
-                by_low.eq(logic_product(significand, multiplier[2][:LOW_BITS])),
-                by_high.eq(significand * multiplier[2][LOW_BITS:]),
+                by_low.eq(logic_product(significand, multiplier[:LOW_BITS])),
+                by_high.eq(significand * multiplier[LOW_BITS:]),
                 shift[3].eq(Mux(shift[2] > less, shift[2] - less, 0)),
             ]
         with m.If(self.enable[4]):
             m.d.sync += product.eq(Cat(by_low[:LOW_BITS], by_high + by_low[LOW_BITS:]))
+        return product
 
-        # 5: the shift to fixed point, first by single bits, then by bytes.
+    def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> Signal:
+        """Stage 5: the quotient as fixed point, shifted first by single bits, then by bytes."""
         bits = _INT + _FRACTION
         fine, shifted, lost, over = Signal(48 + 7), Signal(bits), Signal(), Signal()
-        quotient = register(bits + 1)
-        m.d.comb += fine.eq(product << ~shift[4][:3])
-        with m.Switch(shift[4][3:]):
+        quotient = _register(bits + 1)
+        m.d.comb += fine.eq(product << ~shift[:3])
+        with m.Switch(shift[3:]):
             for number in range(8):
                 right = 8 * number + 7 - _FRACTION
                 with m.Case(number):
@@ -128,11 +146,13 @@ class Requantise(wiring.Component):
                     ]
         with m.If(self.enable[5]):
             m.d.sync += quotient.eq(Mux(over, -1, Cat(lost, shifted)))
+        return quotient
 
-        # 6: to the nearest integer. Half a unit in the last place of the float32 is 2^-24 of the leading one: an odd
-        # quotient goes up from that much below one half, an even one only beyond that much above it.
+    def _round(self, m: Module, quotient: Signal) -> Signal:
+        """Stage 6: the nearest integer. Half a unit in the last place of the float32 is 2^-24 of the leading one: an
+        odd quotient goes up from that much below one half, an even one only beyond that much above it."""
         point = _FRACTION + 1
-        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), register(_INT + 1)
+        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), _register(_INT + 1)
         below = _smear(m, quotient[point - 1 :])
         m.d.comb += [
             slack.eq((below ^ (below >> 1)) << 2),
@@ -140,8 +160,4 @@ class Requantise(wiring.Component):
         ]
         with m.If(self.enable[6]):
             m.d.sync += nearest.eq(rounded[point:])
-
-        # 7: the sign.
-        with m.If(self.enable[7]):
-            m.d.sync += self.result.eq(Mux(negative[6], -nearest, nearest))
-        return m
+        return nearest

@@ -73,9 +73,11 @@ class Semaphore:
         self._takes: deque[int] = deque([-1] * self._most)  # when the places that have not been reserved became free
 
     def has_room(self) -> bool:
+        """Whether it is known when there is room for one more token."""
         return bool(self._takes)
 
     def take(self, cycle: int) -> None:
+        """A token is used in `cycle`, which makes room for another one."""
         self._takes.append(cycle)
 
     @property
@@ -84,6 +86,7 @@ class Semaphore:
         return self._takes[0] + 1
 
     def reserve(self) -> None:
+        """Promise a token; only where `has_room`."""
         self._takes.popleft()
 
 
@@ -133,6 +136,7 @@ class Machine:
         return queues
 
     def run(self) -> Timing:
+        """Everything, to its end. DeviceError where it has none."""
         while self._awake or self._stir():
             # One instruction at a time, GEMM's before VECTOR's, which waits where GEMM uses the accumulators.
             lowest = self._awake & -self._awake

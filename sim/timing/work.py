@@ -42,6 +42,7 @@ class Train(NamedTuple):
 
     @property
     def last(self) -> int:
+        """When the last entry comes."""
         return self.first + (self.entries - 1) * self.period
 
     def after(self, entries: int) -> Train:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import Block, Storage
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import (
     Meaning,
@@ -27,6 +27,7 @@ from celosia.compiler.vthread.verify import (
 )
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, ASource, BSource, Destination, Opcode, ReduceOp, formats
+from celosia.hw.scratchpads import scratchpads
 
 from .blocks import CONFIGS, BlockByHand, DepthwiseByHand, Hand, Shape, block_of
 
@@ -66,7 +67,7 @@ def test_a_depthwise_convolution_means_the_same_by_taps_as_by_gemm(name: str) ->
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_slots_beyond_the_taps_do_not_matter(name: str) -> None:
     hand = DepthwiseByHand(DEPTHWISE[name])
-    slots = _tap_entries(hand).reshape(-1, hand.cfg.tap_slots, hand.cfg.block_out)
+    slots = _tap_entries(hand).reshape(-1, *scratchpads(hand.cfg)["tap"].shape)
     slots[:, hand.cfg.taps :] = 99
     np.testing.assert_array_equal(hand.run(), hand.expected())
     hand.verify()
@@ -117,7 +118,7 @@ def test_blocks_in_one_launch_and_in_several(name: str) -> None:
             )
         ]
         verify_provenance(cfg, runs, second.addresses, second.base, second.constants)
-        both = [Instruction(i.opcode, dict(i.fields), n) for n, h in enumerate((first, second)) for i in h.stream]
+        both = [Unencoded(i.opcode, dict(i.fields), n) for n, h in enumerate((first, second)) for i in h.stream]
         insert_tokens(cfg, both, first.base)
         layer_of = np.array([i.layer for i in both], np.int32)
         run = Run(encode(cfg, both), [first.layer, second.layer], layer_of, {first.x.storage}, set(storages))
@@ -153,11 +154,11 @@ def _constants(h: Hand, pad: str) -> int:
 
 
 def _tap_entries(h: Hand) -> NDArray[np.uint8]:
-    """[slices][kernel rows][steps][tap_slots][block_out], a view of the constants."""
+    """[slices][kernel rows][steps][slots][block_out], a view of the constants."""
     first, entries = _constants(h, "tap"), h.roles["load tap"][0].fields["x_size"]
     steps = -(-3 // h.cfg.taps)
-    data = h.constants[first : first + entries * h.cfg.tap_slots * h.cfg.block_out]
-    return data.reshape(-1, 3, steps, h.cfg.tap_slots, h.cfg.block_out)
+    data = h.constants[first : first + entries * scratchpads(h.cfg)["tap"].entry_bytes]
+    return data.reshape(-1, 3, steps, *scratchpads(h.cfg)["tap"].shape)
 
 
 # Taps.
@@ -526,7 +527,7 @@ def test_a_term_in_the_wrong_sum_of_two_with_equal_weights_is_found(name: str) -
 # Order --------------------------------------------------------------------------------------------------------
 
 
-def without_token(h: BlockByHand, giver: Instruction, taker: Instruction) -> NDArray[np.uint8]:
+def without_token(h: BlockByHand, giver: Unencoded, taker: Unencoded) -> NDArray[np.uint8]:
     """The code without the token that `giver` gives the unit of `taker`, and that which `taker` takes from there."""
     h.codes()
     giver.fields["post"] &= ~(1 << UNIT_OF[taker.opcode])

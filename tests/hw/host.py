@@ -141,7 +141,7 @@ def place(dram: NDArray[np.uint8], cfg: Config, addr: int, words: Sequence[int])
 async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
     """Appends (unit, "start" or "done", index) in order; what ends in a cycle comes before what starts in it."""
     ports = [
-        (name, event, getattr(dut, f"trace_{name}_{event}"), getattr(dut, f"trace_{name}_{event}_index"))
+        (name, event, getattr(dut, f"trace__{name}__{event}"), getattr(dut, f"trace__{name}__{event}_index"))
         for event in ("done", "start")
         for name in NAMES
     ]

@@ -91,11 +91,11 @@ async def host(dut: bench.Dut) -> Host:
 async def pulse_error(dut: bench.Dut, **errors: tuple[Error, int]) -> None:
     await bench.rise(dut)
     for source, (code, index) in errors.items():
-        getattr(dut, f"error_{source}__valid").value = 1
-        getattr(dut, f"error_{source}__payload").value = code | index << 4
+        getattr(dut, f"errors__{ERROR_SOURCES.index(source)}__valid").value = 1
+        getattr(dut, f"errors__{ERROR_SOURCES.index(source)}__payload").value = code | index << 4
     await bench.rise(dut)
     for source in errors:
-        getattr(dut, f"error_{source}__valid").value = 0
+        getattr(dut, f"errors__{ERROR_SOURCES.index(source)}__valid").value = 0
 
 
 @cocotb.test()

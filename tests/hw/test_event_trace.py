@@ -26,15 +26,15 @@ def recorded(depth: int, pulses: list[dict[str, int]]) -> tuple[int, Any]:
         await ctx.tick()
         ctx.set(dut.clear, 0)
         for cycle in [*pulses, *[{}] * (len(SOURCES) * WAITING)]:
-            for source in SOURCES:
-                ctx.set(getattr(dut, source).valid, source in cycle)
-                ctx.set(getattr(dut, source).payload.index, cycle.get(source, 0))
+            for source, pulse in zip(SOURCES, dut.pulses):
+                ctx.set(pulse.valid, source in cycle)
+                ctx.set(pulse.payload.index, cycle.get(source, 0))
             await ctx.tick()
-        count = ctx.get(dut.count)
+        count = ctx.get(dut.registers.count)
         for at in range(depth):
-            ctx.set(dut.at, at)
+            ctx.set(dut.registers.at, at)
             await ctx.tick().repeat(2)
-            rows.append((ctx.get(dut.event), ctx.get(dut.cycle)))
+            rows.append((ctx.get(dut.registers.event), ctx.get(dut.registers.cycle)))
 
     simulator = Simulator(dut)
     simulator.add_clock(1e-6)

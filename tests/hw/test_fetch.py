@@ -111,7 +111,7 @@ async def memory(dut: bench.Dut, words: list[int], pause: float = 0.0, latency: 
 
 
 async def begin(dut: bench.Dut, count: int) -> None:
-    await bench.start(dut, streams=["bus__request", *(f"queue_{name}" for name in NAMES)])
+    await bench.start(dut, streams=["bus__request", *(f"queues__{name}" for name in NAMES)])
     dut.dma_base.value = BASE
     dut.dma_size.value = START + count * instruction_bytes(bench.config())
     dut.instr_addr.value = START
@@ -132,7 +132,7 @@ def expected(cfg: Config, words: list[int]) -> dict[str, list[int]]:
 
 async def collect(dut: bench.Dut, name: str, into: list[int], pause: float = 0.0) -> None:
     while True:
-        into += await bench.stream_get(dut, f"queue_{name}", 1, pause)
+        into += await bench.stream_get(dut, f"queues__{name}", 1, pause)
 
 
 @cocotb.test()
@@ -144,7 +144,7 @@ async def hands_out_in_order(dut: bench.Dut) -> None:
     errors: list[int] = []
     cocotb.start_soon(bench.pulses_get(dut, "error", errors))
     takers = {
-        name: cocotb.start_soon(bench.stream_get(dut, f"queue_{name}", len(items), pause))
+        name: cocotb.start_soon(bench.stream_get(dut, f"queues__{name}", len(items), pause))
         for name, items in expected(cfg, words).items()
     }
     for name, items in expected(cfg, words).items():

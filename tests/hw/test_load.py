@@ -18,6 +18,7 @@ from copy_bench import BASE
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode, buffers, formats
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 
@@ -55,16 +56,16 @@ def bench_of(cfg: Config) -> Any:
     class Bench(wiring.Component):
         def __init__(self) -> None:
             self.load = Load(cfg)
-            members = {name: m for name, m in self.load.signature.members.items() if name not in ("bus", "bus1")}
+            members = {name: m for name, m in self.load.signature.members.items() if name != "buses"}
             ports = {name: Out(Axi4Read(cfg.bus_bytes)) for name in PORTS[: cfg.ports]}
             super().__init__({**members, **ports, "read_beat": Out(cfg.ports)})
 
         def elaborate(self, platform: object) -> Module:
             m = Module()
             m.submodules.load = self.load
-            for number, bus in enumerate(("bus", "bus1")[: cfg.ports]):
+            for number, bus in enumerate(self.load.buses):
                 m.submodules[f"mux{number}"] = mux = ReadMux(cfg.bus_bytes)
-                wiring.connect(m, getattr(self.load, bus), mux.load)
+                wiring.connect(m, bus, mux.load)
                 wiring.connect(m, mux.axi, wiring.flipped(getattr(self, PORTS[number])))
                 m.d.comb += self.read_beat[number].eq(mux.read_beat)
             for name in self.signature.members:
@@ -282,7 +283,7 @@ async def errors_end_quietly(dut: Any) -> None:
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
     cfg = bench.config()
-    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // cfg.wgt_bytes}
+    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // scratchpads(cfg)["wgt"].entry_bytes}
     await copy_bench.errors_end_quietly(machine, weights if bench.params()["second"] else None)
 
 
@@ -316,7 +317,7 @@ async def both_at_full_rate(dut: Any) -> None:
     beats = 1000
     blocks = [
         {"buffer": buffer, "x_size": beats * cfg.bus_bytes // size, "y_size": 1, "z_size": 1, "sram_x": 1}
-        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, cfg.wgt_bytes))
+        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, scratchpads(cfg)["wgt"].entry_bytes))
     ]
     for block in blocks:
         machine.execute(block)

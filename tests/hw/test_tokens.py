@@ -65,7 +65,7 @@ NAMES = [unit.name.lower() for unit in Unit]
 @cocotb.test()
 async def equals_model(dut: bench.Dut) -> None:
     cfg, pause = bench.config(), bench.params()["pause"]
-    await bench.start(dut, streams=[f"instr_{name}" for name in NAMES])
+    await bench.start(dut, streams=[f"passed__{name}" for name in NAMES])
     instructions = program(cfg, 400)
     sent: dict[Unit, list[int]] = {unit: [] for unit in Unit}
     for index, (unit, wait, post) in enumerate(instructions):
@@ -73,8 +73,8 @@ async def equals_model(dut: bench.Dut) -> None:
     takers = []
     running: dict[Unit, list[int]] = {unit: [] for unit in Unit}  # passed, not done
     for unit, name in zip(Unit, NAMES):
-        cocotb.start_soon(bench.stream_put(dut, f"queue_{name}", sent[unit], pause))
-        takers.append(cocotb.start_soon(bench.stream_get(dut, f"instr_{name}", len(sent[unit]), pause)))
+        cocotb.start_soon(bench.stream_put(dut, f"queues__{name}", sent[unit], pause))
+        takers.append(cocotb.start_soon(bench.stream_get(dut, f"passed__{name}", len(sent[unit]), pause)))
         cocotb.start_soon(finish(dut, cfg, unit, running[unit], pause))
     cocotb.start_soon(check(dut, cfg, running))
     for unit, taker in zip(Unit, takers):
@@ -83,7 +83,7 @@ async def equals_model(dut: bench.Dut) -> None:
 
 async def finish(dut: bench.Dut, cfg: Config, unit: Unit, running: list[int], pause: float) -> None:
     """Sends `done` for what the unit has taken, in order, at random times."""
-    done = f"done_{unit.name.lower()}"
+    done = f"done__{unit.name.lower()}"
     valid, out = getattr(dut, f"{done}__valid"), getattr(dut, f"{done}__payload")
     while True:
         if running and random.random() >= pause:
@@ -105,8 +105,10 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
         took, gave, put, passed = [], [], [], []
         waiting = 0
         for unit, name in zip(Unit, NAMES):
-            queue = {part: getattr(dut, f"queue_{name}__{part}").value for part in ("valid", "ready", "payload")}
-            instr_valid, instr_ready = (int(getattr(dut, f"instr_{name}__{part}").value) for part in ("valid", "ready"))
+            queue = {part: getattr(dut, f"queues__{name}__{part}").value for part in ("valid", "ready", "payload")}
+            instr_valid, instr_ready = (
+                int(getattr(dut, f"passed__{name}__{part}").value) for part in ("valid", "ready")
+            )
             if queue["valid"]:
                 word = int(queue["payload"])
                 wait, post = masks(cfg, OPCODE_OF[unit], word)
@@ -120,8 +122,8 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
                     gave += [(unit, u) for u in post]
             else:
                 assert not instr_valid
-            if getattr(dut, f"done_{name}__valid").value:
-                mask = int(getattr(dut, f"done_{name}__payload").value) & 15
+            if getattr(dut, f"done__{name}__valid").value:
+                mask = int(getattr(dut, f"done__{name}__payload").value) & 15
                 put += [(unit, u) for u in Unit if mask >> u & 1]
         assert int(dut.wait_token.value) == waiting
         tokens.update(put)
@@ -138,31 +140,31 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
 async def waits(dut: bench.Dut) -> None:
     cfg = bench.config()
     await bench.start(dut)
-    dut.instr_gemm__ready.value = 1
-    dut.queue_gemm__valid.value = 1
-    dut.queue_gemm__payload.value = payload(cfg, Unit.GEMM, 7, 1 << Unit.LOAD | 1 << Unit.STORE, 0)
+    dut.passed__gemm__ready.value = 1
+    dut.queues__gemm__valid.value = 1
+    dut.queues__gemm__payload.value = payload(cfg, Unit.GEMM, 7, 1 << Unit.LOAD | 1 << Unit.STORE, 0)
     for giver in ("store", "load"):
         for cycle in range(20):
             await bench.fall(dut)
-            assert int(dut.wait_token.value) == 1 << Unit.GEMM and not dut.instr_gemm__valid.value
+            assert int(dut.wait_token.value) == 1 << Unit.GEMM and not dut.passed__gemm__valid.value
             assert cycle < 5 or int(dut.oldest.value) == 7
         await bench.rise(dut)
-        getattr(dut, f"done_{giver}__payload").value = 1 << Unit.GEMM
-        getattr(dut, f"done_{giver}__valid").value = 1
+        getattr(dut, f"done__{giver}__payload").value = 1 << Unit.GEMM
+        getattr(dut, f"done__{giver}__valid").value = 1
         await bench.rise(dut)
-        getattr(dut, f"done_{giver}__valid").value = 0
+        getattr(dut, f"done__{giver}__valid").value = 0
     await bench.fall(dut)
-    assert dut.instr_gemm__valid.value and not dut.wait_token.value
+    assert dut.passed__gemm__valid.value and not dut.wait_token.value
     await bench.rise(dut)
-    assert not dut.queue_vector__ready.value
-    dut.queue_gemm__payload.value = payload(cfg, Unit.GEMM, 9, 1 << Unit.LOAD, 0)
-    dut.queue_vector__valid.value = 1
+    assert not dut.queues__vector__ready.value
+    dut.queues__gemm__payload.value = payload(cfg, Unit.GEMM, 9, 1 << Unit.LOAD, 0)
+    dut.queues__vector__valid.value = 1
     for index, oldest in ((10, 9), (8, 8)):
-        dut.queue_vector__payload.value = payload(cfg, Unit.VECTOR, index, 1 << Unit.LOAD, 0)
+        dut.queues__vector__payload.value = payload(cfg, Unit.VECTOR, index, 1 << Unit.LOAD, 0)
         for _ in range(6):
             await bench.fall(dut)
         assert int(dut.oldest.value) == oldest
-    dut.queue_gemm__valid.value = dut.queue_vector__valid.value = 0
+    dut.queues__gemm__valid.value = dut.queues__vector__valid.value = 0
     for _ in range(6):
         await bench.fall(dut)
     assert int(dut.oldest.value) == 7, "the last one that passed"
@@ -178,11 +180,11 @@ async def full_rate(dut: bench.Dut) -> None:
     cocotb.start_soon(note(dut, started))
     loads = [payload(cfg, Unit.LOAD, i, 0, 1 << Unit.GEMM) for i in range(count)]
     gemms = [payload(cfg, Unit.GEMM, i, 1 << Unit.LOAD, 0) for i in range(count)]
-    cocotb.start_soon(bench.stream_put(dut, "queue_load", loads))
-    cocotb.start_soon(bench.stream_put(dut, "queue_gemm", gemms))
-    cocotb.start_soon(bench.stream_get(dut, "instr_load", count))
+    cocotb.start_soon(bench.stream_put(dut, "queues__load", loads))
+    cocotb.start_soon(bench.stream_put(dut, "queues__gemm", gemms))
+    cocotb.start_soon(bench.stream_get(dut, "passed__load", count))
     cocotb.start_soon(echo(dut))
-    await bench.stream_get(dut, "instr_gemm", count)
+    await bench.stream_get(dut, "passed__gemm", count)
     for name, cycles in started.items():
         assert cycles == list(range(cycles[0], cycles[0] + count)), name
 
@@ -191,10 +193,10 @@ async def echo(dut: bench.Dut) -> None:
     """LOAD is done one cycle after it has begun."""
     while True:
         await bench.fall(dut)
-        passes = dut.instr_load__valid.value and dut.instr_load__ready.value
+        passes = dut.passed__load__valid.value and dut.passed__load__ready.value
         await bench.rise(dut)
-        dut.done_load__valid.value = int(bool(passes))
-        dut.done_load__payload.value = 1 << Unit.GEMM
+        dut.done__load__valid.value = int(bool(passes))
+        dut.done__load__payload.value = 1 << Unit.GEMM
 
 
 async def note(dut: bench.Dut, started: dict[str, list[int]]) -> None:
@@ -202,6 +204,6 @@ async def note(dut: bench.Dut, started: dict[str, list[int]]) -> None:
     while True:
         await bench.fall(dut)
         for name, cycles in started.items():
-            if getattr(dut, f"instr_{name}__valid").value and getattr(dut, f"instr_{name}__ready").value:
+            if getattr(dut, f"passed__{name}__valid").value and getattr(dut, f"passed__{name}__ready").value:
                 cycles.append(cycle)
         cycle += 1

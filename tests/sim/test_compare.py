@@ -3,10 +3,10 @@
 import pytest
 from programs import CONFIGS, random_program
 
-from celosia.hw.isa import Opcode
-from celosia.sim import patterns
+from celosia.hw.isa import OUTER_LOOPS, Opcode
 from celosia.sim.compare import first_difference
 from celosia.sim.fsim import FunctionalDevice, Instruction
+from celosia.sim.reference import addresses
 
 CFG = CONFIGS["4x4"]
 
@@ -20,8 +20,7 @@ class Faulty(FunctionalDevice):
         super().execute(instruction, number)
         if number == self.victim:
             f = instruction.fields
-            index = patterns.offsets(patterns.steps(f, "dst", ("n", "y", "x")), CFG.out_depth) + f["dst_base"]
-            self.state.out[index.ravel() % CFG.out_depth] ^= 4
+            self.state.out[addresses(f, "dst", OUTER_LOOPS, CFG.out_depth).ravel()] ^= 4
 
 
 @pytest.mark.parametrize("seed", range(5))

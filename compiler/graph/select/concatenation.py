@@ -30,6 +30,7 @@ class _Part:
 
 
 def concat(p: Placement, node: ir.Node) -> None:
+    """Places a concatenation of channels, rows or columns. OnCpu."""
     y = node.outputs[0]
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))

@@ -17,6 +17,7 @@ from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:
+    """Places QLinearAdd of two tensors of one shape. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     if shape(a) != shape(b) or shape(a) != shape(y):
@@ -38,6 +39,7 @@ def addition(p: Placement, node: ir.Node) -> None:
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
+    """Places a function of bytes, in the layer before it where that has room for a table."""
     value = node.inputs[0]
     assert value is not None
     table = array_of(node.inputs[1]).astype(np.int8)
@@ -52,6 +54,7 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 
 
 def product(p: Placement, node: ir.Node) -> None:
+    """Places QLinearMul of two tensors of one shape, or by one pixel for each channel. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))

@@ -26,7 +26,7 @@ class Choice:
     value: ir.Value
     """The tensor written."""
     note: str = ""
-    apart: float = 0
+    alone: float = 0
     together: float = 0
     """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 
@@ -119,6 +119,7 @@ class Placement:
         self.selection.forms[value], self.selection.written[value] = form, y
 
     def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
+        """Places `layer`, which covers `node` and writes its output in `form`."""
         choice = Choice(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
         self.writes(choice, node.outputs[0], form)

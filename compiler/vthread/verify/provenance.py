@@ -55,7 +55,7 @@ from celosia.compiler.vthread.verify.decode import (
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
 from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
-from celosia.hw.scratchpads import depths
+from celosia.hw.scratchpads import depths, scratchpads
 
 
 class Meaning(StrEnum):
@@ -125,13 +125,13 @@ class Provenance:
             self.pieces[storage] = self.symbols.fresh(size)
 
     def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
-        """Run launch `number`, whose decoded instructions have passed every other rule. Mismatch, ProvenanceError."""
+        """Run launch `number`, whose decoded instructions have passed every other rule. WrongStore, ProvenanceError."""
         for storage in (storage for storage in self.sizes if storage in run.packed):
             size = self.sizes[storage]
             self.pieces[storage] = self.symbols.fresh(size)
             self.write(self.addresses[storage], ((size, self.cfg.piece_bytes),), self.pieces[storage])
         self.before = self.dram.copy()
-        machine = Machine(self, number, run)
+        machine = SymbolicMachine(self, number, run)
         for i in stream:
             machine.step(i)
         machine.check_finished()
@@ -184,7 +184,7 @@ class Provenance:
         key = address, count
         if key not in self.tiles:
             cfg = self.cfg
-            data = self.bytes_at(address, count * cfg.wgt_bytes)
+            data = self.bytes_at(address, count * scratchpads(cfg)["wgt"].entry_bytes)
             shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:
                 self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
@@ -196,11 +196,11 @@ class Provenance:
 
     def taps(self, address: int, count: int) -> Scalars:
         """Scalars [count, taps, out pieces] of the tap entries from `address`."""
-        cfg = self.cfg
-        data = self.bytes_at(address, count * cfg.tap_slots * cfg.block_out)
+        cfg, (slots, _) = self.cfg, scratchpads(self.cfg)["tap"].shape
+        data = self.bytes_at(address, count * slots * self.cfg.block_out)
         if data is None:
             return self.symbols.fresh(count * cfg.taps * cfg.out_pieces).reshape(count, cfg.taps, cfg.out_pieces)
-        return self.symbols.taps(data.reshape(count, cfg.tap_slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
+        return self.symbols.taps(data.reshape(count, slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
 
     def parameters(self, address: int, count: int) -> Scalars:
         """Scalars [count, out pieces] of the parameter entries from `address`."""
@@ -211,8 +211,8 @@ class Provenance:
         return self.symbols.parameters(entries).reshape(count, -1)
 
 
-class Mismatch(Exception):
-    """Found by `Machine`: the store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
+class WrongStore(Exception):
+    """The store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
 
     def __init__(self, index: int, layer: int) -> None:
         super().__init__(index, layer)
@@ -231,7 +231,7 @@ def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(extent for extent, _ in dims), tuple(8 * stride for _, stride in dims)
 
 
-class Machine:
+class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
     inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
@@ -258,15 +258,17 @@ class Machine:
         }  # fmt: skip
 
     def step(self, i: Decoded) -> None:
+        """Runs one instruction."""
         self.steps[i.opcode](i)
 
     def check_finished(self) -> None:
-        """Mismatch where a piece of an output has not been stored."""
+        """WrongStore where a piece of an output has not been stored."""
         for layer in range(len(self.run.layers)):
             if self.to_store(layer).any():
-                raise Mismatch(-1, layer)
+                raise WrongStore(-1, layer)
 
     def operands(self, layer: int) -> Operands:
+        """What layer `layer` of the launch reads, as scalars."""
         return operands(self.symbols, self.state.pieces, self.run.layers[layer])
 
     def to_store(self, layer: int) -> Scalars:
@@ -400,15 +402,15 @@ class Machine:
     def _store(self, i: Decoded) -> None:
         f, layer = i.fields, int(self.run.layer_of[i.index])
         if not 0 <= layer < len(self.run.layers):
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         storage = self.run.layers[layer].y.storage
         wanted, places = self.to_store(layer), store_places(self.cfg, f, self.state.addresses[storage])
         if places is None or places[0] < 0 or places[0] + reach(places[1]) >= len(wanted):
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         found = view(self.out, f["sram_base"], padded_block(f))
         due = view(wanted, *places)
         if not (found == due).all():
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         due[...] = 0
         bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)
         values = view(self.state.pieces[storage], *places)

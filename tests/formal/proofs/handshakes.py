@@ -52,9 +52,7 @@ def gates(cfg: Config) -> Harness:
     inside = h.add(dut)
     h.streams(dut)
     most = (1 << cfg.token_bits) - 1
-    ports = {
-        unit: tuple(getattr(dut, f"{kind}_{unit.name.lower()}") for kind in ("queue", "instr", "done")) for unit in Unit
-    }
+    ports = dict(zip(Unit, zip(dut.queues.each, dut.passed.each, dut.done.each)))
     may_pass: dict[Unit, Value] = {unit: queue.valid for unit, (queue, _, _) in ports.items()}
     for (source, target), semaphore in inside["semaphores"].items():
         name = f"{source.name}_{target.name}"

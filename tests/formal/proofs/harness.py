@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -13,6 +13,8 @@ from amaranth.back import rtlil
 from amaranth.hdl import Assert, Assume, Fragment, ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In
+
+from celosia.hw.layout import UNITS
 
 
 class Inside:
@@ -148,17 +150,26 @@ class Harness:
 
     def streams(self, component: wiring.Component, unless: Any = 0) -> None:
         """`trusts` all streams that enter a component, and proves of all that leave it that it `obeys`."""
-        for name, member in component.signature.members.items():
-            port = getattr(component, name)
-            if member.is_signature and {"valid", "ready", "payload"} == set(member.signature.members):
-                if member.flow is In:
-                    self.trusts(port, name)
-                else:
-                    self.obeys(port, name, unless)
+        for name, flow, port in _streams(component):
+            if flow is In:
+                self.trusts(port, name)
+            else:
+                self.obeys(port, name, unless)
 
     def rtlil(self) -> str:
         text: str = rtlil.convert(Fragment.get(self.m, None), name="top", ports=[self._clock.clk], emit_src=False)
         return text
+
+
+def _streams(component: wiring.Component) -> Iterator[tuple[str, wiring.Flow, stream.Interface]]:
+    """Name, direction and object of each stream of a component, also of those that it has for each unit."""
+    for name, member in component.signature.members.items():
+        if member.is_signature and not member.dimensions:
+            port = getattr(component, name)
+            several = {f"{name}_{unit}": each for unit, each in zip(UNITS, getattr(port, "each", ()))}
+            for own, each in (several or {name: port}).items():
+                if {"valid", "ready", "payload"} == set(each.signature.members):
+                    yield own, member.flow, each
 
 
 def implies(condition: Any, conclusion: Any) -> Value:

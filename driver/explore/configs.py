@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.hw.config import Config, ConfigError, did_you_mean
+from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -48,10 +48,10 @@ def board_of(name: str) -> Board:
 
 
 @dataclass(frozen=True)
-class Space:
+class ConfigSpace:
     """All Configs whose fields have one of these values; fields that are not there have those of `base`.
 
-    >>> space = Space({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
+    >>> space = ConfigSpace({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
     >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
     (8, 7)
     """
@@ -67,20 +67,14 @@ class Space:
                 raise SpaceError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(known))}")
             if not values:
                 raise SpaceError(f"{name} has no values; give at least one, or leave it out")
-            for value in values:
-                self._check(name, value)
-
-    def _check(self, name: str, value: Any) -> None:
-        """Whether some Config can have it: one that is large in every other way."""
-        large = Config(block_in=128, block_out=128, batch=16)
-        small = {"block_in": "block_out", "block_out": "block_in"}
-        try:
-            dataclasses.replace(large, **{name: value} | ({small[name]: value} if name in small else {}))
-        except ConfigError as error:
-            raise SpaceError(f"the space has a value that no Config can have: {error}") from None
+            try:
+                for value in values:
+                    check_field(name, value)
+            except ConfigError as error:
+                raise SpaceError(f"the space has a value that no Config can have: {error}") from None
 
     @staticmethod
-    def of(board: Board, source: str | Path | Values | None = None) -> Space:
+    def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:
         """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
         SpaceError."""
         widest = board.bus_bits // 8
@@ -89,7 +83,7 @@ class Space:
         narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
-        return Space(usual | narrowed, board.config)
+        return ConfigSpace(usual | narrowed, board.config)
 
     def __len__(self) -> int:
         """How many there are before rules leave some out."""

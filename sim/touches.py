@@ -1,0 +1,229 @@
+"""What an instruction reads and writes: entries of scratchpads, and bytes of DRAM.
+
+The simulator's checks, the timing model's demand, the compiler's tokens and the pages of reports derive from here. The
+verifier (`compiler/vthread/verify/decode.py`) tells it once more on purpose: it is to find what is wrong here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    TAP_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    element_bytes,
+    formats,
+)
+from celosia.hw.scratchpads import scratchpads
+from celosia.sim.patterns import Steps, offsets, spans
+from celosia.sim.reference import Fields
+
+Index = NDArray[np.int64]
+
+
+class Operand(NamedTuple):
+    """What instructions of an opcode may touch. `when` says of fields by name whether they do: numbers, or arrays of
+    them, as in the rules of `isa`.
+
+    memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
+    """
+
+    memory: str
+    name: str
+    loops: tuple[str, ...] | None
+    write: bool
+    when: Callable[[Any], Any]
+
+
+def _is(field: str, value: int) -> Callable[[Any], Any]:
+    return lambda f: f[field] == value
+
+
+def _always(f: Any) -> Any:
+    return f["opcode"] == f["opcode"]
+
+
+OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
+    Opcode.LOAD: tuple(Operand(to.name.lower(), "sram", None, True, _is("buffer", to)) for to in Buffer),
+    Opcode.STORE: (Operand("out", "sram", None, False, _always),),
+    Opcode.GEMM: (
+        Operand("inp", "inp", GEMM_LOOPS, False, _always),
+        Operand("wgt", "wgt", GEMM_LOOPS, False, _always),
+        Operand("acc", "acc", OUTER_LOOPS, False, _is("accumulate", 1)),
+        Operand("acc", "acc", OUTER_LOOPS, True, _always),
+    ),
+    Opcode.VECTOR: (
+        Operand("acc", "a", VECTOR_LOOPS, False, _is("a_source", ASource.ACC)),
+        Operand("vin", "a", VECTOR_LOOPS, False, _is("a_source", ASource.VIN)),
+        Operand("tap", "tap", TAP_LOOPS, False, _is("taps", 1)),
+        Operand("vin", "b", OUTER_LOOPS, False, _is("b_source", BSource.VIN)),
+        Operand("par", "par", OUTER_LOOPS, False, _is("requantise", 1)),
+        Operand("lut", "table", (), False, _is("lookup", 1)),
+        *(Operand(to.name.lower(), "dst", OUTER_LOOPS, True, _is("destination", to)) for to in Destination),
+    ),
+}
+"""Reads first."""
+
+
+class Touch(NamedTuple):
+    """An access to `memory` at base + sum of index * stride, over the `steps`, and at `each - 1` addresses behind each.
+
+    pieces: of a scratchpad's entry that an address counts; of inp, acc, vin and out it has several.
+    """
+
+    memory: str
+    operand: str
+    base: int
+    steps: Steps
+    each: int
+    pieces: int
+    write: bool
+
+    def numbers(self, size: int) -> Index:
+        """Numbers of the pieces touched, each once; the memory has `size` of them, after which addresses wrap."""
+        places = size // self.pieces
+        index = (_visited(self.steps, places, self.each) + self.base) % places
+        return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
+
+    def inside(self, size: int) -> bool:
+        """Whether no address wraps around, however the strides are read; see `numbers`."""
+        places = size // self.pieces
+        first, last = self.base, self.base + self.each - 1
+        return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
+
+    def entries(self, pieces: int) -> tuple[int, int]:
+        """The smallest range [first, end) of entries, of so many pieces, that holds all of it."""
+        end = self.base + self.each
+        for extent, stride in self.steps:
+            end += (extent - 1) * stride
+        if self.pieces == pieces:
+            return self.base, end
+        return self.base * self.pieces // pieces, -(-end * self.pieces // pieces)
+
+
+@lru_cache(maxsize=8192)
+def _visited(pattern: Steps, depth: int, each: int) -> Index:
+    """Addresses from base 0, each once."""
+    first = np.unique(offsets(pattern, depth))
+    return first if each == 1 else np.unique((first[:, None] + np.arange(each)) % depth)
+
+
+def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
+    """What of the scratchpads an instruction with the fields `f` touches, reads first; see `complete`."""
+    found = []
+    for operand, base, strides, pieces in _operands(cfg, opcode):
+        if operand.when(f):
+            steps = block(f) if operand.loops is None else tuple([(f[extent], f[step]) for extent, step in strides])
+            each = cfg.taps if operand.name == "a" and f["taps"] else 1
+            found.append(Touch(operand.memory, operand.name, f[base], steps, each, pieces, operand.write))
+    return found
+
+
+@cache
+def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str, tuple[tuple[str, str], ...], int]]:
+    """Each operand with the field of its base, those of each loop's extent and stride, and the pieces of an address."""
+    pads, found = scratchpads(cfg), []
+    for operand in OPERANDS[opcode]:
+        if operand.memory in pads:
+            base = "table" if operand.name == "table" else f"{operand.name}_base"
+            strides = tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in operand.loops or ())
+            # VECTOR writes parts of an entry of inp, each as large as one of out.
+            of = pads["out" if operand.name == "dst" else operand.memory]
+            found.append((operand, base, strides, 1 if operand.loops is None else of.pieces))
+    return found
+
+
+class Range(NamedTuple):
+    """Entries [first, end) of a scratchpad, the smallest range that holds all that an operand touches."""
+
+    memory: str
+    first: int
+    end: int
+    write: bool
+
+
+def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
+    """What of the scratchpads an instruction touches; what it reads and writes counts as written."""
+    pads = scratchpads(cfg)
+    found = {(each.memory, *each.entries(pads[each.memory].pieces)): each.write for each in touches(cfg, opcode, f)}
+    return [Range(*entries, write) for entries, write in found.items()]
+
+
+def block(f: Fields) -> Steps:
+    """The loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
+    height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
+    width = f["x_size"] + f.get("pad_left", 0) + f.get("pad_right", 0)
+    return (f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"])
+
+
+@cache
+def _defaults(cfg: Config, opcode: Opcode) -> dict[str, int]:
+    fields = {field.name: int(field.name.startswith("extent_")) for field in formats(cfg)[opcode].fields}
+    return fields | {"opcode": int(opcode)}
+
+
+def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
+    """`f` with the fields that it leaves out: extents are 1, all others 0."""
+    return _defaults(cfg, opcode) | f
+
+
+# DRAM -------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Bytes of DRAM: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
+
+    address: int
+    row: int
+    y: int
+    y_stride: int
+    z: int
+    z_stride: int
+    write: bool
+
+    @property
+    def end(self) -> int:
+        """Behind the last one, where addresses do not wrap around."""
+        return self.address + (self.z - 1) * self.z_stride + (self.y - 1) * self.y_stride + self.row
+
+    def view(self, array: NDArray[Any], granule: int = 1) -> NDArray[Any]:
+        """Elements of `array`, one for each granule of bytes from 0 on, as [z, y, granules of a row]. ValueError where
+        it does not have them all.
+
+        granule: of it z_stride and y_stride are multiples.
+        """
+        if -(-self.end // granule) > len(array):
+            raise ValueError(f"rows end at byte {self.end}, beyond {len(array)} granules of {granule}")
+        size, first = array.itemsize, self.address // granule
+        count = -(-(self.address % granule + self.row) // granule)
+        strides = size * (self.z_stride // granule), size * (self.y_stride // granule), size
+        return np.ndarray((self.z, self.y, count), array.dtype, array, size * first, strides)
+
+    def numbers(self, size: int) -> Index:
+        """Numbers of the bytes below `size`; addresses wrap around at 2^32."""
+        z, y = np.arange(self.z)[:, None] * self.z_stride, np.arange(self.y) * self.y_stride
+        starts = (self.address + z + y) % (1 << 32)
+        index = (starts.reshape(-1, 1) + np.arange(self.row)).ravel()
+        return index[index < size]
+
+
+def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
+    """What of DRAM an instruction with the fields `f` touches; None but for LOAD and STORE."""
+    if opcode not in (Opcode.LOAD, Opcode.STORE):
+        return None
+    write = opcode == Opcode.STORE
+    size = cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]))
+    return Rows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)
