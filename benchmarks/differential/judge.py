@@ -55,6 +55,8 @@ LEAST = 2.0**-21
 """Of a tensor's largest magnitude: four units in the last place, which few operations may take."""
 LIKENESS = 2.0**-10
 """Of a tensor's largest magnitude: where onnxruntime is farther from the exact result, it means something else."""
+MOVING = ("MaxPool", "NhwcMaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators with which onnxruntime's QuantizeLinear changes places."""
 CUT = "_cut"
 
 
@@ -310,7 +312,14 @@ class Neighbourhood:
         if expected.dtype not in QUANTISED:
             return [Gap(name, operators, why)]
         steps = np.abs(found.astype(np.int64) - expected.astype(np.int64))
-        return [Gap(name, operators, why, int(steps.max()), self.makers[name].op_type, self._is_tie(name, steps))]
+        return [Gap(name, operators, why, int(steps.max()), self._maker(name), self._is_tie(name, steps))]
+
+    def _maker(self, name: str) -> str:
+        """The operator that made the elements of `name`, which others may have moved."""
+        node = self.makers[name]
+        while node.op_type in MOVING and node.input[0] in self.makers:
+            node = self.makers[node.input[0]]
+        return str(node.op_type)
 
     def _allowed(self, name: str, expected: Array) -> float:
         wide = expected.astype(np.float64)

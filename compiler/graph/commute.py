@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import named
+from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant
 from celosia.compiler.program.traits import Moves
@@ -30,6 +31,8 @@ class Commute:
             return False
         if is_op(node, *MOVING_OPS):
             return self._sink(node) or self._hoist(node)
+        if is_op(node, *MOVING):  # as onnxruntime's do, so that what stands before becomes an integer operator
+            return self._hoist(node) or (len(node.outputs) == 1 and self._sink(node))
         return is_op(node, *CHOOSING_OPS) and self._hoist(node)
 
     def _choose(self, node: ir.Node) -> bool:

@@ -25,6 +25,8 @@ from celosia.compiler.graph.fold import fold_makers
 from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
 
+ABSORBED = {"Conv": ("BatchNormalization", "Add", "Mul"), "ConvTranspose": ("BatchNormalization",)}
+
 
 @dataclass(frozen=True)
 class _Product:
@@ -58,7 +60,7 @@ def _product(node: ir.Node) -> _Product | None:
         if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
             return None
         last, place = add, int(maker(add.inputs[0]) is node)
-        flat = len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
+        flat = node.inputs[0] is not None and len(node.inputs[0].shape or ()) == 2
     elif not is_op(node, "Conv", "ConvTranspose", "Gemm"):
         return None
     source = maker(node.inputs[0])
@@ -82,20 +84,23 @@ def _pads(pad: ir.Node, node: ir.Node) -> bool:
 
 
 def _absorbed(node: ir.Node) -> tuple[ir.Node, ...]:
-    """What stands behind a Conv and does nothing but scale and shift each of its channels by constants."""
+    """What stands behind a Conv and does nothing but scale and shift each of its channels by constants; behind a
+    ConvTranspose that is BatchNormalization."""
     found: list[ir.Node] = []
-    last, dims = node, shape(node.inputs[1]) if node.inputs[1] is not None else None
-    while is_op(node, "Conv") and dims is not None and is_passed_on(last):
+    last, w = node, shape(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    while is_op(node, "Conv", "ConvTranspose") and w is not None and is_passed_on(last):
         after = only_reader(last)
-        if after is None or not _is_affine(after, last, dims):
+        channels = w[0] if is_op(node, "Conv") else w[1] * attribute(node, "group", 1)
+        of_channels = (channels, *(1 for _ in w[2:]))
+        if after is None or not _is_affine(after, last, of_channels) or not is_op(after, *ABSORBED[node.op_type]):
             break
         found.append(after)
         last = after
     return tuple(found)
 
 
-def _is_affine(after: ir.Node, node: ir.Node, dims: tuple[int, ...]) -> bool:
-    """dims: of the weights."""
+def _is_affine(after: ir.Node, node: ir.Node, of_channels: tuple[int, ...]) -> bool:
+    """of_channels: the shape of what has an element for each channel of an image."""
     if maker(after.inputs[0]) is not node or len(after.outputs) > 1:
         return False
     given = [constant(value) for value in after.inputs[1:]]
@@ -103,27 +108,24 @@ def _is_affine(after: ir.Node, node: ir.Node, dims: tuple[int, ...]) -> bool:
         return False
     shapes = [array.shape for array in given if array is not None]
     if is_op(after, "BatchNormalization"):
-        return len(dims) > 2 and all(each == dims[:1] for each in shapes) and not attribute(after, "training_mode", 0)
-    of_channels = (dims[0], *(1 for _ in dims[2:]))
-    scalar = is_op(after, "Mul") and shapes[0] == ()
-    return is_op(after, "Add", "Mul") and len(dims) > 3 and (scalar or shapes[0] == of_channels)
+        return all(each == of_channels[:1] for each in shapes) and not attribute(after, "training_mode", 0)
+    return is_op(after, "Add", "Mul") and shapes[0] in (of_channels, *([()] if is_op(after, "Mul") else []))
 
 
 def _absorb(graph: ir.Graph, product: _Product) -> bool:
     """Compute weights and bias anew, in float32 and onnxruntime's order; False where they are no constants."""
     node = product.node
     w, b = constant(node.inputs[1]), constant(product.bias)
-    if w is None or w.dtype != np.float32 or (product.bias is not None and (b is None or b.shape != w.shape[:1])):
+    if w is None or w.dtype != np.float32 or (product.bias is not None and (b is None or b.ndim != 1)):
         return False
-    along = (-1, *(1 for _ in w.shape[1:]))
     for after in product.absorbed:
         numbers = [constant(value).reshape(-1) for value in after.inputs[1:]]  # type: ignore[union-attr]
         if is_op(after, "BatchNormalization"):
             scale, offset, mean, variance = numbers
             scale = scale / np.sqrt(variance + np.float32(attribute(after, "epsilon", 1e-5)))
-            w, b = w * scale.reshape(along), offset - mean * scale if b is None else (b - mean) * scale + offset
+            w, b = w * _of_weights(node, scale, w), offset - mean * scale if b is None else (b - mean) * scale + offset
         elif is_op(after, "Mul"):
-            w, b = w * numbers[0].reshape(along), None if b is None else b * numbers[0]
+            w, b = w * _of_weights(node, numbers[0], w), None if b is None else b * numbers[0]
         else:
             b = numbers[0] if b is None else b + numbers[0]
     node.replace_input_with(1, new_constant(graph, f"{node.name}_absorbed", w))
@@ -133,6 +135,16 @@ def _absorb(graph: ir.Graph, product: _Product) -> bool:
     for after in product.absorbed:
         become(after, node.outputs[0])
     return True
+
+
+def _of_weights(node: ir.Node, factor: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """`factor`, one for each output channel or one for all, as it multiplies `w`."""
+    groups = attribute(node, "group", 1) if factor.size > 1 else 1
+    rest = (1,) * (w.ndim - 2)
+    if is_op(node, "Conv"):
+        return factor.reshape(-1, 1, *rest)
+    each: NDArray[Any] = np.repeat(factor.reshape(groups, -1, *rest), w.shape[0] // groups, axis=0)
+    return each
 
 
 def _quantise(graph: ir.Graph, product: _Product) -> None:

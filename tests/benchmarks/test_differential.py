@@ -143,6 +143,18 @@ FOUND = {
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float two = {1.9}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2) a = Add(c, w_5_1_1) b = Mul(a, w_5_1_1)
             m = Mul(b, two) y = QuantizeLinear(m, t, u) }""",
+    "float weights of a ConvTranspose in groups before BatchNormalization": """
+        (int8[1, 4, 4, 4] x) => (int8[1, 4, 5, 5] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float[4] v = {0.5, 0.7, 0.9, 1.1}> {
+            d = DequantizeLinear(x, s, z) c = ConvTranspose<group = 2>(d, w_4_2_2_2, w_4)
+            n = BatchNormalization(c, w_4, w_4, w_4, v) y = QuantizeLinear(n, t, u) }""",
+    "float weights of a ConvTranspose before Mul": """
+        (int8[1, 4, 4, 4] x) => (int8[1, 4, 5, 5] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = ConvTranspose(d, w_4_4_2_2, w_4) n = Mul(c, w_4_1_1)
+            y = QuantizeLinear(n, t, u) }""",
+    "float weights of a Conv of lines before Mul": """
+        (int8[1, 4, 4] x) => (int8[1, 4, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_4_4_2) n = Mul(c, w_4_1) y = QuantizeLinear(n, t, u) }""",
     "float weights of a Conv that is returned before Mul": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] c)
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
@@ -215,6 +227,16 @@ FOUND = {
         <float s = {0.05}, uint8 z = {130}, float t = {0.01}, float q = {0.04}, int64[1] a = {0}> {
             d = DequantizeLinear(x, s, z) e = Flatten(d) w = DequantizeLinear(w8_32_4, t)
             g = Gemm(e, w, w_4) h = Unsqueeze(g, a) i = Squeeze(h, a) j = Flatten(i) y = QuantizeLinear(j, q, z) }""",
+    "the rounding of floats whose bytes are transposed": """
+        (uint8[1, 3, 20, 20] x) => (uint8[1, 3, 20, 20] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.05}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_3_3_1_1, s) c = ConvTranspose(d, w)
+            e = Transpose<perm = [0, 1, 3, 2]>(c) y = QuantizeLinear(e, t, u) }""",
+    "a Conv of bytes before MaxPool": """
+        (uint8[1, 3, 20, 20] x) => (uint8[1, 5, 20, 10] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.05}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_5_3_1_1, s) c = Conv(d, w)
+            e = MaxPool<kernel_shape = [1, 2], strides = [1, 2]>(c) y = QuantizeLinear(e, t, u) }""",
     "the epsilon of SkipLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
