@@ -35,7 +35,7 @@ class Accesses:
         self.writes = np.zeros((UNITS, size), np.int32)
 
     def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
-        """Instruction `number` of `unit` reads the elements `index`; `clock`: what it knows of the others. CheckError."""
+        """Instruction `number` of `unit` reads the elements `index`. clock: what it knows of the others. CheckError."""
         self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
             unwritten = np.asarray(~self.writes[:, index].any(axis=0))
