@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options in `arguments`; ends the process with a sentence where a name is none."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--models", default="", help=f"only these, with commas between: {', '.join(KNOWN_MODELS)}")
@@ -120,6 +121,7 @@ def save(path: Path, rows: list[Row], about: dict[str, Any]) -> None:
 
 
 def table(rows: list[Row]) -> Table:
+    """For a terminal: a row of `rows` each."""
     result = Table("what", "target", "measured", "", "command")
     for row in rows:
         result.add_row(row.what, row.target, row.measured, VERDICT[row.met], row.command, end_section=True)
@@ -127,52 +129,10 @@ def table(rows: list[Row]) -> Table:
 
 
 def main(arguments: list[str]) -> int:
+    """Measures what `arguments` ask for. Returns the exit code."""
     options = parse(arguments)
-    console = Console(stderr=True, quiet=options.quiet)
     figures.look(FIGURES)
-    rows: list[Row] = []
-    with console.status("") as status:
-        folder, say = models_folder(options.models_dir), lambda text: status.update(text)
-        config = options.config or "pynq"
-        memory = MEMORY_MODELS[options.memory]
-        bench = Bench(folder, config, options.device, _split(options.models), options.images, say, memory)
-
-        def section_rows(section: str) -> Iterator[Row]:
-            if section == "cpu":
-                return cpu_rows(options, folder, say)
-            if section == "language":
-                return language.rows(options.device, config, options.seconds, say)
-            if section == "timed":
-                return bench.timed((options.config,) if options.config else TIMED_CONFIGS)
-            if section == "gain":
-                return gain.rows(folder, bench.chosen, options.config, memory, say)
-            if section == "figures":
-                return iter(())
-            if section == "names":
-                return names.rows(say, options.count or names.MODELS)
-            if section == "differential":
-                from benchmarks.differential import campaign  # with onnxruntime's quantiser, which takes a second
-
-                count = options.count or MODELS
-                return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
-            if section == "explore":
-                return explore.rows(folder, options.full, say, options.only)
-            if section == "tune":
-                return tune.rows(folder, options.full, say, options.only, options.config)
-            if section == "tune_cpu":
-                return tune_cpu.rows(_split(options.kernels), _split(options.models), options.full, folder, say)
-            if section == "simspeed":
-                models_ = _split(options.models) or ("resnet18",)
-                return chain.from_iterable(simspeed.rows(folder, n, config, options.base, say) for n in models_)
-            if section == "compile_time":
-                return compile_time.rows(folder, _split(options.models), config, options.base, say)
-            return hardware.rows(say) if section == "hardware" else getattr(bench, section)()
-
-        for section in options.sections or DEFAULT_SECTIONS:
-            for row in section_rows(section):
-                rows.append(row)
-                save(options.output, [row], describe(row.details.get("config", config)))
-                console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
+    rows = measure(options)
     try:
         recorded = figures.record(rows, FIGURES, options.measured)
     except ValueError as error:
@@ -188,6 +148,56 @@ def main(arguments: list[str]) -> int:
     if recorded:
         out.print(f"{figures.ROOT / 'docs' / 'figures.json'}: {', '.join(recorded)}", highlight=False)
     return 1 if any(row.met is False for row in rows) else 0
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """The rows of the sections in `options`, each saved and told as soon as it is there."""
+    console = Console(stderr=True, quiet=options.quiet)
+    config = options.config or "pynq"
+    rows: list[Row] = []
+    with console.status("") as status:
+        sections = section_rows(options, lambda text: status.update(text))
+        for section in options.sections or DEFAULT_SECTIONS:
+            for row in sections[section]():
+                rows.append(row)
+                save(options.output, [row], describe(row.details.get("config", config)))
+                console.print(f"{VERDICT[row.met] or 'skipped':7} {row.what}: {row.measured}", highlight=False)
+    return rows
+
+
+def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], Iterable[Row]]]:
+    """What measures each of SECTIONS."""
+    folder, config = models_folder(options.models_dir), options.config or "pynq"
+    kernels, models, full, only = _split(options.kernels), _split(options.models), options.full, options.only
+    memory = MEMORY_MODELS[options.memory]
+    bench = Bench(folder, config, options.device, models, options.images, say, memory)
+
+    def differential() -> Iterable[Row]:
+        from benchmarks.differential import campaign  # with onnxruntime's quantiser, which takes a second
+
+        count = options.count or MODELS
+        return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
+
+    def simulation() -> Iterable[Row]:
+        chosen = models or ("resnet18",)
+        return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
+
+    return {
+        **{name: getattr(bench, name) for name in SECTIONS if hasattr(bench, name)},
+        "cpu": lambda: cpu_rows(options, folder, say),
+        "language": lambda: language.rows(options.device, config, options.seconds, say),
+        "timed": lambda: bench.timed((options.config,) if options.config else TIMED_CONFIGS),
+        "gain": lambda: gain.rows(folder, bench.chosen, options.config, memory, say),
+        "names": lambda: names.rows(say, options.count or names.MODELS),
+        "explore": lambda: explore.rows(folder, full, say, only),
+        "tune": lambda: tune.rows(folder, full, say, only, options.config),
+        "tune_cpu": lambda: tune_cpu.rows(kernels, models, full, folder, say),
+        "hardware": lambda: hardware.rows(say),
+        "simspeed": simulation,
+        "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
+        "differential": differential,
+        "figures": lambda: (),
+    }
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ BLOCKS = ("dsp", "ram")
 
 
 def drawn(generator: random.Random) -> Config:
+    """A Config at random of SPACE, small enough to be synthesised."""
     while True:
         try:
             cfg = Config(**{name: generator.choice(values) for name, values in SPACE.items()})
@@ -46,6 +47,7 @@ def drawn(generator: random.Random) -> Config:
 
 
 def synthesised(cfg: Config) -> Counted:
+    """What Yosys counts for `cfg` on a xc7z020; takes minutes. SynthesisError."""
     used = usage(cfg, DEVICES["xc7z020"], print)
     return Counted(replace(cfg, name="custom"), used.lut, used.ff, used.dsp, used.ram)
 
@@ -63,11 +65,13 @@ def compared(row: Counted, model: Model) -> str:
 
 
 def write(rows: Sequence[Counted]) -> None:
+    """Write what was counted over the file that comes with Celosia."""
     lines = ",\n".join("  " + json.dumps(row.to_json()) for row in rows)
     write_text(area.MEASURED, f'{{"measured": [\n{lines}\n]}}\n')
 
 
 def main() -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--synthesise", type=int, default=0, metavar="N", help="count N Configs more")
     parser.add_argument("--seed", type=int, default=0, help="of those that are drawn")

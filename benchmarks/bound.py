@@ -12,7 +12,7 @@ from celosia.hw.config import Config
 
 
 @dataclass(frozen=True)
-class Bound:
+class LowerBound:
     """macs: of all convolutions and matrix products but the depthwise ones, which a machine may do beside them.
     bytes_read, bytes_written: weights and inputs, and outputs of the network, each once, a byte for each element.
     macs_per_cycle, bytes_per_cycle: of the multipliers, and of the bus in one direction.
@@ -35,7 +35,7 @@ class Bound:
         return f"{self.cycles:,} ({self.macs / 1e6:.1f} M MACs, {moved})"
 
 
-def bound(path: Path, cfg: Config) -> Bound:
+def bound(path: Path, cfg: Config) -> LowerBound:
     """The bound of the QDQ model at `path`, whose shapes are known."""
     graph = onnx.shape_inference.infer_shapes(onnx.load(path), data_prop=True).graph
     values = (*graph.input, *graph.value_info, *graph.output)
@@ -62,4 +62,4 @@ def bound(path: Path, cfg: Config) -> Bound:
             macs += 0 if depthwise else prod(out) * prod(weights[1:])
         else:
             macs += prod(out) * shapes[node.input[0]][-1]
-    return Bound(macs, read, written, cfg.macs_per_cycle, cfg.bus_bytes)
+    return LowerBound(macs, read, written, cfg.macs_per_cycle, cfg.bus_bytes)

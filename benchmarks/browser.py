@@ -89,6 +89,7 @@ class Browser:
         return path
 
     def move(self, x: float, y: float) -> None:
+        """Moves the pointer there, in CSS pixels."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
 

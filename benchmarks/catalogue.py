@@ -37,10 +37,12 @@ def of(key: str, factor: float = 1) -> Callable[[Details], float | None]:
 
 
 def worst(key: str) -> Callable[..., float]:
+    """The largest value of `key` in the details of rows."""
     return lambda *rows: max(row[key] for row in rows)
 
 
 def total(key: str) -> Callable[..., float]:
+    """The sum of the values of `key` in the details of rows."""
     return lambda *rows: sum(row[key] for row in rows)
 
 

@@ -48,7 +48,7 @@ SETTLING_SECONDS = 5e-3
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KernelComparison:
     """ours, theirs: seconds of one run, the processor's where there is one thread. error: see `error`."""
 
     ours: float
@@ -62,6 +62,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
+        """How many times as fast as onnxruntime."""
         return self.theirs / self.ours
 
 
@@ -78,7 +79,7 @@ def error(found: Array, expected: Array) -> float:
 
 def compare(
     model: onnx.ModelProto, feed: Feed, seconds: float, threads: int = 1, records: Path | None = None
-) -> Comparison:  # fmt: skip
+) -> KernelComparison:  # fmt: skip
     """Run `model` here and in onnxruntime by turns for about `seconds`, wholly on the CPU. records: schedules of its
     kernels."""
     program = celosia.compile(model, accelerator=False, records=records)
@@ -94,7 +95,7 @@ def compare(
         best = by_turns(runs, seconds)
     else:  # the other side's threads wait actively for a while
         best = by_turns(runs, seconds, clock=time.perf_counter, before=_settled)
-    return Comparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
+    return KernelComparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
 
 
 def _top1(found: Array, expected: Array) -> bool:
@@ -261,7 +262,7 @@ def _measure_model(row: Row, name: str, path: Path, seconds: float) -> None:
     }  # fmt: skip
 
 
-def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: Comparison) -> tuple[float, float]:
+def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: KernelComparison) -> tuple[float, float]:
     """(error, bound) of a model whose floats are quantised again: a last bit there moves a result by a whole step.
 
     onnxruntime's own results differ with its optimisations. The bound is by how much; the error is that to the nearer.

@@ -28,7 +28,7 @@ STEP = 1 / 32
 """What one step of an int8 activation is worth: they are of the order of 1."""
 
 
-class Net:
+class DynamicNet:
     """A graph in the making; methods take and return names of float tensors. quantised: False leaves all in float."""
 
     def __init__(self, name: str, seed: int, quantised: bool) -> None:
@@ -41,30 +41,37 @@ class Net:
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> str:
+        """Adds an input; names in `shape` are open sizes."""
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def output(self, value: str, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> None:
+        """Makes tensor `value` the output `name`."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
 
     def constant(self, array: Any, dtype: Any = np.float32) -> str:
+        """Adds a constant of `dtype`. Returns its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
         return name
 
     def ints(self, *values: int) -> str:
+        """Adds a constant of int64, [values]."""
         return self.constant(values, np.int64)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> str:
+        """Adds normally distributed weights of this shape. Returns their name."""
         return self.constant(self.rng.normal(0, deviation, shape))
 
     def node(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
+        """Adds an operator. Returns the name of its output, or a list of names where it has several."""
         names = [f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **attrs))
         return names[0] if outputs == 1 else names
 
     def model(self) -> onnx.ModelProto:
+        """The model of all nodes, checked."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
@@ -102,6 +109,7 @@ class Net:
         return self.rounded(self.node("Relu", y), -128) if relu else self.rounded(y)
 
     def norm(self, x: str, size: int) -> str:
+        """LayerNormalization along the last axis of `x` [..., size]."""
         return str(self.node("LayerNormalization", x, self.normal(size), self.normal(size, deviation=0.1), axis=-1))
 
     def gelu(self, x: str) -> str:
@@ -126,13 +134,14 @@ class Net:
         return str(self.node("Reshape", mixed, self.ints(0, 0, -1)))
 
     def mlp(self, x: str, size: int) -> str:
+        """`x` [..., size] plus two products with GELU between them, as transformers have it."""
         inner = self.linear(self.norm(x, size), size, 2 * size)
         return str(self.node("Add", x, self.linear(self.gelu(inner), 2 * size, size)))
 
 
 def classifier(quantised: bool = True) -> onnx.ModelProto:
     """image [n, 3, 16, 16] to chances [n, 10]."""
-    net = Net("classifier", 1, quantised)
+    net = DynamicNet("classifier", 1, quantised)
     x = net.conv(net.conv(net.input("image", ["n", 3, 16, 16]), 3, 16), 16, 32, stride=2)
     x = net.rounded(net.node("GlobalAveragePool", x))
     count = net.node("Gather", net.node("Shape", x), net.ints(0))
@@ -143,7 +152,7 @@ def classifier(quantised: bool = True) -> onnx.ModelProto:
 
 def encoder(quantised: bool = True) -> onnx.ModelProto:
     """mel [1, 40, length] to states [1, length/2, 64]; positions are for 400 of them."""
-    net, size, heads = Net("encoder", 2, quantised), 64, 4
+    net, size, heads = DynamicNet("encoder", 2, quantised), 64, 4
     x = net.gelu(net.conv(net.input("mel", [1, 40, "length"]), 40, size, rank=1, relu=False))
     x = net.gelu(net.conv(x, size, size, stride=2, rank=1, relu=False))
     x = net.node("Transpose", x, perm=[0, 2, 1])
@@ -160,7 +169,7 @@ def encoder(quantised: bool = True) -> onnx.ModelProto:
 
 def detector(quantised: bool = True) -> onnx.ModelProto:
     """image [1, 3, height, width] to boxes [found, 4], scores [found] and classes [found], of three classes."""
-    net, classes = Net("detector", 3, quantised), 3
+    net, classes = DynamicNet("detector", 3, quantised), 3
     x = net.conv(net.input("image", [1, 3, "height", "width"]), 3, 16, stride=2)
     x = net.conv(x, 16, 32, stride=2)
     sides = net.node("Sigmoid", net.node("Flatten", net.conv(x, 32, 4, relu=False), axis=2))
@@ -193,14 +202,15 @@ def detector(quantised: bool = True) -> onnx.ModelProto:
     return net.model()
 
 
-def as_list(net: Net, scalar: str) -> str:
+def as_list(net: DynamicNet, scalar: str) -> str:
+    """A scalar as [1], for Concat."""
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
 
 def decoder(quantised: bool = True) -> onnx.ModelProto:
     """tokens [1, steps] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, steps, 100] and caches of
     past + steps. The first run has a cache of nothing, the others one token."""
-    net, size, heads, layers = Net("decoder", 4, quantised), 64, 4, 2
+    net, size, heads, layers = DynamicNet("decoder", 4, quantised), 64, 4, 2
     tokens = net.input("tokens", [1, "steps"], TensorProto.INT64)
     caches = [net.input(f"{what}{layer}", [1, heads, "past", size // heads]) for layer in range(layers)
               for what in ("keys", "values")]  # fmt: skip
@@ -250,6 +260,7 @@ def feed(name: str, sizes: tuple[int, ...], seed: int = 0) -> dict[str, Array]:
 
 
 def main() -> None:
+    """Writes models to the folder that the first argument names."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:] or MODELS:

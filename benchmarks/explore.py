@@ -24,9 +24,10 @@ from celosia.bitstreams.boards import Board
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tune.measure import VERSION, Result, Status
+from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.driver.explore.configs import ConfigSpace, board_of
 from celosia.driver.explore.confirm import rtl_cycles
 from celosia.driver.explore.explore import Exploration, beginning, explore
 from celosia.driver.explore.explorer import Explorer
@@ -35,9 +36,8 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Points, context_of
-from celosia.driver.explore.search import SEARCHES, Outcome, Proposal, Search
-from celosia.driver.explore.space import Space, board_of
-from celosia.driver.explore.subject import Ask, Subject, cost_of, placed, timed
+from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
+from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
 from celosia.hw.config import PRESETS, Config
 
 ROOT = Path(__file__).parent.parent
@@ -59,12 +59,12 @@ SMALL = LARGE | {
 
 
 @dataclass
-class Table:
+class FrontTable:
     """What models cost on Configs, closed and timed, as it was measured; a Measurer that knows no more than that."""
 
     path: Path
     name: str = "what was measured"
-    known: dict[tuple[str, str, str], Result] = field(default_factory=dict)
+    known: dict[tuple[str, str, str], TrialResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.path.exists():
@@ -73,7 +73,7 @@ class Table:
                     row = unsealed(line)
                 except (ValueError, KeyError, TypeError):
                     continue
-                result = Result(Status(row["status"]), row["cycles"], row["detail"])
+                result = TrialResult(Status(row["status"]), row["cycles"], row["detail"])
                 self.known[row["model"], row["config"], row["rung"]] = result
 
     def fill(self, asks: Sequence[Ask], say: Callable[[str], None], jobs: int) -> None:
@@ -81,7 +81,7 @@ class Table:
         missing = [ask for ask in asks if _key(ask) not in self.known]
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        def keep(number: int, result: Result) -> None:
+        def keep(number: int, result: TrialResult) -> None:
             self.known[_key(missing[number])] = result
             model, config, rung = _key(missing[number])
             found = {"status": result.status.value, "cycles": result.cycles, "detail": result.detail}
@@ -92,7 +92,7 @@ class Table:
             with Fleet.local(jobs) as fleet:
                 fleet.run(missing, keep)
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: Job, deadline: float) -> TrialResult:
         assert isinstance(job, Ask)
         return self.known[_key(job)]
 
@@ -108,9 +108,9 @@ def _key(ask: Ask) -> tuple[str, str, str]:
 class Known:
     """A space of which all is measured. front: objectives of the true front; worst: of all, what volumes are up to."""
 
-    space: Space
-    subjects: list[Subject]
-    table: Table
+    space: ConfigSpace
+    subjects: list[ExploredModel]
+    table: FrontTable
     front: Floats
     worst: Floats
     count: int
@@ -122,9 +122,9 @@ def known_space(
 ) -> Known:  # fmt: skip
     """All of a space measured, and its true front, of what fits the device."""
     board = board_of(BOARD)
-    space = Space.of(board, values)
-    subjects = [Subject.of(path) for path in paths]
-    table = Table(folder / f"table-v{VERSION}.jsonl")
+    space = ConfigSpace.of(board, values)
+    subjects = [ExploredModel.of(path) for path in paths]
+    table = FrontTable(folder / f"table-v{VERSION}.jsonl")
     fitting, device = [], DEVICES[board.platform.device]
     for cfg in space:
         if Resources.of(cfg, device).why_not(device, 0.0) is None:
@@ -169,10 +169,10 @@ def found_share(known: Known, search: str, seed: int, share: float) -> float:
     return hypervolume(values, known.worst) / hypervolume(known.front, known.worst)
 
 
-class Tpe(Search):
+class Tpe(ConfigSearch):
     """Optuna's multi-objective TPE as it comes, one value at random for each field to begin with."""
 
-    def __init__(self, space: Space, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
+    def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
         import optuna
 
         super().__init__(space, rng, start)
@@ -198,13 +198,13 @@ class Tpe(Search):
                 self.trials[cfg.digest] = trial
                 yield cfg, "TPE"
 
-    def tell(self, outcomes: Sequence[Outcome]) -> None:
+    def tell(self, outcomes: Sequence[ConfigOutcome]) -> None:
         super().tell(outcomes)
         for each in outcomes:
             if (trial := self.trials.pop(each.cfg.digest, None)) is not None:
                 self._answer(trial, each)
 
-    def _answer(self, trial: Any, outcome: Outcome) -> None:
+    def _answer(self, trial: Any, outcome: ConfigOutcome) -> None:
         if outcome.objectives is None:
             self.study.tell(trial, state=self.failed)
         else:
@@ -217,6 +217,7 @@ KINDS = ("bottleneck", "nsga2", "random", "nsga2 alone", "random alone", "tpe al
 
 
 def front_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """What each search finds of a front that is known in full."""
     values, seeds, share = (LARGE, 10, 0.05) if full else (SMALL, 3, 0.25)
     paths = [WORKLOADS[name].path(None) for name in ("demo", "ds_cnn")]
     known = known_space(values, paths, KEPT, say)
@@ -248,7 +249,7 @@ LEFT = 0.05
 def _explored(
     names: Sequence[str], folder: Path | None, seconds: float, say: Callable[[str], None], board: str = BOARD,
     objective: Sequence[str] = NAMES,
-) -> tuple[Exploration, list[Subject]]:  # fmt: skip
+) -> tuple[Exploration, list[ExploredModel]]:  # fmt: skip
     """The front of these networks on a board, kept under their names, and more of it each time. Missing."""
     paths = [WORKLOADS[name].path(folder) for name in names]
     say(f"exploring for {' and '.join(names)} on {board}, {' and '.join(objective)}, {seconds:,.0f} s in all")
@@ -256,7 +257,7 @@ def _explored(
     place.parent.mkdir(parents=True, exist_ok=True)
     jobs = os.cpu_count() or 1
     found = explore(paths, board, objective=objective, budget=seconds, folder=place, left=LEFT, jobs=jobs)
-    return found, [Subject.of(path) for path in paths]
+    return found, [ExploredModel.of(path) for path in paths]
 
 
 def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
@@ -280,7 +281,7 @@ def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], comma
 
 
 def _best(
-    report: dict[str, Any], subjects: Sequence[Subject], board: Board
+    report: dict[str, Any], subjects: Sequence[ExploredModel], board: Board
 ) -> tuple[list[float], dict[str, float], str, dict[str, Any]]:  # fmt: skip
     """Its cycles over the preset's by network, shares of the device, both in words, and the front's row."""
     costs = {each.name: timed(each, board.config, board.memory.name) for each in subjects}
@@ -303,7 +304,7 @@ def _best(
 
 
 def _confirmed(
-    cfg: Config, subjects: Sequence[Subject], board: Board, say: Callable[[str], None]
+    cfg: Config, subjects: Sequence[ExploredModel], board: Board, say: Callable[[str], None]
 ) -> tuple[list[float], str]:  # fmt: skip
     """Cycles over the preset's on the RTL; and what Yosys counts, in words. Half an hour."""
     exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
@@ -352,8 +353,8 @@ def judged_rows(full: bool, say: Callable[[str], None], command: str) -> Iterato
     """The timing model on Configs at random, small ones, which nobody has looked at before."""
     board, rng, count = board_of(BOARD), np.random.default_rng(11), 10 if full else 3
     small = {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "batch": [1, 2], "inp_depth": [256, 1024, 4096]}
-    space = Space.of(board, small)
-    one = Subject.of(WORKLOADS["ds_cnn"].path(None))
+    space = ConfigSpace.of(board, small)
+    one = ExploredModel.of(WORKLOADS["ds_cnn"].path(None))
     errors: list[float] = []
     while len(errors) < count:
         cfg = space.sample(rng)

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.rows import ROOT, Row
 from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES
-from celosia.bitstreams.ecp5 import Design, build
+from celosia.bitstreams.devices import DEVICES, Design
+from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import LABELS, usage
 from celosia.hw.config import PRESETS, Config
 
@@ -127,5 +127,6 @@ ROWS: list[Callable[[Say], Iterator[Row]]] = [proofs, fuzz, resources, ecp5]
 
 
 def rows(say: Say) -> Iterator[Row]:
+    """All of them, as they are measured."""
     for each in ROWS:
         yield from each(say)

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class TimedKernel:
     """tolerance: largest difference from onnxruntime, relative to its largest value; 0 for results that are exact."""
 
     name: str
@@ -67,13 +67,13 @@ class _Writer:
         return onnx.shape_inference.infer_shapes(made, strict_mode=True)
 
 
-def cases(chosen: tuple[str, ...] = ()) -> Iterator[Case]:
+def cases(chosen: tuple[str, ...] = ()) -> Iterator[TimedKernel]:
     """All kernels, or those `chosen`, in the order of KERNELS."""
     for name, (tolerance, write) in KERNELS.items():
         if not chosen or name in chosen:
             w = _Writer()
             write(w)
-            yield Case(name, w.model(), w.feed, tolerance)
+            yield TimedKernel(name, w.model(), w.feed, tolerance)
 
 
 FLOAT = 1e-4

@@ -34,6 +34,7 @@ FLOAT = 1e-4
 
 
 def linear(x, w, par, y, M, N, K, BM: cl.constexpr, BN: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [M, N] = requantised (x [M, K] wᵀ), of int8; w [N, K]."""
     m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
     acc = cl.zeros((BM, BN), cl.int32)
     for k in cl.range(0, K, 16):
@@ -44,6 +45,7 @@ def linear(x, w, par, y, M, N, K, BM: cl.constexpr, BN: cl.constexpr):  # type: 
 
 
 def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [H, W, N] = requantised 3x3 convolution of x [H, W, C], of int8; w [N, 3, 3, C]."""
     row, n = cl.program_id(0) * BH, cl.program_id(1) * BN
     acc = cl.zeros((BH * W, BN), cl.int32)
     for c in cl.range(0, C, 16):
@@ -58,12 +60,14 @@ def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # ty
 
 @cl.jit(target="cpu", threads=1)
 def add(x, y, out, n, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """out [n] = x + y."""
     at = cl.program_id(0) * BLOCK + cl.arange(0, BLOCK)
     cl.store(out + at, cl.load(x + at, mask=at < n) + cl.load(y + at, mask=at < n), mask=at < n)
 
 
 @cl.jit(target="cpu", threads=1)
 def softmax(x, y, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [rows, N] = softmax of x along its last axis."""
     row, columns = cl.program_id(0), cl.arange(0, BLOCK)
     mask = columns < N
     v = cl.load(x + row * N + columns, mask=mask, other=-float("inf"))
@@ -73,6 +77,7 @@ def softmax(x, y, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
 
 @cl.jit(target="cpu", threads=1)
 def layernorm(x, w, b, y, N, eps, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [rows, N] = x normalised along its last axis, times w [N] plus b [N]."""
     row, columns = cl.program_id(0), cl.arange(0, BLOCK)
     mask = columns < N
     v = cl.load(x + row * N + columns, mask=mask, other=0.0)
@@ -87,6 +92,7 @@ def layernorm(x, w, b, y, N, eps, BLOCK: cl.constexpr):  # type: ignore[no-untyp
 )
 @cl.jit(target="cpu", threads=1)
 def matmul(a, b, c, M, N, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """c [M, N] = a [M, K] b [K, N]."""
     m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
     acc = cl.zeros((BM, BN), cl.float32)
     for k in cl.range(0, K, BK):
@@ -97,6 +103,7 @@ def matmul(a, b, c, M, N, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.constexp
 @cl.autotune([cl.Config(BM=m, BN=n) for m in (64, 128, 256) for n in (64, 128, 256)], ("L",))
 @cl.jit(target="cpu", threads=1)
 def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.constexpr):  # type: ignore[no-untyped-def]
+    """o [L, D] = softmax(scale q kᵀ) v, without the matrix in between."""
     rows = cl.program_id(0) * BM
     queries = cl.load(q, (rows, 0), (BM, D)) * scale
     most, total = cl.full((BM,), -float("inf"), cl.float32), cl.zeros((BM,), cl.float32)
@@ -114,6 +121,7 @@ def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.co
 
 
 def rows(device: str | None, config: str, seconds: float, say: Say) -> Iterator[Row]:
+    """All of them. device: of the layers, by default rtl. seconds: for each kernel."""
     os.environ.pop("CELOSIA_INTERPRET", None)
     yield lines()
     yield call()
@@ -192,6 +200,7 @@ def _layer(
 
 
 def cpu_rows(seconds: float, say: Say) -> Iterator[Row]:
+    """Kernels on one thread of this processor, beside onnxruntime and numpy."""
     for name, (least, make) in CPU.items():
         say(name)
         writer = _Writer()

@@ -34,7 +34,7 @@ BIAS = 0.5
 """Standard deviation of biases."""
 
 
-class Net:
+class NetBuilder:
     """A float network in the making: [1, channels, rows, columns], one operator after the other.
 
     Weights are scaled by the mean square of what they multiply, as it is where sums are normally distributed, so that
@@ -86,6 +86,7 @@ class Net:
         return y
 
     def conv_silu(self, x: str, channels: int, kernel: int = 1, stride: int = 1) -> str:
+        """A convolution with SiLU behind it."""
         return self.silu(self.conv(x, channels, (kernel, kernel), stride, top=None))
 
     def split(self, x: str, parts: int) -> list[str]:
@@ -98,6 +99,7 @@ class Net:
         return ys
 
     def concat(self, *xs: str) -> str:
+        """Along channels."""
         y = f"concat{len(self.nodes)}"
         self._node("Concat", xs, y, axis=1)
         self.channels[y] = sum(self.channels[x] for x in xs)
@@ -157,6 +159,7 @@ class Net:
         return self.ending({"detections": [1, 4 + classes, total]})
 
     def add(self, a: str, b: str) -> str:
+        """The sum of two tensors of one shape."""
         y = f"add{len(self.nodes)}"
         self._node("Add", [a, b], y)
         self.channels[y], self.power[y] = self.channels[a], self.power[a] + self.power[b]
@@ -217,7 +220,7 @@ class Net:
 
 def mobilenet_v2(size: int) -> onnx.ModelProto:
     """MobileNetV2 1.0 (Sandler et al., CVPR 2018, table 2) on size x size pixels, 1,000 classes."""
-    net = Net(f"mobilenet_v2_{size}", (1, 3, size, size))
+    net = NetBuilder(f"mobilenet_v2_{size}", (1, 3, size, size))
     x = net.conv("input", 32, (3, 3), 2)
     for expand, channels, count, stride in (
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
@@ -230,7 +233,7 @@ def mobilenet_v2(size: int) -> onnx.ModelProto:
 def lite() -> onnx.ModelProto:
     """Inverted residuals with 3x3 and 5x5 depthwise convolutions, ReLU6 and no squeeze-excite on 224 x 224 pixels:
     the shapes of EfficientNet-Lite0 (Liu, 2020, after Tan and Le, ICML 2019)."""
-    net = Net("lite", (1, 3, 224, 224))
+    net = NetBuilder("lite", (1, 3, 224, 224))
     x = net.conv("input", 32, (3, 3), 2)
     for expand, kernel, channels, count, stride in (
         (1, 3, 16, 1, 1), (6, 3, 24, 2, 2), (6, 5, 40, 2, 2), (6, 3, 80, 3, 2), (6, 5, 112, 3, 1), (6, 5, 192, 4, 2),
@@ -243,7 +246,7 @@ def lite() -> onnx.ModelProto:
 
 def ds_cnn() -> onnx.ModelProto:
     """The keyword spotter of MLPerf Tiny (Banbury et al., 2021): DS-CNN on 49 frames of 10 coefficients, 12 words."""
-    net = Net("ds_cnn", (1, 1, 49, 10))
+    net = NetBuilder("ds_cnn", (1, 1, 49, 10))
     x = net.conv("input", 64, (10, 4), 2, (4, 1, 5, 1))
     for _ in range(4):
         x = net.conv(net.conv(x, 64, (3, 3), depthwise=True), 64)
@@ -252,7 +255,7 @@ def ds_cnn() -> onnx.ModelProto:
 
 def depthwise() -> onnx.ModelProto:
     """A depthwise 3x3 convolution alone, of 112 x 112 pixels and 96 channels."""
-    net = Net("depthwise", (1, 96, 112, 112))
+    net = NetBuilder("depthwise", (1, 96, 112, 112))
     return net.ending({net.conv("input", 96, (3, 3), depthwise=True): [1, 96, 112, 112]})
 
 
@@ -260,7 +263,7 @@ def detector() -> onnx.ModelProto:
     """A face detector of 320 x 320 pixels: separable convolutions down to 1/32, a feature pyramid whose upper levels
     come down by transposed convolutions, and for each cell of three levels a score, a box and five points, as in
     RetinaFace (Deng et al., CVPR 2020) and in lighter ones after it."""
-    net = Net("detector", (1, 3, 320, 320))
+    net = NetBuilder("detector", (1, 3, 320, 320))
     x = net.separable(net.conv("input", 16, (3, 3), 2), 32, 2)
     levels: list[str] = []
     for channels in (64, 64, 64):
@@ -278,7 +281,7 @@ def detector() -> onnx.ModelProto:
 def yolo(size: int, classes: int = 80) -> onnx.ModelProto:
     """The smallest YOLOv8 detector (Jocher et al., 2023) on size x size pixels: C2f blocks, SPPF, a feature pyramid up
     and down, decoupled heads with distributions over 16 places."""
-    net = Net(f"yolo_{size}", (1, 3, size, size))
+    net = NetBuilder(f"yolo_{size}", (1, 3, size, size))
     x = net.conv_silu(net.conv_silu("input", 16, 3, 2), 32, 3, 2)
     x = net.c2f(x, 32, 1, True)
     level8 = net.c2f(net.conv_silu(x, 64, 3, 2), 64, 2, True)
@@ -330,6 +333,7 @@ def cached(name: str, folder: Path, floats: bool = False) -> Path:
 
 
 def main(arguments: list[str]) -> int:
+    """Writes networks to the folder that the first argument names. Returns the exit code."""
     if not arguments or not set(arguments[1:]) <= set(NETWORKS):
         print(f"usage: python -m benchmarks.networks FOLDER [NAME ...], of {', '.join(NETWORKS)}", file=sys.stderr)
         return 2

@@ -49,6 +49,7 @@ class Oracle:
         self._names = [value.name for value in self._exposed.get_outputs()]
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs of the model, by name."""
         return dict(zip(self.outputs, self.session.run(None, dict(feed))))
 
     def tensors(self, feed: Mapping[str, Array]) -> dict[str, Array]:

@@ -27,6 +27,7 @@ WIDTH, HEIGHT = 1000, 800
 
 
 def main(arguments: list[str]) -> int:
+    """Draws the pictures of the documentation. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--config", default="pynq")

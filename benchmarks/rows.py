@@ -91,7 +91,7 @@ def different(a: Array, b: Array) -> int:
 
 
 @dataclass
-class Run:
+class RowRun:
     result: Result
     seconds: float
     processor_seconds: float
@@ -152,7 +152,7 @@ class Bench:
     def run(
         self, program: Program, feed: dict[str, Array], device: str, keep: bool = False, trace: bool = False,
         memory: MemoryModel | None = None,
-    ) -> Run:  # fmt: skip
+    ) -> RowRun:  # fmt: skip
         """One run on the device called `device`, which is opened once and lives on. memory: other than the usual."""
         memory = memory or self.memory
         key = device, str(memory)
@@ -165,7 +165,7 @@ class Bench:
         result = runtime.run(feed, keep=lambda name: keep, trace=trace)
         seconds, processor = time.perf_counter() - started, time.process_time() - worked
         dram = opened.read(0, program.dram_size).copy() if keep else np.zeros(0, np.uint8)
-        return Run(result, seconds, processor, dram)
+        return RowRun(result, seconds, processor, dram)
 
     # Operators one by one --------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Bench:
                 run.seconds <= 30, head[3], {"seconds": run.seconds, "processor_seconds": run.processor_seconds},
             )  # fmt: skip
 
-    def _cycles(self, head: Head, program: Program, run: Run, limit: int) -> Row:
+    def _cycles(self, head: Head, program: Program, run: RowRun, limit: int) -> Row:
         report = run.result.report
         left = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in FREE]
         convolutions = sum("Conv" in row["op"] for row in program.placements)

@@ -21,7 +21,7 @@ from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.launch.image import Image
-from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
+from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.shipped import FOLDER
@@ -29,7 +29,7 @@ from celosia.driver.tune import tune
 
 CONFIGS = ("pynq", "ultra96", "zcu104")
 NETWORKS = ("demo", "ds_cnn", "mobilenet_v2", "mobilenet_v2_160", "resnet18")
-Lines = dict[Key, Result]
+Lines = dict[Key, TrialResult]
 
 
 def winners(network: Network, records: Records) -> Lines:
@@ -37,9 +37,9 @@ def winners(network: Network, records: Records) -> Lines:
     for it, one for each workload, and one for the network without them; none where nothing does."""
     found = records.best(network.cfg, network.name, network_measurer(TIMED))
     lines: Lines = {
-        Key.of(network.cfg, name, [], TIMED.version): Result(Status.OK, int(cycles))
+        Key.of(network.cfg, name, [], TIMED.version): TrialResult(Status.OK, int(cycles))
         if isfinite(cycles)
-        else Result(Status.REFUSED)
+        else TrialResult(Status.REFUSED)
         for name, cycles in network.planner.timed.items()
     }
     if found is None:
@@ -48,7 +48,7 @@ def winners(network: Network, records: Records) -> Lines:
     for each in network.occurrences():
         if each.workload in tuned:
             point = tuned[each.workload]
-            result = measure(Job(network.cfg, packed(each.layer), point))
+            result = measure(LayerJob(network.cfg, packed(each.layer), point))
             if result.status != Status.OK:
                 raise RuntimeError(f"{each.layer.name} on {network.cfg.name} is {result.status}: {result.detail}")
             lines[Key.of(network.cfg, each.workload, point, TIMED.version)] = result
@@ -109,7 +109,7 @@ def write(config: str, lines: Lines) -> Path:
     fresh.unlink(missing_ok=True)
     records = Records(fresh)
     for key in sorted(lines, key=lambda key: (key.workload, key.schedule)):
-        records.add(key, Result(lines[key].status, lines[key].cycles))
+        records.add(key, TrialResult(lines[key].status, lines[key].cycles))
     if lines:
         os.replace(fresh, path)
     else:
@@ -118,6 +118,7 @@ def write(config: str, lines: Lines) -> Path:
 
 
 def main(arguments: list[str]) -> int:
+    """Tunes, and writes the records that come with Celosia. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped", description=(__doc__ or "").split("\n\n")[0])
     known = ", ".join(WORKLOADS)
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {known}; default: %(default)s")

@@ -29,12 +29,12 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED, VERSION, Case, Job, Judge, Status, measure, packed
-from celosia.compiler.tune.model import MissingLearner, ridge, trees
+from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
+from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
 from celosia.compiler.tune.network import Network, Occurrence
+from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
-from celosia.compiler.tune.space import Floats, Point, Space, layer_space
 from celosia.driver.tune import tune
 from celosia.hw.config import Config
 
@@ -63,6 +63,7 @@ class Shape:
 
     @property
     def name(self) -> str:
+        """As rows name it."""
         text = f"{self.channels}x{self.size}x{self.size} to {self.outputs}, {self.kernel}x{self.kernel}"
         return text + (f" / {self.stride}" if self.stride > 1 else "") + (" +" if self.residual else "")
 
@@ -102,6 +103,7 @@ JUDGED_SHAPES = (
 
 
 def space_of(cfg: Config, layer: Layer) -> Space[Point]:
+    """The decisions of `layer`, those that the compiler takes among them."""
     planner = Planner(cfg)
     usual = tuple(d for part in planner.layer(layer) for d in part.decisions.groups)
     return layer_space(cfg, layer, usual)
@@ -127,9 +129,10 @@ class Table:
             found = {n: float(known[str(p)]) for n, p in enumerate(self.space.points) if str(p) in known}
             self.costs = {n: cost for n, cost in found.items() if cost >= 0}
             self.longer = {n for n, cost in found.items() if cost < 0}
-        self.case, self.fresh = Case(cfg, layer), 0
+        self.case, self.fresh = LayerCase(cfg, layer), 0
 
     def cost(self, number: int) -> float:
+        """Cycles of point `number`; runs it where that is not known."""
         if number not in self.costs:
             self.longer.discard(number)
             self.costs[number] = self._timed(number) if self.judge == TIMED else self._judged(number, 0)
@@ -144,7 +147,7 @@ class Table:
 
     def _judged(self, number: int, limit: int) -> float:
         """inf where it is given up at `limit` cycles, or refused. Wrong bytes are an error."""
-        result = measure(Job(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
+        result = measure(LayerJob(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
         if result.status not in (Status.OK, Status.CENSORED, Status.REFUSED):
             raise RuntimeError(f"{self.layer.name} on {self.cfg.name}: {result.status}: {result.detail}")
         return float("inf") if result.cost is None else result.cost
@@ -191,6 +194,7 @@ class Table:
         return best, ran
 
     def keep(self) -> None:
+        """Writes what is known to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         known = {str(self.space.points[n]): cost for n, cost in self.costs.items()}
         known |= {str(self.space.points[n]): -1.0 for n in self.longer}
@@ -258,6 +262,7 @@ def regrets(table: Table, name: str, seed: int, trials: int, best: float) -> Flo
 
 
 def regret_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """How much more than the best cycles each search ends with."""
     curves: dict[str, dict[str, Floats]] = {}
     for config in configs:
         cfg = Config.load(config)
@@ -411,6 +416,7 @@ def _scores(expected: Floats, costs: Floats) -> tuple[float, float, float]:
 def model_rows(
     size: Size, configs: Sequence[str], folder: Path | None, say: Callable[[str], None], command: str
 ) -> Iterator[Row]:
+    """How well each learner orders points of what it has not seen."""
     samples = list(_samples(size, configs, folder, say))
     learners: dict[str, Any] = {"estimate": None, "estimate and bound": None, "ridge": ridge, "trees": trees,
                                 "trees, by rank": partial(trees, rank=True)}  # fmt: skip
@@ -469,10 +475,11 @@ def network_rows(size: Size, folder: Path | None, say: Callable[[str], None], co
 
 
 def fleet_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
+    """Trials a second of one process, and of two."""
     cfg = Config.load("pynq")
     layer = SMALL[0].layer(cfg)
     space = space_of(cfg, layer)
-    jobs = [Job(cfg, packed(layer), space.points[n]) for n in space.sample(size.jobs, np.random.default_rng(0))]
+    jobs = [LayerJob(cfg, packed(layer), space.points[n]) for n in space.sample(size.jobs, np.random.default_rng(0))]
     rates = []
     for workers in (1, 2):
         say(f"fleet of {workers}")

@@ -17,15 +17,15 @@ import onnx
 from onnx import numpy_helper
 
 from benchmarks import networks
-from benchmarks.cpu import MODELS, NETWORKS, TOLERANCE, Comparison, Say, compare, model_feed
-from benchmarks.kernels import FLOAT, Case, cases
+from benchmarks.cpu import MODELS, NETWORKS, TOLERANCE, KernelComparison, Say, compare, model_feed
+from benchmarks.kernels import FLOAT, TimedKernel, cases
 from benchmarks.rows import ROOT, Row
 from benchmarks.workloads import MADE
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
-from celosia.compiler.tune.kernels.plan import Plan
-from celosia.compiler.tune.kernels.space import examined, template
+from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.tune.kernels.plan import KernelPlan
+from celosia.compiler.tune.kernels.schedules import examined, template
 from celosia.compiler.tune.kernels.trial import processor
 from celosia.compiler.tune.kernels.tuner import KernelTuner
 from celosia.compiler.tune.pool import Fleet
@@ -41,7 +41,7 @@ BOTH = ("gemm_64", "conv_3x3_small_image", "conv_depthwise", "softmax_narrow")
 
 
 @dataclass(frozen=True)
-class Size:
+class TuningSize:
     """trials: for each kernel; of_model: for each model. convolutions: those of NETWORKS too."""
 
     trials: int
@@ -49,8 +49,8 @@ class Size:
     convolutions: bool
 
 
-CI = Size(24, 60, False)
-FULL = Size(48, 400, True)
+CI = TuningSize(24, 60, False)
+FULL = TuningSize(48, 400, True)
 
 
 def records_path() -> Path:
@@ -76,7 +76,7 @@ def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: 
             yield from model_rows(models, size, folder, fleet, say, command)
 
 
-def convolutions(network: str) -> Iterator[Case]:
+def convolutions(network: str) -> Iterator[TimedKernel]:
     """Every distinct convolution of a network of floats, alone."""
     model = onnx.shape_inference.infer_shapes(onnx.load(networks.cached(network, MADE, floats=True)))
     graph = model.graph
@@ -104,14 +104,16 @@ def convolutions(network: str) -> Iterator[Case]:
         opsets = [onnx.helper.make_opsetid("", 17)]
         of = "x".join(map(str, kernel))
         name = f"{network}/{node.op_type.lower()}_{x.shape[1]}x{x.shape[2]}x{x.shape[3]}_{of}_{len(seen)}"
-        yield Case(name, onnx.helper.make_model(only, opset_imports=opsets, ir_version=8), {node.input[0]: x}, FLOAT)
+        yield TimedKernel(
+            name, onnx.helper.make_model(only, opset_imports=opsets, ir_version=8), {node.input[0]: x}, FLOAT
+        )
 
 
 def _like(tensor: onnx.TensorProto) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.random.default_rng(1).standard_normal(tuple(tensor.dims), np.float32)
 
 
-def kernel_rows(chosen: list[Case], size: Size, fleet: Fleet, say: Say, command: str) -> Iterator[Row]:
+def kernel_rows(chosen: list[TimedKernel], size: TuningSize, fleet: Fleet, say: Say, command: str) -> Iterator[Row]:
     """A row for each kernel, two for all."""
     ratios: dict[str, float] = {}
     for number, case in enumerate(chosen):
@@ -146,11 +148,11 @@ def kernel_rows(chosen: list[Case], size: Size, fleet: Fleet, say: Say, command:
             yield Row(*head, text, met, command, details)
 
 
-def _wrong(result: Comparison, tolerance: float) -> str:
+def _wrong(result: KernelComparison, tolerance: float) -> str:
     return "" if result.error <= tolerance else f"; WRONG by {result.error:.2g}"
 
 
-def template_rows(kernels: tuple[str, ...], size: Size, fleet: Fleet, say: Say, command: str) -> Iterator[Row]:
+def template_rows(kernels: tuple[str, ...], size: TuningSize, fleet: Fleet, say: Say, command: str) -> Iterator[Row]:
     """The best of all that rules lead to from the compiler's own schedule, over the best of the template, whole."""
     for case in cases(tuple(name for name in kernels if name in BOTH)):
         say(f"{case.name} with and without the template")
@@ -167,20 +169,20 @@ def template_rows(kernels: tuple[str, ...], size: Size, fleet: Fleet, say: Say, 
         yield Row(f"tune/cpu/template/{case.name}", what, f"at least {1 - WITHIN:.2f}", text, met, command)
 
 
-def _cost(workload: Workload) -> float:
+def _cost(workload: KernelWorkload) -> float:
     counts = examined(workload, _own(workload)[0], float("inf"))
     return 0.0 if counts is None else counts.cost
 
 
-def _own(workload: Workload) -> list[Plan]:
-    return [Plan.of(schedule(workload.outputs))]
+def _own(workload: KernelWorkload) -> list[KernelPlan]:
+    return [KernelPlan.of(schedule(workload.outputs))]
 
 
-def _template(workload: Workload) -> list[Plan]:
+def _template(workload: KernelWorkload) -> list[KernelPlan]:
     return list(template(workload).points)
 
 
-def _workloads(model: onnx.ModelProto) -> list[Workload]:
+def _workloads(model: onnx.ModelProto) -> list[KernelWorkload]:
     with choosing(Choices()) as choices:
         compile_model(model, accelerator=False, records=None)
     assert choices is not None
@@ -188,7 +190,7 @@ def _workloads(model: onnx.ModelProto) -> list[Workload]:
 
 
 def model_rows(
-    models: tuple[str, ...], size: Size, folder: Path | None, fleet: Fleet, say: Say, command: str
+    models: tuple[str, ...], size: TuningSize, folder: Path | None, fleet: Fleet, say: Say, command: str
 ) -> Iterator[Row]:  # fmt: skip
     """Whole models, which are floats."""
     for name in (*NETWORKS, *MODELS):

@@ -61,6 +61,7 @@ class Workload:
         return path
 
     def inputs(self, path: Path, count: int) -> Inputs:
+        """At most `count` of the model at `path`."""
         return Inputs(self, path, count)
 
 
@@ -74,10 +75,12 @@ class Inputs:
 
     @cached_property
     def real(self) -> bool:
+        """Whether they are images, not noise."""
         return self.workload.image(0) is not None
 
     @cached_property
     def feeds(self) -> list[dict[str, Array]]:
+        """By name of the model's input, float32."""
         model = onnx.load(self.path, load_external_data=False)
         (value,) = model.graph.input
         if self.real:
@@ -162,11 +165,6 @@ def _imagenet(image: Array) -> Array:
     """[224, 224, 3] in 0...255 as networks trained on ImageNet take it."""
     normal = (image / 255 - _floats([0.485, 0.456, 0.406])) / _floats([0.229, 0.224, 0.225])
     return np.ascontiguousarray(normal.transpose(2, 0, 1)[None], np.float32)
-
-
-def _scene(number: int) -> Array | None:
-    image = _photograph(number)
-    return None if image is None else _imagenet(_resized(image, 224))
 
 
 def _page(number: int) -> Array | None:

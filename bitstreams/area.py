@@ -62,9 +62,11 @@ class Counted:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Counted:
+        """From what `to_json` gave."""
         return Counted(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
 
     def to_json(self) -> dict[str, Any]:
+        """As a dictionary, without the Config's name."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
 

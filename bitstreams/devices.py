@@ -1,8 +1,9 @@
-"""What the FPGAs hold. Standard library only."""
+"""What the FPGAs hold, and how much may be built for one of them. Standard library only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,10 @@ DEVICES = {
         Device("lfe5u-85f", "synth_ecp5", 83_640, 83_640, 156, 208, "Lattice FPGA-DS-02012"),
     )
 }  # fmt: skip
+
+
+class Design(StrEnum):
+    """How much is built: everything, or the gemm unit with its scratchpads."""
+
+    accelerator = "accelerator"
+    gemm = "gemm"

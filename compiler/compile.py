@@ -38,7 +38,7 @@ from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image
-from celosia.compiler.launch.lowering import Plan, lower
+from celosia.compiler.launch.lowering import LaunchLayers, lower
 from celosia.compiler.options import Improve, Options, Progress, Source, taking
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.op import HostError
@@ -189,7 +189,7 @@ def _compile(source: Source, options: Options, with_records: bool) -> Program:
     refused = {} if options.accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
     schedules = ""
 
-    def improved(plan: Plan, planner: Planner) -> Image:
+    def improved(plan: LaunchLayers, planner: Planner) -> Image:
         nonlocal schedules
         network = Network(cfg, *plan, planner)
         image, schedules = (network.image, "") if options.improve is None else options.improve(network)

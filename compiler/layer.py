@@ -87,6 +87,7 @@ class Activation:
 
     @property
     def storage_groups(self) -> int:
+        """Channel groups of the storage, of which this may be a part."""
         return self.storage.groups
 
     @property
@@ -117,6 +118,7 @@ class Activation:
         return all(_meet(range(a.stop)[a], range(b.stop)[b]) for a, b in sides)
 
     def batches(self, cfg: Config) -> int:
+        """Batches of `cfg.batch` images, the last perhaps not full."""
         return -(-self.images // cfg.batch)
 
     def groups(self, cfg: Config) -> int:
@@ -280,6 +282,7 @@ class Block:
 
     @property
     def name(self) -> str:
+        """First and last layer of each group."""
         return BETWEEN_GROUPS.join(f"{g[0].name} .. {g[-1].name}" if len(g) > 1 else g[0].name for g in self.groups)
 
     @staticmethod
@@ -289,18 +292,22 @@ class Block:
 
     @property
     def x(self) -> Activation:
+        """What the first layer reads."""
         return self.layers[0].x
 
     @property
     def y(self) -> Activation:
+        """What the last layer writes."""
         return self.layers[-1].y
 
     @property
     def epilogue(self) -> Epilogue:
+        """Of the last layer."""
         return self.layers[-1].epilogue
 
     @property
     def macs(self) -> int:
+        """Of all layers."""
         return sum(layer.macs for layer in self.layers)
 
     def kept(self, cfg: Config) -> int:

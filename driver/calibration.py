@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -59,6 +59,7 @@ class Samples:
         return (reader(self.inputs) for reader in self.readers)
 
     def pick(self, numbers: Iterable[int]) -> Samples:
+        """Those of these numbers, in their order."""
         return Samples(self.inputs, tuple(self.readers[k] for k in numbers))
 
 
@@ -76,7 +77,7 @@ def open_samples(
     if isinstance(source, Mapping):
         readers = array_readers("the calibration arrays", source, inputs)
     elif Path(source).is_dir():
-        readers = file_readers(files_of(Path(source))[0], pixels)
+        readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
@@ -97,6 +98,7 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
 
 
 def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+    """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
     _check_names(where, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -135,6 +137,7 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
+    """A sample of each file."""
     return [partial(_file, path, pixels) for path in files]
 
 

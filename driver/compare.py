@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.program import InputError
@@ -57,11 +58,7 @@ def compare(
     oracle.require()
     require_tools(device, model)
     proto = read(Path(model))
-    if float_model is not None and is_quantised(read(Path(float_model))):
-        raise InputError(
-            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
-            "or leave --float out"
-        )
+    _require_float(float_model, model)
     program = compile_model(model, config, progress=progress, keep="all", check=check)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
@@ -69,25 +66,41 @@ def compare(
         found = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.tensors(Path(model), inputs)
-    graph = Graph(proto)
-    rows = [
-        _row(graph, name, found[name], expected[name]) for name in graph.made
-        if name in found and name in expected and isinstance(found[name], np.ndarray)
-    ]  # fmt: skip
-    unmatched = None
+    graph, unmatched = Graph(proto), None
+    rows = _rows(graph, found, expected)
     if float_model is not None:
         say("running the float model")
         unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
+    return {
+        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
+        "float_model": None if float_model is None else str(float_model), "tensors": rows,
+        "unmatched": unmatched, **_summary(graph, rows),
+    }  # fmt: skip
+
+
+def _require_float(float_model: str | Path | None, model: str | Path) -> None:
+    if float_model is not None and is_quantised(read(Path(float_model))):
+        raise InputError(
+            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
+            "or leave --float out"
+        )
+
+
+def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+    return [
+        _row(graph, name, found[name], expected[name]) for name in graph.made
+        if name in found and name in expected and isinstance(found[name], np.ndarray)
+    ]  # fmt: skip
+
+
+def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
         if row["differs"] and not any(compared[each]["differs"] for each in graph.operands(row["name"], compared))
     )  # fmt: skip
     return {
-        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
-        "float_model": None if float_model is None else str(float_model), "tensors": rows,
         "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
-        "unmatched": unmatched,
         "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
     }  # fmt: skip
 
@@ -114,7 +127,7 @@ class Graph:
                 ):  # fmt: skip
                     self.meanings[integers] = real, scale, zero
 
-            if (place := _output_scale(node.op_type)) is not None:
+            if (place := traits(node.op_type).scale) is not None:
                 scale, zero = self._number(node, place), self._number(node, place + 1)
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
@@ -163,12 +176,6 @@ class Graph:
         else:
             return None
         return real, (array.astype(np.float64) - zero) * scale
-
-
-def _output_scale(op: str) -> int | None:
-    """Which input is the scale of the output of an integer operator; the zero point is the next one."""
-    known = {"QLinearConv": 6, "QLinearMatMul": 6, "QLinearAdd": 6, "QLinearMul": 6, "QGemm": 7, "QLinearConcat": 0}
-    return known.get(op, 3 if op.startswith("QLinear") else None)
 
 
 def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def open_dataset(
     given: Array | None = None
     if not isinstance(source, Mapping) and Path(source).is_dir():
         files, given = files_of(Path(source))
-        names, readers = [file.name for file in files], file_readers(files, pixels)
+        names, readers = [file.name for file in files], file_readers(files, replace(pixels, folder=Path(source)))
         count, samples = len(files), of_readers(readers, inputs, limit)
     else:
         arrays = dict(source if isinstance(source, Mapping) else read_archive(Path(source), CalibrationError))

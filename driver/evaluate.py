@@ -72,26 +72,21 @@ def evaluate(
     """
     say = progress or (lambda stage: None)
     require_tools(device, model)
-    if against:
-        oracle.require()
-    is_program = Path(model).is_file() and Program.is_program(model)
-    if is_program and against:
-        raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
-    program = Program.load(model) if is_program else None
+    program = _program(model, against)
     taken = program.inputs if program is not None else inputs_of(model)
     dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)
-    proto = None if is_program else _of_sizes(read(Path(model)), taken, dataset.samples)
-    if program is None:
-        assert proto is not None
+    if program is not None:
+        _require_config(model, program, config)
+        engine = _Engine(program, 1)
+    else:
+        proto = _of_sizes(read(Path(model)), taken, dataset.samples)
         program = compile_model(proto, config or "pynq", progress=progress, check=check)
         program.name = Path(model).stem
-    elif config is not None and Config.load(config).digest != program.config.digest:
-        raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
+        batched = _batched(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
+        engine = batched or _Engine(program, 1)
     session = oracle.session(Path(model)) if against else None
-    engine = _batched(proto, program, dataset.samples, say) if proto is not None and device == WITHOUT_CYCLES else None
-    engine = engine or _Engine(program, 1)
-    parallel = workers or (processors() if device == "rtl" else 1)
-    parallel = min(parallel, -(-len(dataset.samples) // engine.batch))
+    most = workers or (processors() if device == "rtl" else 1)
+    parallel = min(most, -(-len(dataset.samples) // engine.batch))
     say(f"running {len(dataset.samples)} samples on the {device} device")
     run = _run(engine, dataset.samples, device, parallel, count or (lambda done, total: None), options)
     report = {
@@ -104,6 +99,22 @@ def evaluate(
         say("running under onnxruntime")
         report["against"] = _against(session, dataset, run.outputs)
     return report
+
+
+def _program(model: str | Path, against: bool) -> Program | None:
+    """The Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
+    if against:
+        oracle.require()
+    if not (Path(model).is_file() and Program.is_program(model)):
+        return None
+    if against:
+        raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
+    return Program.load(model)
+
+
+def _require_config(model: str | Path, program: Program, config: str | Path | Config | None) -> None:
+    if config is not None and Config.load(config).digest != program.config.digest:
+        raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
 
 
 def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:

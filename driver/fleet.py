@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from celosia.compiler.tune.measure import BOARD, Job, Judge, Result, Status, measure
-from celosia.compiler.tune.pool import DEADLINE, MODULE, Executed, Fleet, Measurer, Station
+from celosia.compiler.tune.choices import BOARD, DEADLINE
+from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
+from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.oracle import MissingLibrary
@@ -84,13 +85,13 @@ class BoardMeasurer:
         self._devices: dict[Config, RemoteDevice] = {}
         self._session = ExitStack()
 
-    def __call__(self, job: AnyJob) -> Result:
-        assert isinstance(job, Job)
+    def __call__(self, job: AnyJob) -> TrialResult:
+        assert isinstance(job, LayerJob)
         try:
             return measure(job, self._opened)
         except SshError as error:
             self.close()
-            return Result(Status.LOST, detail=str(error))
+            return TrialResult(Status.LOST, detail=str(error))
 
     def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
         if cfg not in self._devices:
@@ -103,6 +104,7 @@ class BoardMeasurer:
         return self._devices[cfg]
 
     def close(self) -> None:
+        """Ends the session."""
         self._devices.clear()
         self._session.close()
 
@@ -206,6 +208,7 @@ def _is_there(client: Any, address: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
+    """What a process of `fleet_for` runs for a board: see `--help`."""
     what = "Measures on a board: Jobs come in, Results go out."
     parser = argparse.ArgumentParser(prog="python -m celosia.driver.fleet", description=what)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")

@@ -19,12 +19,17 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 class Pixels:
     """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
 
-    told: called with a sentence for each image that is not taken as it is.
+    told: called with a sentence for each image that is not taken as it is, which calls it as `folder` does.
     """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     told: Callable[[str], None] = lambda sentence: None
+    folder: Path | None = None
+
+    def called(self, path: Path) -> str:
+        """What an image is called: its path from `folder`, which may have one for each class."""
+        return path.name if self.folder is None else str(path.relative_to(self.folder))
 
 
 IN_UNITS = Pixels()
@@ -32,6 +37,7 @@ IN_UNITS = Pixels()
 
 
 def is_image(path: Path) -> bool:
+    """By its suffix."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -58,7 +64,7 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             raise InputError(f"{len(values)} numbers as {which} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
-            if changes := _changes(path.name, image.mode, image.size, channels, (width, height)):
+            if changes := _changes(pixels.called(path), image.mode, image.size, channels, (width, height)):
                 pixels.told(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:

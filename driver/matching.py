@@ -22,7 +22,7 @@ _CONSTANTS = {"Constant", "ConstantOfShape"}
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class FlowOperator:
     """kind: of what it computes, in floats. operands: tensors that are no constants. outputs: names, some empty."""
 
     kind: str
@@ -30,7 +30,7 @@ class Operator:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
 
-    def fits(self, other: Operator) -> bool:
+    def fits(self, other: FlowOperator) -> bool:
         """Whether both may be the same operator: of one kind, with no attribute that both have and that differs."""
         return self.kind == other.kind and all(
             other.attributes.get(name, value) == value for name, value in self.attributes.items()
@@ -47,7 +47,7 @@ class Flow:
         constants = {tensor.name for tensor in proto.graph.initializer}
         self.inputs = [value.name for value in proto.graph.input if value.name not in constants]
         self._source: dict[str, str] = {}
-        self.operators: list[Operator] = []
+        self.operators: list[FlowOperator] = []
         for node in proto.graph.node:
             if node.op_type in _CONSTANTS or (node.input and all(not each or each in constants for each in node.input)):
                 constants |= {*node.output}
@@ -56,9 +56,11 @@ class Flow:
             else:
                 operands = (self.source(name) for name in node.input if name and name not in constants)
                 attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-                self.operators.append(Operator(_kind(node.op_type), tuple(operands), tuple(node.output), attributes))
+                self.operators.append(
+                    FlowOperator(_kind(node.op_type), tuple(operands), tuple(node.output), attributes)
+                )
         self.maker = {name: each for each in self.operators for name in each.outputs if name}
-        self.users: dict[str, list[Operator]] = defaultdict(list)
+        self.users: dict[str, list[FlowOperator]] = defaultdict(list)
         for each in self.operators:
             for name in each.operands:
                 self.users[name].append(each)
@@ -132,7 +134,7 @@ class _Matcher:
             return False
         return own not in self.values or self.values[own].shape == self.floats[other].shape
 
-    def by_name(self, fits: Callable[[Operator, Operator], bool]) -> None:
+    def by_name(self, fits: Callable[[FlowOperator, FlowOperator], bool]) -> None:
         for name, own in self.quantised.maker.items():
             other = self.exact.maker.get(name)
             if name in self.found or name in self.used or other is None or not self._same_shape(name, name):
@@ -148,7 +150,7 @@ class _Matcher:
             if all(name in self.found for name in own.operands):
                 self._same_operator(own)
 
-    def _same_operator(self, own: Operator) -> None:
+    def _same_operator(self, own: FlowOperator) -> None:
         operands = tuple(self.found[name][0] for name in own.operands)
         candidates = []
         for other in dict.fromkeys(self.exact.users[operands[0]]):
@@ -196,7 +198,7 @@ class _Matcher:
 
 
 def _grouped(
-    operators: Sequence[Operator], known: Mapping[str, Array], matched: set[str]
+    operators: Sequence[FlowOperator], known: Mapping[str, Array], matched: set[str]
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
     """Kind and shape, and name, of what is not matched."""
     for each in operators:

@@ -79,6 +79,7 @@ def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
 
 
 def version() -> str:
+    """Of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)

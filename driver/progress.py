@@ -41,10 +41,10 @@ class Stages:
     def __enter__(self) -> Stages:
         self._line.start()
         if not self._moving and not self.quiet:
-            self._patience.enter_context(every_minute(self._tell, LINE_SECONDS))
+            self._patience.enter_context(every_minute(self._goes_on, LINE_SECONDS))
         return self
 
-    def _tell(self) -> None:
+    def _goes_on(self) -> None:
         """Off a terminal: the stage goes on, and has not said so for a while."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(so_far(self._stage, self._started))
@@ -73,11 +73,7 @@ class Stages:
         total = self._before + passed
         rate = total / max(now - self._started, 1e-3)
         text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
-        if self._moving:
-            self._line.update(self._task, description=text)
-        elif now - self._shown >= LINE_SECONDS:
-            self._shown = now
-            self._console.print(text)
+        self._show(text, now)
 
     def count(self, done: int, total: int) -> None:
         """`done` of `total` samples are done: their rate, and the time left."""
@@ -85,15 +81,13 @@ class Stages:
         rate = done / max(now - self._started, 1e-3)
         left = timedelta(seconds=round((total - done) / rate)) if done else "?"
         text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
-        if self._moving:
-            self._line.update(self._task, description=text)
-        elif now - self._shown >= LINE_SECONDS:
-            self._shown = now
-            self._console.print(text)
+        self._show(text, now)
 
     def now(self, text: str) -> None:
         """How far the stage is, in a line."""
-        now = time.perf_counter()
+        self._show(text, time.perf_counter())
+
+    def _show(self, text: str, now: float) -> None:
         if self._moving:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:

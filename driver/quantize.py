@@ -22,14 +22,13 @@ from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver.calibration import Input, Samples, open_samples
+from celosia.driver.choices import ACTIVATIONS, METHODS
 from celosia.driver.compare import Graph, add_noise
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, session, tensors
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
-ACTIVATIONS = ("int8", "uint8")
-METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
@@ -47,21 +46,11 @@ class QuantizeError(ValueError):
 
 
 def quantize(
-    model: str | Path,
-    calibration: str | Path | Mapping[str, Array],
-    output: str | Path,
-    *,
-    per_channel: bool = True,
-    activations: str = "int8",
-    method: str = "minmax",
-    samples: int | None = None,
-    exclude: Sequence[str] = (),
-    mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,),
-    config: str | Path | Config = "pynq",
-    progress: Callable[[str], None] | None = None,
-    told: Callable[[str], None] = lambda sentence: None,
-) -> dict[str, Any]:
+    model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
+    activations: str = "int8", method: str = "minmax", samples: int | None = None, exclude: Sequence[str] = (),
+    mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
+    progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
 
@@ -87,14 +76,7 @@ def quantize(
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    if activations not in ACTIVATIONS:
-        raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations!r}")
-    if method not in METHODS:
-        raise ValueError(f"the method is {', '.join(METHODS)}, not {method!r}")
-    _require_libraries()
-    if Path(output).resolve() == Path(model).resolve():
-        raise OutputError(f"cannot write {output}: it is the float model, too; give another name")
-    check_writable(output)
+    _check(model, output, activations, method)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
     chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std), told))
@@ -123,13 +105,20 @@ def quantize(
     }  # fmt: skip
 
 
-def _require_libraries() -> None:
+def _check(model: str | Path, output: str | Path, activations: str, method: str) -> None:
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations!r}")
+    if method not in METHODS:
+        raise ValueError(f"the method is {', '.join(METHODS)}, not {method!r}")
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
         raise MissingLibrary(
             f"to quantise, {error.name or 'onnxruntime'} is needed: pip install 'celosia[quantize]'"
         ) from None
+    if Path(output).resolve() == Path(model).resolve():
+        raise OutputError(f"cannot write {output}: it is the float model, too; give another name")
+    check_writable(output)
 
 
 @contextlib.contextmanager
@@ -244,7 +233,7 @@ def _quantise(
 
     say(f"calibrating with {len(samples)} samples")
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.samples = iter(samples)
 
@@ -253,7 +242,7 @@ def _quantise(
 
     try:
         quantize_static(
-            source, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
+            source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QInt8 if activations == "int8" else QuantType.QUInt8,
             calibrate_method=CalibrationMethod[METHODS[method]], nodes_to_exclude=list(exclude),

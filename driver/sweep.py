@@ -13,7 +13,7 @@ from typing import Any
 from celosia.bitstreams.devices import DEVICES
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.explore.hardware import Resources
-from celosia.driver.explore.subject import Subject, nothing_on_accelerator, timed
+from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.config import Config, ConfigError, did_you_mean
@@ -74,7 +74,7 @@ def sweep(
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
     if len(combinations) > MOST:
         raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
-    rows, subject = [], Subject.of(model)
+    rows, subject = [], ExploredModel.of(model)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
@@ -82,7 +82,7 @@ def sweep(
     return rows
 
 
-def _row(model: Subject, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
+def _row(model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,

@@ -17,16 +17,15 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.launch.image import Image
 from celosia.compiler.program import Program
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.network import Network
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.tuner import State, Tuner
+from celosia.compiler.tune.tuner import NetworkState, Tuner
+from celosia.driver.choices import TRIALS
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
-
-TRIALS = 1000
-"""Points of layers that are tried at most, if nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def tune(
     search: str = "descent", learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
     fleet: Fleet | None = None, pool: str | None = None, sudo: bool = False, base: int | None = None,
     check: bool = True, shapes: Shapes | None = None,
-    progress: Callable[[str], None] | None = None, told: Callable[[State], None] = lambda state: None,
+    progress: Callable[[str], None] | None = None, told: Callable[[NetworkState], None] = lambda state: None,
 ) -> Tuning:  # fmt: skip
     """Tune the layers of a model that run on the accelerator, and compile it.
 
@@ -58,7 +57,7 @@ def tune(
     timing model. jobs: processes that measure; 0: this one. search: one of `tune.search.SEARCHES`. learner: "ridge", or
     "trees" (needs the extra `tune`). deadline: seconds for one trial. pool: "dask://HOST:PORT", whose workers measure
     (needs the extra `fleet`). fleet: other devices, which stay open. progress: called with the name of each stage;
-    told: with the State after each trial.
+    told: with the NetworkState after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the

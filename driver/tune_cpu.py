@@ -12,25 +12,25 @@ import onnx
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
+from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
 from celosia.compiler.expr import Tensor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
-from celosia.compiler.program.host.kernel import Kernel
-from celosia.compiler.tune.kernels.tuner import KernelTuner, State
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
+from celosia.driver.choices import KERNEL_TRIALS
 from celosia.driver.tune import Tuning, opened
 from celosia.hw.config import Config
 
-TRIALS = 300
-"""Schedules of kernels that are tried at most, if nobody says otherwise."""
-Told = Callable[[State], None]
+Told = Callable[[KernelState], None]
 
 
 def tune_cpu(
-    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, accelerator: bool = True,
     check: bool = True, shapes: Shapes | None = None, progress: Callable[[str], None] | None = None,
@@ -46,7 +46,7 @@ def tune_cpu(
     trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
     not run again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
     (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
-    for the CPU. progress: called with the name of each stage; told: with the State after each trial.
+    for the CPU. progress: called with the name of each stage; told: with the KernelState after each trial.
 
     The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
     left_out (devices by name), damaged (lines of the records), and kernels: name, count, trials, own and tuned
@@ -72,10 +72,10 @@ def tune_cpu(
 
 
 def tune_kernel(
-    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], *, trials: int = TRIALS,
+    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
-) -> tuple[Kernel, Trace]:  # fmt: skip
+) -> tuple[CompiledKernel, Trace]:  # fmt: skip
     """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`.
 
     >>> import numpy as np
@@ -88,23 +88,23 @@ def tune_kernel(
     512.0
     """
     computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    workload = Workload.of(computed, inputs)
+    workload = KernelWorkload.of(computed, inputs)
     _, traces = _tuned(opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)
     trace = traces.get(workload.name, workload.own())
     return compile_function(workload.loops(workload.scheduled(trace))), trace
 
 
 def _tuned(
-    records: Records, workloads: Iterable[tuple[Workload, int]], trials: int, jobs: int, search: str, learner: str,
-    seed: int, deadline: float, fleet: Fleet | None, told: Told,
-) -> tuple[State, dict[str, Trace]]:  # fmt: skip
+    records: Records, workloads: Iterable[tuple[KernelWorkload, int]], trials: int, jobs: int, search: str,
+    learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
+) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
     with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
         tuner = KernelTuner(records, measuring, trials, search, learner, seed, told)
         traces = tuner.tune(workloads)
     return tuner.state, traces
 
 
-def _report(state: State, records: Records, seconds: float) -> dict[str, Any]:
+def _report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,

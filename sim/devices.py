@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celosia.hw.config import Config
-from celosia.sim.device import Device
+if TYPE_CHECKING:
+    from celosia.hw.config import Config
+    from celosia.sim.device import Device
 
-SIMULATORS = ("functional", "timed", "rtl")
+WITH_CYCLES = ("timed", "rtl")
+"""Those that tell each instruction's time, on a memory that can be chosen."""
+SIMULATORS = ("functional", *WITH_CYCLES)
 
 
 def open_simulator(name: str, config: Config, **options: Any) -> Device:
     """The Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another name.
 
+    >>> from celosia.hw.config import Config
     >>> open_simulator("timed", Config.load("tiny")).memory_model.split()[0]
     'zynq-hp'
     """

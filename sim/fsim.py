@@ -110,11 +110,31 @@ class FunctionalDevice(Memory):
         code = self.read(instr_addr, count * size)
         program = self._decode(code.reshape(count, size))
         checker = Checker(self.config, len(self.dram)) if self.checking else None
-        queues: list[deque[int]] = [deque() for _ in Unit]
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
         most = (1 << self.config.token_bits) - 1
-        depth = self.config.queue_depth
+
+        def step(number: int, instruction: Instruction) -> None:
+            unit, opcode, _, _, waits, posts, steps = instruction
+            if 0 < timeout_cycles < steps:
+                which = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {which}")
+            if checker is not None:
+                checker.execute(number, unit, opcode, instruction.fields)
+            self.execute(instruction, number)
+            for other in waits:
+                tokens[other][unit] -= 1
+            for other in posts:
+                tokens[unit][other] += 1
+
         fetched = 0
+        if None not in program:  # the earliest instruction goes first: while each has its tokens, there are no queues
+            for instruction in program:
+                if instruction is None or not _can_start(instruction, tokens, most):
+                    break
+                step(fetched, instruction)
+                fetched += 1
+        queues: list[deque[int]] = [deque() for _ in Unit]
+        depth = self.config.queue_depth
         while True:
             # Fetch stops at the first instruction whose queue is full, as the hardware does.
             while fetched < count:
@@ -135,19 +155,8 @@ class FunctionalDevice(Memory):
             else:
                 break
             assert instruction is not None
-            unit, opcode, _, _, waits, posts, steps = instruction
-            queues[unit].popleft()
-            if 0 < timeout_cycles < steps:
-                raise TimeLimit(
-                    f"no end within {timeout_cycles} cycles: instruction {ready} ({opcode.name}) has {int(steps)} steps"
-                )
-            if checker is not None:
-                checker.execute(ready, unit, opcode, instruction.fields)
-            self.execute(instruction, ready)
-            for other in waits:
-                tokens[other][unit] -= 1
-            for other in posts:
-                tokens[unit][other] += 1
+            queues[instruction.unit].popleft()
+            step(ready, instruction)
         if fetched < count or any(queues):
             raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
         return Counters()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from celosia.hw.isa import Unit
@@ -48,10 +46,3 @@ def timeline(
         for what, start, length in host
     ]
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {"clock_mhz": clock_mhz}}
-
-
-def write_timeline(
-    path: str | Path, events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0
-) -> None:
-    """Write `timeline` to a JSON file."""
-    Path(path).write_text(json.dumps(timeline(events, labels, clock_mhz)), encoding="utf-8")

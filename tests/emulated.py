@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 QEMU = {"armv7": "qemu-arm-static", "aarch64": "qemu-aarch64-static"}
 LIBRARIES = {"armv7": "/usr/arm-linux-gnueabihf", "aarch64": "/usr/aarch64-linux-gnu"}
@@ -79,7 +79,11 @@ def caller(target: str) -> Path:
 
 
 def call(
-    target: str, library: bytes, calls: Sequence[tuple[Kernel, Sequence[NDArray[Any]]]], folder: Path, *flags: str
+    target: str,
+    library: bytes,
+    calls: Sequence[tuple[CompiledKernel, Sequence[NDArray[Any]]]],
+    folder: Path,
+    *flags: str,
 ) -> list[list[NDArray[Any]]]:
     """The outputs of each (kernel, inputs); the kernels are in `library`. flags: of the emulator."""
     (folder / "kernels.so").write_bytes(library)
@@ -108,7 +112,9 @@ def call(
     return results
 
 
-def instructions(target: str, library: bytes, kernel: Kernel, inputs: Sequence[NDArray[Any]], folder: Path) -> int:
+def instructions(
+    target: str, library: bytes, kernel: CompiledKernel, inputs: Sequence[NDArray[Any]], folder: Path
+) -> int:
     """How many a process runs that calls the kernel once."""
     log = folder / "instructions"
     call(target, library, [(kernel, inputs)], folder, "-singlestep", "-d", "exec,nochain", "-D", str(log))

@@ -43,10 +43,12 @@ class Judged:
     verdict: Verdict
 
     def plain(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
         return {"number": self.number, "kind": self.kind, **self.verdict.__dict__}
 
     @staticmethod
     def restored(plain: dict[str, Any]) -> Judged:
+        """From what `plain` gave."""
         verdict = Verdict(plain["what"], plain["why"], tuple(plain["operators"]), tuple(plain["exclusions"]))
         return Judged(plain["number"], plain["kind"], verdict)
 
@@ -128,6 +130,7 @@ class Workers:
                 yield key, answer
 
     def close(self) -> None:
+        """Ends all processes."""
         for process in [process for _, process in self._idle] + [process for process, _ in self._busy.values()]:
             process.kill()
             process.join()
@@ -148,16 +151,19 @@ class Tally:
     interrupted: bool = False
 
     def add(self, one: Judged) -> None:
+        """Counts one case."""
         self.counts[one.kind, one.verdict.what] += 1
         self.exclusions.update(one.verdict.exclusions)
         if one.verdict.what in FINDINGS:
             self.findings.append(one)
 
     def of(self, verdict: str) -> int:
+        """How many cases ended so."""
         return sum(count for (_, what), count in self.counts.items() if what == verdict)
 
     @property
     def counted(self) -> int:
+        """How many cases have a verdict that says something."""
         return sum(self.of(verdict) for verdict in VERDICTS if verdict != UNCOUNTED)
 
 
@@ -176,6 +182,7 @@ class Journal:
                 self.done[entry["number"]] = Judged.restored(entry)
 
     def note(self, one: Judged) -> None:
+        """Writes one case to the file."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"seed": self.seed, **one.plain()}) + "\n")
 

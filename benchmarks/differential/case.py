@@ -48,6 +48,7 @@ class Case:
 
     @staticmethod
     def load(stem: Path) -> Case:
+        """The case that was written to files whose names begin with `stem`."""
         about = json.loads(_beside(stem, ".json").read_text(encoding="utf-8"))
         model = onnx.load(_beside(stem, ".onnx"))
         feeds: list[dict[str, Array]] = [{} for _ in range(about["runs"])]

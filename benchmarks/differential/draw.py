@@ -8,13 +8,13 @@ from benchmarks.differential.net import Array, Draw, Net
 from benchmarks.differential.networks import network
 from benchmarks.differential.operators.table import operator
 from benchmarks.differential.quantised import FORMS, quantised
-from celosia.driver.explore.space import Space
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.hw.config import PRESETS, Config
 
 KINDS = ("qdq", "qdq", "qdq", "qoperator", "dynamic", "float", "operator", "operator", "operator")
 OPSETS = tuple(range(13, 22))
 RUNS = 2
-SMALL = Space(
+SMALL = ConfigSpace(
     {
         "block_in": (2, 4, 8, 16), "block_out": (2, 4, 8, 16), "batch": (1, 1, 2, 4), "bus_bytes": (4, 8, 16),
         "ports": (1, 2), "inp_depth": (64, 256), "wgt_depth": (32, 128), "acc_depth": (64, 256),
@@ -47,6 +47,7 @@ def _like(draw: Draw, net: Net) -> dict[str, Array]:
 
 
 def config(draw: Draw) -> Config:
+    """A preset but `huge`, or a small Config at random."""
     if draw.chance(0.4):
         return PRESETS[draw.choice([name for name in PRESETS if name != "huge"])]
     found = SMALL.sample(draw.arrays)

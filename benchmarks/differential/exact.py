@@ -19,13 +19,22 @@ class DequantizeLinear(OpRun):  # type: ignore[misc]
     op_domain = "com.microsoft"
 
     def _run(
-        self, x: Array, scale: Array, zero: Array | None = None, axis: int | None = None, **_of_onnx: Any
+        self, x: Array, scale: Array, zero: Array | None = None, axis: int | None = None,
+        block_size: int | None = None, **_of_onnx: Any,
     ) -> tuple[Array]:  # fmt: skip
-        shape = [1] * x.ndim
-        if scale.size > 1:
-            shape[1 if axis is None else axis] = -1
-        whole = x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape))
-        return (whole * scale.reshape(shape),)
+        along = 1 if axis is None else axis
+
+        def each(values: Array) -> Array:
+            """What an element of x has of `values`."""
+            if block_size:
+                return np.take(np.repeat(values, block_size, along), np.arange(x.shape[along]), along)
+            return values.reshape([-1 if d == along % x.ndim and values.size > 1 else 1 for d in range(x.ndim)])
+
+        return ((x.astype(np.int64) - (0 if zero is None else each(zero).astype(np.int64))) * each(scale),)
+
+
+OF_ONNX: type[OpRun] = type("DequantizeLinear", (DequantizeLinear,), {"op_domain": ""})
+"""The same of ONNX, whose reference has it from opset 19 on."""
 
 
 class SkipLayerNormalization(OpRun):  # type: ignore[misc]
@@ -43,14 +52,16 @@ class SkipLayerNormalization(OpRun):  # type: ignore[misc]
         return (scaled * gamma + (0 if beta is None else beta),)
 
 
-OPERATORS: list[type[OpRun]] = [DequantizeLinear, SkipLayerNormalization]
+OPERATORS: list[type[OpRun]] = [DequantizeLinear, OF_ONNX, SkipLayerNormalization]
 
 
 def wide_of(array: Array) -> Array:
+    """float32 as doubles, anything else as it is."""
     return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
 
 
 def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` in which every float32 is a double."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph

@@ -83,6 +83,7 @@ class Verdict:
 
 
 def judge(case: Case) -> Verdict:
+    """Compiles and runs the case, here and under onnxruntime. Raises nothing but what ends a process."""
     try:
         reference = session(case.model, threads=1)
         expected = [run(reference, feed) for feed in case.feeds]
@@ -265,6 +266,7 @@ class Cut:
         return found
 
     def operators(self, name: str) -> tuple[str, ...]:
+        """Kinds of the operators that lead to tensor `name` from the cut, sorted."""
         return tuple(sorted({node.op_type for node in self.nodes(name)}))
 
 

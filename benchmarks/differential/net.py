@@ -29,12 +29,15 @@ class Draw(random.Random):
         self.arrays = np.random.default_rng(self.getrandbits(63))
 
     def chance(self, share: float = 0.5) -> bool:
+        """True with this probability."""
         return self.random() < share
 
     def shape(self, rank: int, most: int = 6) -> tuple[int, ...]:
+        """`rank` sizes from 1 to `most`."""
         return tuple(self.randint(1, most) for _ in range(rank))
 
     def floats(self, shape: Sequence[int], spread: float = 1.0) -> Array:
+        """float32, normally distributed around 0 with this deviation."""
         return (self.arrays.standard_normal(tuple(shape)) * spread).astype(np.float32)
 
     def array(self, dtype: DTypeLike, shape: Sequence[int], spread: float = 1.0) -> Array:
@@ -62,23 +65,28 @@ class Net:
         self.count = 0
 
     def name(self, stem: str) -> str:
+        """A name that no tensor has."""
         self.count += 1
         return f"{stem}_{self.count}"
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Of the tensor of this name."""
         return self.values[name].shape
 
     def input(self, value: Array) -> str:
+        """Adds an input of the model with this value. Returns its name."""
         name = self.name("input")
         self.inputs[name] = self.values[name] = value
         return name
 
     def constant(self, value: ArrayLike, dtype: DTypeLike | None = None) -> str:
+        """Adds a constant. Returns its name."""
         name = self.name("constant")
         self.constants[name] = self.values[name] = np.asarray(value, dtype)
         return name
 
     def floats(self, shape: Sequence[int], spread: float = 1.0) -> str:
+        """Adds a constant of random float32. Returns its name."""
         return self.constant(self.draw.floats(shape, spread))
 
     def add(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> str:
@@ -86,6 +94,7 @@ class Net:
         return self.add_all(op, *inputs, outputs=outputs, domain=domain, **attrs)[0]
 
     def add_all(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> list[str]:
+        """Adds an operator and runs it under onnxruntime. Returns the names of its outputs. OracleError."""
         names = [self.name(op.lower()) for _ in range(outputs)]
         node = helper.make_node(op, inputs, names, name=f"{names[0]}_node", domain=domain, **attrs)
         read = [name for name in dict.fromkeys(inputs) if name]
@@ -108,10 +117,12 @@ class Net:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
     def model(self) -> onnx.ModelProto:
+        """The model of all nodes up to now."""
         return self._model(self.nodes, [*self.inputs, *self.constants], self.outputs)
 
 
 def value_info(name: str, value: Array) -> onnx.ValueInfoProto:
+    """The declaration of a tensor of the type and shape of `value`."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 

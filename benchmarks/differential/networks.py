@@ -99,6 +99,7 @@ def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool
 
 
 def activated(net: Net, x: str) -> str:
+    """`x` behind an activation function, or as it is."""
     return net.draw.choice((_same, _same, relu, relu, clip, activation))(net, x)
 
 
@@ -107,15 +108,18 @@ def _same(net: Net, x: str) -> str:
 
 
 def relu(net: Net, x: str) -> str:
+    """`x` behind Relu."""
     return net.add("Relu", x)
 
 
 def clip(net: Net, x: str) -> str:
+    """`x` behind Clip with limits that networks have."""
     low, high = net.draw.choice(((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 0.7), (0.3, 2.0)))
     return net.add("Clip", x, net.constant(low, np.float32), net.constant(high, np.float32))
 
 
 def activation(net: Net, x: str) -> str:
+    """`x` behind an activation function, of one operator or of several."""
     draw = net.draw
     ops = ["Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Elu", "Softplus", "Erf", "PRelu", "Softsign", "Selu"]
     ops += ["HardSwish"] * (net.opset >= 14) + ["Gelu"] * (net.opset >= 20) + ["Mish"] * (net.opset >= 18)
@@ -141,6 +145,7 @@ def activation(net: Net, x: str) -> str:
 
 
 def pool(net: Net, x: str) -> str:
+    """MaxPool or AveragePool of `x` [n, c, ...]."""
     draw, size = net.draw, list(net.shape(x)[2:])
     kernel = [draw.randint(1, min(3, n)) for n in size]
     op = draw.choice(("MaxPool", "AveragePool"))
@@ -155,6 +160,7 @@ def pool(net: Net, x: str) -> str:
 
 
 def global_pool(net: Net, x: str) -> str:
+    """`x` [n, c, ...] reduced over all axes but the first two."""
     op = net.draw.choice(("GlobalAveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"))
     if op != "ReduceMean":
         return net.add(op, x)
@@ -162,6 +168,7 @@ def global_pool(net: Net, x: str) -> str:
 
 
 def reduced(net: Net, x: str, op: str, axes: list[int]) -> str:
+    """`x` behind reduction `op` over `axes`, which are an attribute or an input, as the opset has it."""
     keepdims = int(net.draw.chance(0.7))
     if net.opset >= (13 if op == "ReduceSum" else 18):
         return net.add(op, x, net.constant(axes, np.int64), keepdims=keepdims)
@@ -169,6 +176,7 @@ def reduced(net: Net, x: str, op: str, axes: list[int]) -> str:
 
 
 def reduction(net: Net, x: str) -> str:
+    """`x` reduced over one or two axes."""
     axes = net.draw.sample(range(net.values[x].ndim), net.draw.randint(1, 2)) if net.values[x].ndim > 1 else [0]
     return reduced(net, x, net.draw.choice(("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum")), axes)
 
@@ -195,12 +203,14 @@ def combined(net: Net, x: str) -> str:
 
 
 def two_inputs(net: Net, x: str) -> str:
+    """`x` and another input of the model, added, multiplied or subtracted."""
     shape = net.shape(x)
     other = net.input(net.draw.floats([n if net.draw.chance(0.8) else 1 for n in shape]))
     return net.add(net.draw.choice(("Add", "Mul", "Sub")), *net.draw.sample([x, other], 2))
 
 
 def concatenated(net: Net, x: str) -> str:
+    """`x` and what was made of it, concatenated."""
     draw, rank = net.draw, net.values[x].ndim
     others = [x, activation(net, x), relu(net, x)]
     if rank == 4:
@@ -222,6 +232,7 @@ def split(net: Net, x: str) -> str:
 
 
 def resize(net: Net, x: str) -> str:
+    """Resize of `x` [n, c, ...] by factors from 0.5 to 2."""
     draw = net.draw
     mode = draw.choice(("nearest", "nearest", "linear"))
     attrs: dict[str, Any] = {"mode": mode}
@@ -233,6 +244,7 @@ def resize(net: Net, x: str) -> str:
 
 
 def pad(net: Net, x: str) -> str:
+    """`x` padded by up to 2 on each side."""
     draw, rank = net.draw, net.values[x].ndim
     mode = draw.choice(("constant", "constant", "edge", "reflect"))
     pads = [0, 0] * 2 if rank == 2 else [0, 0, *(draw.randint(0, 2) for _ in range(rank - 2))] * 2
@@ -243,6 +255,7 @@ def pad(net: Net, x: str) -> str:
 
 
 def sliced(net: Net, x: str) -> str:
+    """A part of `x` along one axis."""
     draw = net.draw
     axis = draw.randrange(net.values[x].ndim)
     size = net.shape(x)[axis]
@@ -252,6 +265,7 @@ def sliced(net: Net, x: str) -> str:
 
 
 def gathered(net: Net, x: str) -> str:
+    """Some of `x` along one axis, in another order."""
     draw = net.draw
     axis = draw.randrange(net.values[x].ndim)
     size = net.shape(x)[axis]
@@ -259,6 +273,7 @@ def gathered(net: Net, x: str) -> str:
 
 
 def depth(net: Net, x: str) -> str:
+    """SpaceToDepth or DepthToSpace of `x` [n, c, h, w]."""
     draw, (_, channels, rows, columns) = net.draw, net.shape(x)
     if rows % 2 == columns % 2 == 0 and draw.chance():
         return net.add("SpaceToDepth", x, blocksize=2)
@@ -276,6 +291,7 @@ def shuffled(net: Net, x: str) -> str:
 
 
 def transposed(net: Net, x: str) -> str:
+    """`x` with its axes in another order."""
     rank = net.values[x].ndim
     return net.add("Transpose", x, perm=net.draw.sample(range(rank), rank))
 
@@ -294,6 +310,7 @@ def reshaped(net: Net, x: str) -> str:
 
 
 def squeeze_excite(net: Net, x: str) -> str:
+    """`x` [n, c, h, w] times a factor for each channel, which is computed of its mean."""
     draw, channels = net.draw, net.shape(x)[1]
     inner = draw.randint(1, 6)
     y = net.add("GlobalAveragePool", x)
@@ -304,6 +321,7 @@ def squeeze_excite(net: Net, x: str) -> str:
 
 
 def conv_transpose(net: Net, x: str) -> str:
+    """ConvTranspose of `x` [n, c, ...], perhaps with an activation function."""
     draw, (_, channels, *size) = net.draw, net.shape(x)
     kernel, strides = [draw.randint(1, 3) for _ in size], [draw.randint(1, 2) for _ in size]
     pads = [draw.randint(0, (k - 1) // 2) for k in kernel] * 2
@@ -312,6 +330,7 @@ def conv_transpose(net: Net, x: str) -> str:
 
 
 def batch_norm(net: Net, x: str) -> str:
+    """BatchNormalization of `x` [n, c, ...], perhaps with an activation function."""
     channels, draw = net.shape(x)[1], net.draw
     variance = net.constant(np.abs(draw.floats((channels,))) + 0.2)
     numbers = [net.constant(1 + draw.floats((channels,), 0.2)), *(net.floats((channels,)) for _ in range(2))]
@@ -345,6 +364,7 @@ def attention(net: Net, x: str) -> str:
 
 
 def layer_norm(net: Net, x: str) -> str:
+    """`x` normalised along its last axis, by one operator or as exporters write it."""
     size = net.shape(x)[-1]
     if net.opset >= 17:
         return net.add("LayerNormalization", x, net.floats((size,)), net.floats((size,)), axis=-1)
@@ -356,16 +376,19 @@ def layer_norm(net: Net, x: str) -> str:
 
 
 def reduced_last(net: Net, x: str) -> str:
+    """The mean of `x` along its last axis, which stays as 1."""
     if net.opset >= 18:
         return net.add("ReduceMean", x, net.constant([-1], np.int64), keepdims=1)
     return net.add("ReduceMean", x, axes=[-1], keepdims=1)
 
 
 def softmax(net: Net, x: str) -> str:
+    """Softmax of `x` along any axis."""
     return net.add("Softmax", x, axis=net.draw.randint(-net.values[x].ndim, net.values[x].ndim - 1))
 
 
 def instance_norm(net: Net, x: str) -> str:
+    """InstanceNormalization of `x` [n, c, ...]."""
     channels = net.shape(x)[1]
     return net.add("InstanceNormalization", x, net.floats((channels,)), net.floats((channels,)))
 

@@ -11,29 +11,18 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.node import InputType
-from celosia.compiler.cpu.ops import OPS, Unsupported
+from celosia.compiler.cpu.ops import OPS, Unsupported, named, traits
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
+from celosia.compiler.program.traits import Moves
 
 Array = NDArray[Any]
 
-SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
-    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Pad": (1, 3),
-    "Expand": (1,), "Tile": (1,), "OneHot": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Resize": (1, 2, 3),
-    "Upsample": (1,), "Dropout": (2,), "GroupQueryAttention": (6,),
-    **{f"Reduce{kind}": (1,) for kind in (
-        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
-}  # fmt: skip
-"""Inputs whose values a kernel's code depends on: where they are not constants, the kernel is made at run time."""
-
-MOVES = frozenset((
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile",
-    "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Where", "ReverseSequence",
-))  # fmt: skip
-"""Operators that only move elements: they work on any element type, by moving positions."""
+MOVES = named("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+"""Operators that work on any element type, by moving positions."""
 
 
 def has_kernel(op: HostOp) -> bool:
@@ -67,14 +56,14 @@ def _move(op: HostOp, args: list[Value]) -> list[Value]:
     return [elements[place] for place in by_kernel(op, places)]
 
 
-_kernels: dict[Any, Kernel] = {}
+_kernels: dict[Any, CompiledKernel] = {}
 MAX_KERNELS = 4096
 """Kernels held for shapes seen at run time, before all are dropped."""
 
 
-def kernel(op: HostOp, args: Sequence[Array | None]) -> Kernel:
+def kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
     """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
-    fixed = SHAPE_INPUTS.get(op.op, ())
+    fixed = traits(op.op).shape_inputs
     types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
     values = tuple(a.tobytes() if a is not None and i in fixed else None for i, a in enumerate(args))
     key = (op.op, op.domain, op.opset, op.key, op.wanted, types, values)

@@ -18,7 +18,7 @@ from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeho
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.walk import rewrite
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 Array = NDArray[Any]
 SMALL = 4096
@@ -46,7 +46,7 @@ class CpuFunction:
 
     def compile(
         self, dead: frozenset[str] = frozenset(), taken: set[str] | None = None
-    ) -> tuple[Kernel, tuple[str, ...], dict[str, Array]]:
+    ) -> tuple[CompiledKernel, tuple[str, ...], dict[str, Array]]:
         """(kernel, names of its parameters in order, those of them that were computed here because they depend on
         constants alone, such as packed weights).
 
@@ -143,7 +143,7 @@ def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def compile_op(
     op: str, attrs: Mapping[str, Any], inputs: Sequence[Any], *, outputs: int = 1, opset: int = 21, name: str = ""
-) -> Kernel:
+) -> CompiledKernel:
     """A kernel for one operator, to be called with all inputs that are not None, in order.
 
     inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None where it is left out.
@@ -164,7 +164,7 @@ def compile_op(
     return _compiled(function, op)
 
 
-def _compiled(function: Function, what: str) -> Kernel:
+def _compiled(function: Function, what: str) -> CompiledKernel:
     """Its machine code. Unsupported where a type has no such operation."""
     try:
         return compile_function(function)
@@ -172,6 +172,6 @@ def _compiled(function: Function, what: str) -> Kernel:
         raise Unsupported(f"{what}: {error}") from error
 
 
-def run(kernel: Kernel, *arrays: Array) -> list[Array]:
+def run(kernel: CompiledKernel, *arrays: Array) -> list[Array]:
     """The kernel's outputs for these inputs."""
     return kernel(*arrays)

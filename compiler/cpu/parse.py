@@ -51,6 +51,7 @@ def _attribute(attr: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
 
 
 def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
+    """A subgraph with what it reads from outside. opsets: by domain."""
     inputs = tuple(value.name for value in graph.input)
     outputs = tuple(value.name for value in graph.output)
     constants = {tensor.name: to_array(tensor) for tensor in graph.initializer}

@@ -101,6 +101,7 @@ def find_target(name: str) -> Target:
 
 @functools.cache
 def this_processor() -> Target:
+    """The one that this process runs on."""
     names = llvm.get_host_cpu_features()
     features = frozenset(name for name, has in names.items() if has)
     if features >= TILES and not tiles_permitted():

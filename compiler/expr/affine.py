@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, strides, wrap
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Tensor,
+    Var,
+    index_binary,
+    strides,
+)
 from celosia.compiler.expr.walk import walk
 
 # Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
@@ -15,12 +27,17 @@ def offset(load: Load) -> Expr:
 
 
 def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
+    """The row-major element number of `index`; one index is taken for that number."""
     if len(index) == 1:
         return index[0]
     total: Expr = Const(0, INDEX)
     for i, stride in zip(index, strides(shape), strict=True):
-        total = total + i * stride
+        total = index_binary("add", total, _times(i, stride))
     return total
+
+
+def _times(index: Expr, factor: int) -> Expr:
+    return index if factor == 1 else index_binary("mul", index, Const(factor, INDEX))
 
 
 def linear(expr: Expr) -> Linear:
@@ -53,13 +70,15 @@ def linear(expr: Expr) -> Linear:
 
 
 def from_linear(terms: Linear) -> Expr:
+    """The expression that a sum stands for."""
     total: Expr = Const(0, INDEX)
     for atom, k in terms.items():
-        total = total + (wrap(k, INDEX) if atom is None else atom * k)
+        total = index_binary("add", total, Const(k, INDEX) if atom is None else _times(atom, k))
     return total
 
 
 def depends(expr: Expr, var: Var) -> bool:
+    """Whether `var` is somewhere in `expr`."""
     return any(node is var for node in walk(expr))
 
 
@@ -70,7 +89,7 @@ def coefficient(terms: Linear, var: Var) -> int | None:
     return terms.get(var, 0)
 
 
-def apart(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
+def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
     """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

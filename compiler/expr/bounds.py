@@ -22,7 +22,7 @@ from celosia.compiler.expr.nodes import (
     maximum,
     minimum,
 )
-from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.expr.walk import loaded, rewrite, walk
 
 Region = tuple[tuple[Expr, int], ...]
 """For each dimension the first index, in terms of the loops around, and how many."""
@@ -72,6 +72,7 @@ class Sums:
         return {atom: k for atom, k in out.items() if k}
 
     def difference(self, a: Expr, b: Expr) -> Expr:
+        """a - b, with what cancels gone."""
         total = self(a)
         for atom, k in self(b).items():
             total[atom] = total.get(atom, 0) - k
@@ -83,7 +84,7 @@ def region(tensor: Tensor, stmt: Stmt) -> Region | None:
 
     Indices that a condition keeps from being read may lie outside the tensor; the box does not.
     """
-    nodes = [n for s in statements(stmt) for e in exprs(s) for n in walk(e)]
+    nodes = [n for s in statements(stmt) for e in exprs(s) if tensor in loaded(e) for n in walk(e)]
     reads = [n for n in nodes if isinstance(n, Load) and n.tensor is tensor]
     if not reads:
         return None

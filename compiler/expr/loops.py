@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, text
-from celosia.compiler.expr.walk import rewrite
+from celosia.compiler.expr.walk import loaded, rewrite
 
 # How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
 # Iterations of an ordered loop read what earlier ones wrote.
@@ -97,7 +97,8 @@ class Declared(Protocol):
     """What is known of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As text names it."""
 
     @property
     def reduces(self) -> bool:
@@ -168,6 +169,7 @@ class Function:
 
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside `stmt`."""
     match stmt:
         case For(body=body) | Let(body=body) | Alloc(body=body):
             return (body,)
@@ -195,11 +197,16 @@ def exprs(stmt: Stmt) -> tuple[Expr, ...]:
 Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
 
 
-def map_accesses(stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i)) -> Stmt:
-    """A copy of `stmt` with every expression rewritten by `change` (see nodes.rewrite), what is written by `target`."""
+def map_accesses(
+    stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i), of: Tensor | None = None
+) -> Stmt:
+    """A copy of `stmt` with every expression rewritten by `change` (see walk.rewrite), what is written by `target`.
+
+    of: a tensor; expressions that do not read it stay as they are.
+    """
 
     def ex(e: Expr) -> Expr:
-        return rewrite(e, change)
+        return rewrite(e, change) if of is None or of in loaded(e) else e
 
     def go(s: Stmt) -> Stmt:
         match s:

@@ -146,7 +146,7 @@ class _Lowering:
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
-        code = block(self.nest(tensor, part, small), map_accesses(inner, moved))
+        code = block(self.nest(tensor, part, small), map_accesses(inner, moved, of=tensor))
         scope = self.schedule[tensor].scope
         if scope == "workspace" and small.nbytes <= LOCAL_BYTES:
             scope = "local"

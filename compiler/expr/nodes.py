@@ -12,6 +12,7 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
@@ -31,10 +32,9 @@ COMPARISONS = ("lt", "le", "eq", "ne")
 
 def dot4(x: Any, w: Any) -> Any:
     """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
-    parts = [
-        (x >> 8 * k & 255).astype(np.int32) * (w >> 8 * k & 255).astype(np.int8).astype(np.int32) for k in range(4)
-    ]
-    return parts[0] + parts[1] + parts[2] + parts[3]
+    bytes_ = [(x >> 8 * k & 255, (w >> 8 * k & 255).astype(np.int8)) for k in range(4)]
+    a, b, c, d = (u.astype(np.int32) * s.astype(np.int32) for u, s in bytes_)
+    return a + b + c + d
 
 
 # Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
@@ -54,6 +54,7 @@ RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
 
 
 def is_float(dtype: str) -> bool:
+    """Whether element type `dtype` is a float."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -69,6 +70,7 @@ class Expr:
     dtype: str
 
     def children(self) -> tuple[Expr, ...]:
+        """The expressions that it is made of, in order."""
         return ()
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
@@ -76,6 +78,7 @@ class Expr:
         return self
 
     def astype(self, dtype: str) -> Expr:
+        """Converted; see Cast."""
         return cast(self, dtype)
 
     def __add__(self, other: Value) -> Expr:
@@ -326,10 +329,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """Elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements."""
         return self.size * itemsize(self.dtype)
 
     def __getitem__(self, index: Value | tuple[Value, ...]) -> Expr:
@@ -367,25 +372,21 @@ def binary(op: str, a: Value, b: Value) -> Expr:
     if a.dtype != b.dtype:
         raise TypeError(f"{op} of {a.dtype} and {b.dtype}: cast one of ({a}), ({b})")
     if dtype == INDEX:
-        return _index_binary(op, a, b)
+        return index_binary(op, a, b)
     return Binary(op, a, b)
 
 
-_FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
-}  # fmt: skip
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b
-}  # fmt: skip
+_FOLD = {op: getattr(operator, op) for op in ("add", "sub", "mul", "floordiv", "mod", *COMPARISONS)}
+_FOLD |= {"min": min, "max": max}
 
 
-def _index_binary(op: str, a: Expr, b: Expr) -> Expr:
+def index_binary(op: str, a: Expr, b: Expr) -> Expr:
+    """`binary` of two indices."""
     x = int(a.value) if isinstance(a, Const) else None
     y = int(b.value) if isinstance(b, Const) else None
     if x is not None and y is not None:
-        if op in _COMPARE:
-            return Const(_COMPARE[op](x, y), "bool")
+        if op in COMPARISONS:
+            return Const(_FOLD[op](x, y), "bool")
         if op in _FOLD and not (op in ("floordiv", "mod") and y == 0) and abs(value := _FOLD[op](x, y)) < 1 << 63:
             return Const(value, INDEX)
     if (op == "mul" and (x == 0 or y == 0)) or (op == "mod" and y == 1):
@@ -398,6 +399,7 @@ def _index_binary(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def cast(value: Expr, dtype: str) -> Expr:
+    """`value` as `dtype`; an index that is known becomes a constant."""
     if value.dtype == dtype:
         return value
     if isinstance(value, Const) and value.dtype == INDEX:
@@ -406,6 +408,7 @@ def cast(value: Expr, dtype: str) -> Expr:
 
 
 def select(cond: Expr, a: Value, b: Value) -> Expr:
+    """As Select; a known condition chooses at once. TypeError for types that differ."""
     dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
     a, b = wrap(a, dtype), wrap(b, dtype)
     if a.dtype != b.dtype or cond.dtype != "bool":
@@ -423,6 +426,7 @@ def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
 
 
 def equal(a: Value, b: Value) -> Expr:
+    """a == b, as a bool."""
     return binary("eq", a, b)
 
 
@@ -437,4 +441,5 @@ def maximum(a: Value, b: Value) -> Expr:
 
 
 def clip(value: Expr, low: Value, high: Value) -> Expr:
+    """`value` within low and high."""
     return minimum(maximum(value, low), high)

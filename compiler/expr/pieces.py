@@ -72,6 +72,8 @@ def without_single(code: Stmt) -> Stmt:
 
 
 def with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
+    """`body` with reads of tensors from their copies."""
+
     def change(e: Expr) -> Expr | None:
         return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
 

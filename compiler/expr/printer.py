@@ -197,9 +197,11 @@ def _open(s: Stmt) -> Iterator[Var | Tensor]:
 
 @text.register(Stmt)
 def show_stmt(s: Stmt) -> str:
+    """A statement, a line for each part."""
     return "\n".join(_Writer().lines(s, "", frozenset()))
 
 
 @text.register(Function)
 def show_function(f: Function) -> str:
+    """A function with its parameters."""
     return "\n".join(_Writer().function(f))

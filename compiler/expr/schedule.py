@@ -128,6 +128,7 @@ class Stage:
             self.order[place] = axis
 
     def tile(self, y: Axis, x: Axis, fy: int, fx: int) -> tuple[Axis, Axis, Axis, Axis]:
+        """Split two loops and put both inner ones inside. Returns them from the outermost."""
         yo, yi = self.split(y, fy)
         xo, xi = self.split(x, fx)
         self.reorder(yo, xo, yi, xi)
@@ -135,10 +136,12 @@ class Stage:
 
     @recorded
     def unroll(self, axis: Axis | str) -> None:
+        """Write the loop out."""
         self.kinds[self.axis(axis)] = "unrolled"
 
     @recorded
     def parallel(self, axis: Axis | str) -> None:
+        """Run the loop on several threads. ValueError for a reduction."""
         axis = self.axis(axis)
         if axis.reduce:
             raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be parallel")

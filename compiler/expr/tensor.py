@@ -79,6 +79,7 @@ def ordered_sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 
 
 def prod(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """The product of `value` over `axes`."""
     return _reduce("prod", value, axes)
 
 
@@ -88,4 +89,5 @@ def max(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 
 
 def min(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """The least `value` over `axes`."""
     return _reduce("min", value, axes)

@@ -38,7 +38,7 @@ class ReplayError(ValueError):
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One primitive. stage: the tensor whose loops it changes, "" for one of the whole schedule. Arguments are loops,
     tensors and intrinsics by name, numbers, and lists of these; {"stage": name} is the loops of a tensor.
     """
@@ -54,12 +54,13 @@ class Step:
 
 @dataclass
 class Trace:
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TraceStep] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
 
     def to_json(self) -> list[list[Any]]:
+        """Plain data: stage, primitive and arguments of each step."""
         return [[step.stage, step.primitive, *step.args] for step in self.steps]
 
     @staticmethod
@@ -69,7 +70,7 @@ class Trace:
         for row in rows if isinstance(rows, list) else [rows]:
             if not isinstance(row, list) or len(row) < 2 or not all(isinstance(text, str) for text in row[:2]):
                 raise ReplayError(f"a step of a trace is [stage, primitive, arguments ...], not {row!r}")
-            steps.append(Step(row[0], row[1], tuple(row[2:])))
+            steps.append(TraceStep(row[0], row[1], tuple(row[2:])))
         return Trace(steps)
 
     def replay(self, schedule: Any, intrinsics: Mapping[str, Declared] | None = None) -> None:
@@ -78,7 +79,8 @@ class Trace:
             try:
                 target = schedule[step.stage] if step.stage else schedule
                 if step.primitive not in PRIMITIVES or not hasattr(target, step.primitive):
-                    raise ValueError(f"{_said(target)} has no primitive {step.primitive!r}")
+                    what = "a tensor" if hasattr(target, "order") else "the schedule"
+                    raise ValueError(f"{what} has no primitive {step.primitive!r}")
                 _check(step)
                 args = [_actual(schedule, arg) for arg in step.args]
                 if step.primitive == "tensorize":
@@ -91,10 +93,6 @@ class Trace:
 
 
 PRIMITIVES: dict[str, Signature] = {}
-
-
-def _said(target: Any) -> str:
-    return "a tensor" if hasattr(target, "order") else "the schedule"
 
 
 def _is_text(arg: Any) -> bool:
@@ -127,7 +125,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """What stands in a trace for an argument of a primitive, by its annotation."""
 
 
-def _check(step: Step) -> None:
+def _check(step: TraceStep) -> None:
     """ValueError where the arguments of `step` are none of its primitive."""
     try:
         bound = PRIMITIVES[step.primitive].bind(None, *step.args)
@@ -142,7 +140,7 @@ def _check(step: Step) -> None:
 
 
 def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
-    """A method of a stage or a schedule that leaves a Step in its trace."""
+    """A method of a stage or a schedule that leaves a TraceStep in its trace."""
     PRIMITIVES[primitive.__name__] = form = signature(primitive)
     assert all(p.annotation in _FORMS for p in list(form.parameters.values())[1:]), form
 
@@ -161,7 +159,7 @@ def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
         given = list(bound.args[1:])
         while given and given[-1] is None:
             given.pop()
-        trace.steps.append(Step(stage, primitive.__name__, tuple(_named(arg) for arg in given)))
+        trace.steps.append(TraceStep(stage, primitive.__name__, tuple(_named(arg) for arg in given)))
         return result
 
     return call

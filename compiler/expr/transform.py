@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -11,28 +11,13 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Call, Const, Expr, Load, Re
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 
 # Functions that are worth storing rather than computing twice.
-COSTLY = frozenset(
-    (
-        "exp",
-        "log",
-        "tanh",
-        "erf",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-    )
-)
+COSTLY = frozenset((
+    "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+))  # fmt: skip
 
 
 def loads(expr: Expr) -> list[Load]:
+    """All reads in `expr`."""
     return [node for node in walk(expr) if isinstance(node, Load)]
 
 
@@ -140,7 +125,8 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return False
         assert reader.body is not None
         at = [load for load in loads(reader.body) if load.tensor is source]
-        return _same_elements(source, reader) and all(_at_own_element(load, reader) for load in at)
+        same = source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
+        return same and all(_at_own_element(load, reader) for load in at)
 
     new: dict[Tensor, Tensor] = {}
     for tensor in order:
@@ -199,10 +185,6 @@ def _refined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | 
     return None if rest else values
 
 
-def _same_elements(source: Tensor, reader: Tensor) -> bool:
-    return source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
-
-
 def _at_own_element(load: Load, reader: Tensor) -> bool:
     """Whether `load` reads the element that `reader` computes, in a tensor of the same shape."""
     at = load.index
@@ -223,13 +205,42 @@ def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(new[tensor] for tensor in outputs)
 
 
+Group = tuple[Axis, ...]
+Offsets = dict[int, Linear]
+"""The offset of each load, by its id."""
+
+
 def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
+    """A tensor of `collapse`, over `new` ones."""
+    body, offsets = _by_number(tensor, new)
+    pinned = _pinned(body, offsets)
+    merged: dict[Group, Axis] = {}
+
+    def merge(axes: Group) -> Group:
+        groups = _walked_as_one(axes, pinned, offsets)
+        merged.update((group, _merged(group)) for group in groups)
+        return tuple(merged[group] for group in groups)
+
+    data_axes = merge(tensor.axes)
+    reduces = dict.fromkeys(node.axes for node in walk(body) if isinstance(node, Reduce))
+    reduce_axes = {axes: merge(axes) for axes in reduces}
+
+    def change(node: Expr) -> Expr | None:
+        if isinstance(node, Reduce):
+            return Reduce(node.kind, node.value, reduce_axes[node.axes])
+        return Load(node.tensor, (_over_merged(node.index[0], merged),)) if isinstance(node, Load) else None
+
+    return replace(tensor, axes=data_axes, body=rewrite(body, change))
+
+
+def _by_number(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets]:
+    """The body of `tensor` without axes of extent 1, in which loads of `new` tensors are by row-major numbers."""
     assert tensor.body is not None
     reduces = {node.axes for node in walk(tensor.body) if isinstance(node, Reduce)}
     ones: dict[Var, Expr] = {a: Const(0, INDEX) for axes in (tensor.axes, *reduces) for a in axes if a.extent == 1}
-    flat: dict[int, Linear] = {}
+    offsets: Offsets = {}
 
-    def to_linear(node: Expr) -> Expr | None:
+    def change(node: Expr) -> Expr | None:
         if isinstance(node, Reduce):
             kept = tuple(axis for axis in node.axes if axis not in ones)
             return Reduce(node.kind, node.value, kept) if kept else node.value
@@ -237,67 +248,55 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
             return None
         terms = linear(flatten(node.tensor.shape, node.index))
         load = Load(new.get(node.tensor, node.tensor), (from_linear(terms),))
-        flat[id(load)] = terms
+        offsets[id(load)] = terms
         return load
 
-    body = rewrite(substitute(tensor.body, ones), to_linear)
-    accesses = {id(node): flat[id(node)] for node in walk(body) if isinstance(node, Load)}
+    body = rewrite(substitute(tensor.body, ones), change)
+    return body, {id(node): offsets[id(node)] for node in walk(body) if isinstance(node, Load)}
 
-    # An axis can merge only if it is used for nothing but linear parts of offsets.
+
+def _pinned(body: Expr, offsets: Offsets) -> set[Expr]:
+    """Variables that are used for something else than linear parts of offsets, and so cannot merge."""
     pinned: set[Expr] = set()
+    for node in _outside_loads(body):
+        if isinstance(node, Load):
+            others = [atom for atom in offsets[id(node)] if atom is not None and not isinstance(atom, Var)]
+            pinned.update(n for atom in others for n in walk(atom) if isinstance(n, Var))
+        elif isinstance(node, Var):
+            pinned.add(node)
+    return pinned
 
-    def pin(expr: Expr) -> None:
-        for node in _outside_loads(expr):
-            if isinstance(node, Load):
-                for atom in accesses[id(node)]:
-                    if atom is not None and not isinstance(atom, Var):
-                        pinned.update(n for n in walk(atom) if isinstance(n, Var))
-            elif isinstance(node, Var):
-                pinned.add(node)
 
-    pin(body)
-    merged: dict[Axis, tuple[tuple[Axis, ...], Axis]] = {}  # last axis of a group -> group, new axis
+def _walked_as_one(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Group]:
+    """The `axes` but for those of extent 1, as groups of neighbours that every access walks as one."""
+    groups: list[Group] = []
+    for axis in (axis for axis in axes if axis.extent != 1):
+        last = groups[-1][-1] if groups else None
+        even = last is not None and all(t.get(last, 0) == t.get(axis, 0) * axis.extent for t in offsets.values())
+        if even and not {axis, last} & pinned:
+            groups[-1] = (*groups[-1], axis)
+        else:
+            groups.append((axis,))
+    return groups
 
-    def merge(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        groups: list[list[Axis]] = []
-        for axis in (a for a in axes if a not in ones):
-            last = groups[-1][-1] if groups else None
-            if (
-                last is not None
-                and not {axis, last} & pinned
-                and all(t.get(last, 0) == t.get(axis, 0) * axis.extent for t in accesses.values())
-            ):
-                groups[-1].append(axis)
-            else:
-                groups.append([axis])
-        out = []
-        for group in groups:
-            if len(group) == 1:
-                out.append(group[0])
-                continue
-            name = "_".join(axis.name for axis in group)
-            axis = Axis(name, extent=prod(a.extent for a in group), reduce=group[0].reduce)
-            merged[group[-1]] = (tuple(group), axis)
-            out.append(axis)
-        return tuple(out)
 
-    data_axes = merge(tensor.axes)
-    reduce_axes = {axes: merge(axes) for axes in {r.axes for r in walk(body) if isinstance(r, Reduce)}}
+def _merged(group: Group) -> Axis:
+    if len(group) == 1:
+        return group[0]
+    name = "_".join(axis.name for axis in group)
+    return Axis(name, extent=prod(axis.extent for axis in group), reduce=group[0].reduce)
 
-    def to_merged(node: Expr) -> Expr | None:
-        if isinstance(node, Reduce):
-            return Reduce(node.kind, node.value, reduce_axes[node.axes])
-        if not isinstance(node, Load):
-            return None
-        terms = linear(node.index[0])
-        for last, (group, axis) in merged.items():
-            if last in terms:
-                terms[axis] = terms[last]
-            for a in group:
-                terms.pop(a, None)
-        return Load(node.tensor, (from_linear(terms),))
 
-    return replace(tensor, axes=data_axes, body=rewrite(body, to_merged))
+def _over_merged(index: Expr, merged: Mapping[Group, Axis]) -> Expr:
+    """An offset in terms of merged axes, each of which moves as the last of its group."""
+    terms = linear(index)
+    for group, axis in merged.items():
+        if len(group) > 1:
+            if group[-1] in terms:
+                terms[axis] = terms[group[-1]]
+            for each in group:
+                terms.pop(each, None)
+    return from_linear(terms)
 
 
 def _outside_loads(expr: Expr) -> list[Expr]:

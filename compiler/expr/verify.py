@@ -66,6 +66,7 @@ class Context:
     seen: set[Any] = field(default_factory=set)
 
     def scope(self, tensor: Tensor) -> str:
+        """The memory of `tensor`, "dram" where it has no other."""
         scope = self.scopes.get(tensor, "dram")
         return "dram" if scope == "workspace" else scope
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from celosia.compiler.expr.nodes import Expr, Var
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
@@ -18,6 +18,19 @@ def walk(expr: Expr) -> Iterator[Expr]:
             yield node
             if children := node.children():
                 stack.extend(children[::-1])
+
+
+def loaded(expr: Expr) -> frozenset[Tensor]:
+    """The tensors that `expr` reads. Nodes never change, so each remembers its own."""
+    if not (children := expr.children()):
+        return frozenset((expr.tensor,)) if isinstance(expr, Load) else frozenset()
+    found: frozenset[Tensor] | None = expr.__dict__.get("_loaded")
+    if found is None:
+        found = frozenset().union(*map(loaded, children))
+        if isinstance(expr, Load):
+            found |= {expr.tensor}
+        expr.__dict__["_loaded"] = found
+    return found
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:

@@ -27,6 +27,7 @@ WEIGHTS, BY_CHANNEL = 3, (4, 5, 8)
 
 
 def order_channels(model: ir.Model) -> None:
+    """Change `model`: weights in the order that a Gather or the like behind them wants."""
     for node in list(model.graph):
         order = _ORDERS[node.op_type](node) if is_op(node, *_ORDERS) else None
         value = node.inputs[0] if node.inputs else None

@@ -8,17 +8,16 @@ from typing import Any
 
 import onnx_ir as ir
 
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.values import attribute, shape
+from celosia.compiler.program.traits import filling
 
 Shape = Any
 """tuple[int, ...], or None where it is not known, or an input is left out."""
 Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
 """Products of a node, of the shapes of its inputs and of its first output; TypeError or IndexError where one lacks."""
-_WEIGHTS = {"Conv": 1, "QLinearConv": 3, "ConvInteger": 1, "FusedConv": 1, "DeformConv": 1}
-_MATRICES = (
-    "MatMul", "Gemm", "QLinearMatMul", "QGemm", "MatMulInteger", "MatMulInteger16", "MatMulIntegerToFloat", "FusedGemm",
-    "DynamicQuantizeMatMul", "FusedMatMul", "TransposeMatMul",
-)  # fmt: skip
+_COUNTS: dict[str, Count] = {}
+_counts = filling(_COUNTS)
 
 
 def total_macs(graph: ir.Graph) -> int:
@@ -37,30 +36,37 @@ def _macs(node: ir.Node) -> int:
         return 0
 
 
+@_counts("MatMul", "MatMulInteger", "MatMulInteger16", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
+@_counts("Gemm", "QGemm", "FusedGemm", "FusedMatMul", "TransposeMatMul")
 def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
     return int(math.prod(out) * given[0][axis])
 
 
+@_counts("Conv", "QLinearConv", "ConvInteger", "FusedConv", "DeformConv")
 def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    return int(math.prod(out) * math.prod(given[_WEIGHTS[node.op_type]][1:]))
+    return int(math.prod(out) * math.prod(given[traits(node.op_type).weights or 0][1:]))
 
 
+@_counts("ConvTranspose", "ConvTransposeWithDynamicPads")
 def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Each element of the input meets the kernels of its channel."""
     return int(math.prod(given[0]) * math.prod(given[1][1:]))
 
 
+@_counts("LSTM", "GRU", "RNN")
 def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Of which each output may be left out."""
     x, kernels, again = given[:3]
     return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
 
 
+@_counts("MatMulNBits")
 def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return int(math.prod(out) * attribute(node, "K"))
 
 
+@_counts("Einsum")
 def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """One product, or one for each operand after the first, for all values of all indices of the equation."""
     terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
@@ -87,6 +93,7 @@ def _projected(past: int) -> Count:
     return count
 
 
+@_counts("MultiHeadAttention", "GroupQueryAttention")
 def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Of queries, keys and values that are there: each query with each key, and the weight of that with each value."""
     batch, steps, width = given[0]
@@ -99,11 +106,5 @@ def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return int(batch * steps * seen * (queries + out[2]))
 
 
-_COUNTS: dict[str, Count] = {
-    **dict.fromkeys(_WEIGHTS, _convolution), **dict.fromkeys(_MATRICES, _matrices),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
-    **dict.fromkeys(("ConvTranspose", "ConvTransposeWithDynamicPads"), _transposed),
-    "MatMulNBits": _packed_weights, "Einsum": _sums,
-    "com.microsoft.Attention": _projected(4), "QAttention": _projected(8),
-    "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
-}  # fmt: skip
+_counts("com.microsoft.Attention")(_projected(4))
+_counts("QAttention")(_projected(8))

@@ -42,7 +42,9 @@ def _key(node: ir.Node, names: dict[ir.Value, Any]) -> Any:
     """What tells the results of `node` from others; None where nothing does. names: keys of the inputs seen so far."""
     if node.op_type in RANDOM or any(attr.type in SUBGRAPHS for attr in node.attributes.values()):
         return None
-    attrs = b"".join(ir.to_proto(node.attributes[name]).SerializeToString() for name in sorted(node.attributes))
+    attrs = b"".join(
+        ir.serde.serialize_attribute(node.attributes[name]).SerializeToString() for name in sorted(node.attributes)
+    )
     inputs = tuple(names.setdefault(value, _name(value)) if value is not None else None for value in node.inputs)
     domain = "" if node.domain == "ai.onnx" else node.domain
     return domain, node.op_type, attrs, inputs, tuple(bool(out.name) for out in node.outputs)

@@ -16,6 +16,7 @@ def remove_dead(model: ir.Model) -> None:
 
 
 def drop_unused(graph: ir.Graph) -> None:
+    """Change `graph`: nodes and constants go."""
     for node in reversed(list(graph)):
         if all(not list(out.uses()) and not out.is_graph_output() for out in node.outputs):
             graph.remove(node, safe=True)

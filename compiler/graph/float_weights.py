@@ -5,47 +5,146 @@
     y8 = QuantizeLinear(y, sy, zy)            y8 = QuantizeLinear(y, sy, zy)
 
 w8 has one scale and zero point, of the range of w, and b32 = round(b / (sx * sw)). So for Gemm, ConvTranspose, and
-MatMul to which a bias is added, also with Relu and Clip before QuantizeLinear. Models have such weights where a
-quantiser was told to leave an operator out. This is part of what the model means: it happens before all passes, which
-are compared with what it leaves.
+MatMul to which a bias is added, also with Relu and Clip before QuantizeLinear; and for a Conv with BatchNormalization,
+Mul and Add of constants behind it, which become part of its weights first. Models have such weights where a quantiser
+was told to leave an operator out. This is part of what the model means: it happens before all passes, which are
+compared with what it leaves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.identities import is_wire
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
+from celosia.compiler.graph.fold import fold_makers
+from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
+from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
 
-MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that onnxruntime exchanges with DequantizeLinear before and QuantizeLinear behind them, before it looks."""
+
+@dataclass(frozen=True)
+class _Product:
+    """node: what multiplies what `source` dequantises by weights. last: what adds the bias, its input `place`.
+    absorbed: what becomes part of the weights and bias, in order."""
+
+    node: ir.Node
+    source: ir.Node
+    last: ir.Node
+    place: int
+    absorbed: tuple[ir.Node, ...]
+
+    @property
+    def bias(self) -> ir.Value | None:
+        return self.last.inputs[self.place] if len(self.last.inputs) > self.place else None
 
 
 def quantise_weights(model: ir.Model) -> None:
-    for node in list(model.graph):
-        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
-            _quantise(model.graph, node, node, 2)
-        elif is_op(node, "MatMul"):
-            add = _only_user(node)
-            if is_op(add, "Add") and len(shape(node.inputs[1]) or ()) == 2:  # type: ignore[arg-type]
-                assert add is not None
-                _quantise(model.graph, node, add, int(_maker(add.inputs[0]) is node))
+    """Change `model`: constants become integers behind DequantizeLinear."""
+    found = [product for node in model.graph if (product := _product(node)) is not None]
+    fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, each.source.inputs[1])))
+    for product in found:
+        _quantise(model.graph, product)
 
 
-def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None:
-    """Weights of `node`, and the bias that `last` has as its input `place`."""
-    scale = _input_scale(node)
-    given = last.inputs[place] if len(last.inputs) > place else None
-    bias = constant(given)
-    flat = node.op_type != "MatMul" or len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
-    if scale is None or not _is_quantised(last, flat) or (given is None and last is not node):
+def _product(node: ir.Node) -> _Product | None:
+    """That of `node`, where it is between quantised tensors."""
+    last, place, flat = node, 2, True
+    if is_op(node, "MatMul"):
+        add = only_reader(node) if is_passed_on(node) else None
+        if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
+            return None
+        last, place = add, int(maker(add.inputs[0]) is node)
+        flat = len(shape(node.inputs[0]) or ()) == 2  # type: ignore[arg-type]
+    elif not is_op(node, "Conv", "ConvTranspose", "Gemm"):
+        return None
+    source = maker(node.inputs[0])
+    source = origin(source.inputs[0] if source is not None and _pads(source, node) else node.inputs[0])
+    absorbed = _absorbed(node)
+    if source is None or not is_op(source, "DequantizeLinear") or not _is_quantised((last, *absorbed)[-1], flat):
+        return None
+    return _Product(node, source, last, place, absorbed)
+
+
+def _pads(pad: ir.Node, node: ir.Node) -> bool:
+    """Whether `pad` puts zeros around the images of a Conv alone, which could do so itself."""
+    fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 else np.zeros(1)
+    if not is_op(pad, "Pad") or not is_op(node, "Conv") or len(pad.inputs) > 3:
+        return False
+    pads = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
+    if pads is None or np.any(pads < 0) or np.any(pads.reshape(2, -1)[:, :2]) or fill is None or np.any(fill):
+        return False
+    explicit = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
+    return explicit and attribute(pad, "mode", "constant") in ("constant", b"constant") and is_passed_on(pad)
+
+
+def _absorbed(node: ir.Node) -> tuple[ir.Node, ...]:
+    """What stands behind a Conv and does nothing but scale and shift each of its channels by constants."""
+    found: list[ir.Node] = []
+    last, dims = node, shape(node.inputs[1]) if node.inputs[1] is not None else None
+    while is_op(node, "Conv") and dims is not None and is_passed_on(last):
+        after = only_reader(last)
+        if after is None or not _is_affine(after, last, dims):
+            break
+        found.append(after)
+        last = after
+    return tuple(found)
+
+
+def _is_affine(after: ir.Node, node: ir.Node, dims: tuple[int, ...]) -> bool:
+    """dims: of the weights."""
+    if maker(after.inputs[0]) is not node or len(after.outputs) > 1:
+        return False
+    given = [constant(value) for value in after.inputs[1:]]
+    if any(array is None or array.dtype != np.float32 for array in given):
+        return False
+    shapes = [array.shape for array in given if array is not None]
+    if is_op(after, "BatchNormalization"):
+        return len(dims) > 2 and all(each == dims[:1] for each in shapes) and not attribute(after, "training_mode", 0)
+    of_channels = (dims[0], *(1 for _ in dims[2:]))
+    scalar = is_op(after, "Mul") and shapes[0] == ()
+    return is_op(after, "Add", "Mul") and len(dims) > 3 and (scalar or shapes[0] == of_channels)
+
+
+def _absorb(graph: ir.Graph, product: _Product) -> bool:
+    """Compute weights and bias anew, in float32 and onnxruntime's order; False where they are no constants."""
+    node = product.node
+    w, b = constant(node.inputs[1]), constant(product.bias)
+    if w is None or w.dtype != np.float32 or (product.bias is not None and (b is None or b.shape != w.shape[:1])):
+        return False
+    along = (-1, *(1 for _ in w.shape[1:]))
+    for after in product.absorbed:
+        numbers = [constant(value).reshape(-1) for value in after.inputs[1:]]  # type: ignore[union-attr]
+        if is_op(after, "BatchNormalization"):
+            scale, offset, mean, variance = numbers
+            scale = scale / np.sqrt(variance + np.float32(attribute(after, "epsilon", 1e-5)))
+            w, b = w * scale.reshape(along), offset - mean * scale if b is None else (b - mean) * scale + offset
+        elif is_op(after, "Mul"):
+            w, b = w * numbers[0].reshape(along), None if b is None else b * numbers[0]
+        else:
+            b = numbers[0] if b is None else b + numbers[0]
+    node.replace_input_with(1, new_constant(graph, f"{node.name}_absorbed", w))
+    if b is not None:
+        node.resize_inputs(3)
+        node.replace_input_with(2, new_constant(graph, f"{node.name}_absorbed_bias", b))
+    for after in product.absorbed:
+        become(after, node.outputs[0])
+    return True
+
+
+def _quantise(graph: ir.Graph, product: _Product) -> None:
+    if product.absorbed and not _absorb(graph, product):
+        return
+    node, last, given = product.node, product.last, product.bias
+    scale, bias = constant(product.source.inputs[1]), constant(given)
+    if scale is None or scale.dtype != np.float32 or scale.size != 1 or (given is None and last is not node):
         return
     if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
+        return
+    if last is not node and bias is not None and bias.shape != (shape(node.inputs[1]) or ())[-1:]:  # type: ignore[arg-type]
         return
     found = _weights(node, bias)
     if found is None:
@@ -56,69 +155,44 @@ def _quantise(graph: ir.Graph, node: ir.Node, last: ir.Node, place: int) -> None
         arrays: dict[str, NDArray[Any] | None] = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None:
-        step = (scale * w_scale).astype(np.float32)
+        step = (scale.reshape(()) * w_scale).astype(np.float32)
         steps = np.rint(bias / step)
         if not np.all(np.abs(steps) < 2.0**31):
             return
         axis = {"axis": 0} if step.ndim else {}
         arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
-        last.replace_input_with(place, _dequantised(graph, last, arrays, **axis))
-
-
-def _input_scale(node: ir.Node) -> NDArray[np.float32] | None:
-    """The one scale of the quantised tensor that `node` reads."""
-    maker = _maker(node.inputs[0])
-    while is_op(maker, *MOVING) and len(maker.outputs[0].uses()) == 1:  # type: ignore[union-attr]
-        maker = _maker(maker.inputs[0])  # type: ignore[union-attr]
-    scale = constant(maker.inputs[1]) if is_op(maker, "DequantizeLinear") else None  # type: ignore[union-attr]
-    return scale.reshape(()) if scale is not None and scale.dtype == np.float32 and scale.size == 1 else None
+        last.replace_input_with(product.place, _dequantised(graph, last, arrays, **axis))
 
 
 def _is_quantised(node: ir.Node, flat: bool) -> bool:
     """Whether the result of `node` goes to QuantizeLinear alone, where it is `flat` through Relu and Clip perhaps:
     of other products onnxruntime makes a Gemm between two Reshapes, which only QuantizeLinear changes places with."""
-    user = _only_user(node)
-    while flat and is_op(user, "Relu", "Clip"):
-        user = _only_user(user)  # type: ignore[arg-type]
-    while is_op(user, *MOVING):
-        user = _only_user(user)  # type: ignore[arg-type]
-    return is_op(user, "QuantizeLinear")
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """The operator that makes `value`, without what hands it on."""
-    node = value.producer() if value is not None else None
-    while node is not None and is_wire(node):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return node
-
-
-def _only_user(node: ir.Node) -> ir.Node | None:
-    """Returned results do not count: onnxruntime does not look whether they are. Nor does what hands them on."""
-    while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
-        node = uses[0].node
-        if not is_wire(node):
-            return node
-    return None
+    while flat and (user := only_reader(node)) is not None and is_op(user, "Relu", "Clip"):
+        node = user
+    return is_quantised(node)
 
 
 def _weights(
     node: ir.Node, bias: NDArray[np.float32] | None
 ) -> tuple[NDArray[np.int8] | None, NDArray[np.float32], NDArray[np.int8] | None] | None:
     """Weights as integers where they are floats, their scales and zero point. None where they stay what they are."""
-    maker = _maker(node.inputs[1])
-    if not is_op(maker, "DequantizeLinear"):
+    source = maker(node.inputs[1])
+    if not is_op(source, "DequantizeLinear"):
         w = constant(node.inputs[1])
         return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
-    assert maker is not None
-    scale = constant(maker.inputs[1])
+    assert source is not None
+    scale = constant(source.inputs[1])
     if scale is None or scale.dtype != np.float32 or bias is None or is_op(node, "MatMul"):
         return None
     if scale.size == 1:
         return None, scale.reshape(()), None
     rank = len(shape(node.inputs[1]) or (0,))  # type: ignore[arg-type]
     expected = 0 if not is_op(node, "Gemm") or attribute(node, "transB", 0) else 1
-    if scale.shape != bias.shape or attribute(maker, "block_size", 0) or attribute(maker, "axis", 1) % rank != expected:
+    if (
+        scale.shape != bias.shape
+        or attribute(source, "block_size", 0)
+        or attribute(source, "axis", 1) % rank != expected
+    ):
         return None
     return None, scale, None
 

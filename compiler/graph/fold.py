@@ -6,6 +6,7 @@ Constants come from the same kernels and numpy functions that run the operators 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from math import prod
 
 import numpy as np
@@ -21,21 +22,39 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import HOST, RANDOM
 from celosia.compiler.program.host.op import DOMAINS, HostError
 
-QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear"))
+DEQUANTISED = frozenset(("DequantizeLinear",))
+"""What QDQ patterns read; bytes that are made of constants are constants."""
 MAX_BYTES = 1 << 26
 """Larger results are left to be computed when the Program runs."""
 UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
 """The input of which an operator reads the shape or the type, and no element."""
 
 
-def fold(model: ir.Model, keep: frozenset[str] = QUANTISED) -> None:
-    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`."""
+def fold(
+    model: ir.Model, keep: frozenset[str] = DEQUANTISED, nodes: Collection[ir.Node] | None = None
+) -> None:  # fmt: skip
+    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`.
+
+    nodes: those that are looked at, by default all.
+    """
     graph = model.graph
     opsets = {domain: version for domain, version in graph.opset_imports.items()}
-    for node in list(graph):
+    for node in [node for node in graph if nodes is None or node in nodes]:
         infer(node, opsets.get("", 21))
         if node.op_type not in keep and _foldable(node):
             _replace(graph, node, opsets)
+
+
+def fold_makers(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
+    """`fold`, of what makes `values`."""
+    waiting, found = list(values), set[ir.Node]()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is not None and node not in found and node.op_type not in DEQUANTISED:
+            found.add(node)
+            waiting += node.inputs
+    fold(model, nodes=found)
 
 
 def fold_imported(model: ir.Model) -> None:
@@ -84,7 +103,7 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
                 kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
                 fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
             values[value.name] = fixed
-    op = parse(ir.to_proto(node), opsets)
+    op = parse(ir.serde.serialize_node(node), opsets)
     try:
         results = execute(op, values, once=True)
     except HostError as error:

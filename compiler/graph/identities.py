@@ -30,11 +30,13 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
+from celosia.compiler.program.traits import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 """(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""
-PASSED_ON = ("Identity", "Concat", "Sum", "Min", "Max", "Mean", "Dropout")
-"""Operators whose output has the type of their input, known or not."""
+RULES: dict[str, Rule] = {}
+"""What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
+_rule = filling(RULES)
 
 
 def simplify(model: ir.Model) -> None:
@@ -106,11 +108,13 @@ def _fixed(node: ir.Node, number: int) -> NDArray[Any] | None:
 # Rules ----------------------------------------------------------------------------------------------------------
 
 
+@_rule("Identity", "Concat", "Sum", "Min", "Max", "Mean")
 def _itself(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """The only input: Identity, and Concat, Sum, Min, Max, Mean of one."""
     return node.inputs[0] if len(node.inputs) == 1 else None
 
 
+@_rule("Expand", "Tile")
 def _same_shape(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """An operator that can only copy where its output has the shape of its input: Expand, Tile."""
     return node.inputs[0]
@@ -133,17 +137,26 @@ def _neutral(number: float, either: bool) -> Rule:
     return rule
 
 
+_rule("Add")(_neutral(-0.0, either=True))
+_rule("Sub")(_neutral(0.0, either=False))
+_rule("Mul")(_neutral(1.0, either=True))
+_rule("Div")(_neutral(1.0, either=False))
+
+
+@_rule("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 def _twice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """f(f(x)) = f(x)."""
     return node.inputs[0] if _before(node, node.op_type) is not None else None
 
 
+@_rule("Neg", "Not", "BitwiseNot")
 def _undone(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """f(f(x)) = x."""
     inner = _before(node, node.op_type)
     return inner.inputs[0] if inner is not None else None
 
 
+@_rule("Transpose")
 def _transpose(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     dims = shape(node.outputs[0])
     if dims is None:
@@ -168,6 +181,7 @@ LOSSLESS = frozenset((
 """Types of which numpy knows which hold the values of which."""
 
 
+@_rule("Cast")
 def _cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """To the type it has; or of a type that holds all values of the type before, among integers or among floats."""
     x, inner = node.inputs[0], _before(node, "Cast")
@@ -194,6 +208,10 @@ def _same_cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return x if x is not None and x.dtype == node.outputs[0].dtype else None
 
 
+RESHAPES = VIEWS - {"Identity", "Dropout"}
+
+
+@_rule(*RESHAPES)
 def _view(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """A view of the same shape, or of a view."""
     x, dims, inner = node.inputs[0], shape(node.outputs[0]), _before(node, *RESHAPES)
@@ -209,9 +227,7 @@ def _view(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return _new(graph, node, "Reshape", [inner.inputs[0], target])
 
 
-RESHAPES = tuple(op for op in VIEWS if op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
-
-
+@_rule("Clip")
 def _clip(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Two ranges that overlap become one."""
     inner, x = _before(node, "Clip"), node.inputs[0]
@@ -251,6 +267,7 @@ def _range(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
     return bounds[0], bounds[1]
 
 
+@_rule("Dropout")
 def _dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Outside of training."""
     training = _input(node, 2)
@@ -260,11 +277,13 @@ def _dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if off and (version >= 7 or attribute(node, "is_test", 0)) else None
 
 
+@_rule("Pad")
 def _pad(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     pads = attribute(node, "pads", _fixed(node, 1))
     return node.inputs[0] if pads is not None and not np.any(pads) else None
 
 
+@_rule("Slice")
 def _slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Forwards with steps of 1, as long as the whole."""
     steps = _fixed(node, 4)
@@ -272,23 +291,7 @@ def _slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if forwards else None
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Identity", "Concat", "Sum", "Min", "Max", "Mean"), _itself),
-    **dict.fromkeys(("Expand", "Tile"), _same_shape),
-    "Add": _neutral(-0.0, either=True),
-    "Sub": _neutral(0.0, either=False),
-    "Mul": _neutral(1.0, either=True),
-    "Div": _neutral(1.0, either=False),
-    **dict.fromkeys(("Relu", "Abs", "Ceil", "Floor", "Round", "Sign"), _twice),
-    **dict.fromkeys(("Neg", "Not", "BitwiseNot"), _undone),
-    "Transpose": _transpose,
-    "Cast": _cast,
-    **dict.fromkeys(RESHAPES, _view),
-    "Clip": _clip,
-    "Dropout": _dropout,
-    "Pad": _pad,
-    "Slice": _slice,
-}
-"""What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
+PASSED_ON = frozenset(op for op, rule in RULES.items() if rule in (_itself, _dropout))
+"""Operators whose output has the type of their input, known or not."""
 WIRES: dict[str, Rule] = {"Identity": _itself, "Dropout": _dropout, "Cast": _same_cast}
 """What onnxruntime removes before it looks for integer operators."""

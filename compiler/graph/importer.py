@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
@@ -162,16 +163,6 @@ def _first_line(error: Exception) -> str:
     return ", ".join([lines[0], *context[:1]])
 
 
-_STAND_INS: dict[str, tuple[str, slice | tuple[int, ...]]] = {
-    "QLinearAdd": ("Add", (0, 3)), "QLinearMul": ("Mul", (0, 3)), "QGemm": ("Gemm", (0, 3)),
-    "QLinearConcat": ("Concat", slice(2, None, 3)), "QLinearAveragePool": ("MaxPool", (0,)),
-    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)), "QLinearSigmoid": ("Identity", (0,)),
-    "QLinearLeakyRelu": ("Identity", (0,)), "QLinearSoftmax": ("Identity", (0,)),
-    "QuantizeLinear": ("QuantizeLinear", (0, 1, 2)), "DequantizeLinear": ("DequantizeLinear", (0, 1, 2)),
-}  # fmt: skip
-"""For onnxruntime's integer operators, of whose shapes ONNX knows nothing: its operator of the same shape and type."""
-
-
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` with the shapes and types of the values inside it, as far as they can be inferred.
 
@@ -180,8 +171,8 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     for node in drawn.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and not _has_no_like(node):
-            _stand_in(node)
+        if node.domain == "com.microsoft" and (like := traits(node.op_type).like) and not _has_no_like(node):
+            _stand_in(node, *like)
     overruled: dict[str, onnx.ValueInfoProto] = {}
     inferred = _inferred(drawn, proto)
     while wrong := wrong_windows(drawn.graph, inferred):  # what follows from them is inferred again
@@ -230,8 +221,8 @@ def _has_no_like(node: onnx.NodeProto) -> bool:
     return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
 
-def _stand_in(node: onnx.NodeProto) -> None:
-    op, chosen = _STAND_INS[node.op_type]
+def _stand_in(node: onnx.NodeProto, op: str, chosen: slice | tuple[int, ...]) -> None:
+    """Make ONNX's operator `op` of the inputs `chosen` out of one of onnxruntime's."""
     names = list(node.input)
     kept = names[chosen] if isinstance(chosen, slice) else [names[i] for i in chosen if i < len(names)]
     attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
@@ -245,13 +236,10 @@ SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
 """Operators of models whose sizes are known only at run time anyway."""
 
 
-def _is_sequence(value: ir.Value) -> bool:
-    return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
-
-
 def of_sequences(model: ir.Model) -> bool:
     """Whether sizes are known only at run time, whatever those of the inputs are."""
-    return any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs))
+    given = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
+    return given or any(node.op_type in SEQUENCES for node in model.graph)
 
 
 def require_static(model: ir.Model, but_open: bool = False) -> None:

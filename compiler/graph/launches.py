@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.graph.values import captured, constant
+from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.hw.config import Config
 
@@ -39,6 +39,7 @@ class Scheduler:
         """The launch of each choice that is in one, by the choice's id."""
 
     def run(self) -> list[Step]:
+        """The steps in order. ModelError where a value is never computed."""
         cpu = [node for node in self.graph if node in self.selection.cpu]
         layers = list(self.selection.choices)
         while cpu or layers:
@@ -56,7 +57,7 @@ class Scheduler:
     def _run_cpu(self, nodes: list[ir.Node]) -> list[ir.Node]:
         waiting = []
         for node in nodes:
-            values = [value for value in _operands(node) if constant(value) is None]
+            values = [value for value in operands(node) if constant(value) is None]
             if not all(self._reachable(value) for value in values):
                 waiting.append(node)
                 continue
@@ -104,7 +105,7 @@ class Scheduler:
         producer = value.producer()
         if producer is None or producer not in self.selection.views:
             return False
-        return all(self._reachable(operand) for operand in _operands(producer))
+        return all(self._reachable(operand) for operand in operands(producer))
 
     def _is_complete(self, value: ir.Value) -> bool:
         """Whether layers write `value` where the host takes it from, and all of them are in launches."""
@@ -123,20 +124,16 @@ class Scheduler:
             plans[-1].taken.append(value)
         else:
             producer = value.producer()
-            assert producer is not None
-            for operand in _operands(producer):
+            assert producer in self.selection.views
+            for operand in operands(producer):
                 self._bring(operand)
             self.steps.append(producer)
             self.host.update(producer.outputs)
         self.host.add(value)
 
 
-def _operands(node: ir.Node) -> list[ir.Value]:
-    """Inputs of `node`, and what its subgraphs read from around them."""
-    return [value for value in (*node.inputs, *captured(node)) if value is not None]
-
-
 def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:
+    """The steps of `graph` in order. ModelError where a value is never computed."""
     return Scheduler(cfg, graph, selection).run()
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY
+from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY, VARIADIC
 from celosia.compiler.cpu.target import target
 from celosia.compiler.graph.values import attribute, attributes, constant, new_constant, shape
 
 Shape = tuple[int, ...]
-ELEMENTWISE = frozenset((*UNARY, *BINARY, "Clip", "Min", "Max", "Sum", "Mean"))
+ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
 POOLS = ("MaxPool", "AveragePool")
 GLOBAL_POOLS = ("GlobalMaxPool", "GlobalAveragePool")
 

@@ -30,10 +30,12 @@ class Quantised:
 
     @property
     def scalar(self) -> bool:
+        """Whether one scale and zero point are those of all elements."""
         return self.scale.size == 1 and self.zero.size == 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Of the integers."""
         return self.zero.dtype
 
 
@@ -87,6 +89,7 @@ def meaning(q: Quantised) -> tuple[float, int]:
 
 
 def same_meaning(x: Quantised, y: Quantised) -> bool:
+    """Whether equal integers stand for equal reals."""
     return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
 
 

@@ -53,6 +53,7 @@ class Integerise(Commute):
     """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes."""
 
     def run(self) -> None:
+        """Changes the graph until nothing is left to do."""
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
@@ -138,7 +139,8 @@ class Integerise(Commute):
         if node.op_type == "MatMul":
             add = only_use(node.outputs[0])
             other = next((v for v in add.inputs if v is not node.outputs[0]), None) if is_op(add, "Add") else None  # type: ignore[union-attr]
-            bias = self._bias(other, x, w, to_bytes)
+            fits = other is not None and rank == 2 and shape(other) == (shape(w.value) or ())[1:]
+            bias = self._bias(other, x, w, to_bytes) if fits else None
             return Product(x, w, bias, node if bias is None or add is None else add)
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
             return None

@@ -9,11 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from celosia.compiler.cpu.ops import named
+from celosia.compiler.cpu.ops.reductions import REDUCTIONS
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.program.traits import Kind
 
 COUNT = "N"
 """The number of samples, as an element of what Shape gives and operators on it compute."""
-TAKES_COUNT = frozenset(("Reshape", "Expand", "Resize", "ConstantOfShape"))
+TAKES_COUNT: set[str] = set()
 """Operators that may read the number of samples: as the size of their result's first axis."""
 Sizes = list[Any]
 """Elements of a list of sizes: numbers, COUNT, and None for what is known at run time only."""
@@ -24,7 +27,7 @@ class Mixed(Exception):
 
 
 @dataclass
-class Node:
+class RuledNode:
     """An operator as its rule sees it."""
 
     op: ir.Node
@@ -34,6 +37,7 @@ class Node:
     sizes: dict[ir.Value, Sizes]
 
     def input(self, number: int) -> ir.Value | None:
+        """None where it is left out."""
         return self.op.inputs[number] if number < len(self.op.inputs) else None
 
     def holds(self, number: int) -> bool:
@@ -84,38 +88,35 @@ class Node:
 
 
 def rank_of(value: ir.Value | None) -> int:
+    """Axes of a tensor. Mixed where that is not known."""
     if value is None or value.shape is None:
         raise Mixed(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
 
 
 def rank_or(value: ir.Value, otherwise: int) -> int:
+    """Axes of a tensor, `otherwise` where that is not known."""
     return otherwise if value.shape is None else len(value.shape)
 
 
-Rule = Callable[[Node], None]
+Rule = Callable[[RuledNode], None]
 """Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
+    """Adds a rule of operators, in the place of a more general one before."""
+
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        TAKES_COUNT.update(names if takes_count else ())
         return function
 
     return add
 
 
-@rule(
-    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BiasGelu", "BitShift", "BitwiseAnd",
-    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu",
-    "Equal", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul",
-    "Neg", "Not", "Or", "Pow", "PRelu", "QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuickGelu",
-    "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
-    "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
-)  # fmt: skip
-def elementwise(node: Node) -> None:
+@rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
+def elementwise(node: RuledNode) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
     for value in node.op.inputs:
@@ -131,7 +132,8 @@ def elementwise(node: Node) -> None:
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
-def scaled(node: Node) -> None:
+def scaled(node: RuledNode) -> None:
+    """Scales are not along samples, nor by blocks."""
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
         raise Mixed("its scales are along the axis that counts samples")
@@ -144,7 +146,8 @@ def scaled(node: Node) -> None:
     "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
     "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
 )  # fmt: skip
-def image_by_image(node: Node) -> None:
+def image_by_image(node: RuledNode) -> None:
+    """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise Mixed("it is in training")
@@ -153,7 +156,8 @@ def image_by_image(node: Node) -> None:
 
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
-def matmul(node: Node) -> None:
+def matmul(node: RuledNode) -> None:
+    """Scales are not by rows."""
     a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
     node.only(a, b)
     product(node, a, b)
@@ -163,7 +167,7 @@ def matmul(node: Node) -> None:
             raise Mixed("its scales are by rows")
 
 
-def product(node: Node, a: int, b: int) -> None:
+def product(node: RuledNode, a: int, b: int) -> None:
     """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
@@ -178,7 +182,8 @@ def product(node: Node, a: int, b: int) -> None:
 
 
 @rule("Gemm", "QGemm")
-def gemm(node: Node) -> None:
+def gemm(node: RuledNode) -> None:
+    """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
         raise Mixed("the left matrix is transposed")
@@ -188,14 +193,16 @@ def gemm(node: Node) -> None:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
-def softmax(node: Node) -> None:
+def softmax(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
         raise Mixed("axis 0 counts samples")
 
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
-def normalised(node: Node) -> None:
+def normalised(node: RuledNode) -> None:
+    """Along another axis, with scales for all samples."""
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
         raise Mixed("axis 0 counts samples")
@@ -205,7 +212,8 @@ def normalised(node: Node) -> None:
 
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
-def along_an_axis(node: Node) -> None:
+def along_an_axis(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.op.op_type == "CumSum":
         axis = node.list_of(1)[0]
@@ -216,9 +224,9 @@ def along_an_axis(node: Node) -> None:
         raise Mixed("axis 0 counts samples")
 
 
-@rule(*(f"Reduce{kind}" for kind in (
-    "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")))  # fmt: skip
-def reduced(node: Node) -> None:
+@rule(*REDUCTIONS, "ReduceLogSumExp")
+def reduced(node: RuledNode) -> None:
+    """Over other axes."""
     node.only(0)
     axes = node.axes(1)
     if not axes:
@@ -228,34 +236,39 @@ def reduced(node: Node) -> None:
 
 
 @rule("Transpose")
-def transposed(node: Node) -> None:
+def transposed(node: RuledNode) -> None:
+    """The first axis stays."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise Mixed("it moves the axis that counts samples")
 
 
 @rule("Flatten")
-def flattened(node: Node) -> None:
+def flattened(node: RuledNode) -> None:
+    """The first axis stays."""
     if node.axis(1) != 1:
         raise Mixed("it joins samples")
 
 
 @rule("Squeeze")
-def squeezed(node: Node) -> None:
+def squeezed(node: RuledNode) -> None:
+    """The first axis stays."""
     axes = node.axes(1)
     if axes is None or 0 in axes:
         raise Mixed("it may remove the axis that counts samples")
 
 
 @rule("Unsqueeze")
-def unsqueezed(node: Node) -> None:
+def unsqueezed(node: RuledNode) -> None:
+    """The first axis stays."""
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
         raise Mixed("it puts an axis in front of the one that counts samples")
 
 
-@rule("Reshape")
-def reshaped(node: Node) -> None:
+@rule("Reshape", takes_count=True)
+def reshaped(node: RuledNode) -> None:
+    """The first axis still counts samples."""
     node.only(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
     known = None if value is None else shape(value)
@@ -273,8 +286,8 @@ def reshaped(node: Node) -> None:
         raise Mixed("it joins or cuts samples")
 
 
-@rule("Expand")
-def expanded(node: Node) -> None:
+@rule("Expand", takes_count=True)
+def expanded(node: RuledNode) -> None:
     """To a list of sizes with as many samples in front."""
     dims = node.list_of(1)
     if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
@@ -286,22 +299,25 @@ def expanded(node: Node) -> None:
         raise Mixed("its operand has a part for each sample")
 
 
-@rule("ConstantOfShape")
-def filled(node: Node) -> None:
+@rule("ConstantOfShape", takes_count=True)
+def filled(node: RuledNode) -> None:
+    """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
         raise Mixed("it computes with the number of samples")
 
 
 @rule("Dropout")
-def dropped(node: Node) -> None:
+def dropped(node: RuledNode) -> None:
+    """Not in training."""
     node.only(0)
     if node.input(2) is not None:
         raise Mixed("it may be in training")
 
 
 @rule("Concat", "QLinearConcat")
-def joined(node: Node) -> None:
+def joined(node: RuledNode) -> None:
+    """Along another axis, of tensors that all hold samples."""
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
         raise Mixed("some of its operands hold no samples")
@@ -310,14 +326,16 @@ def joined(node: Node) -> None:
 
 
 @rule("Split")
-def split(node: Node) -> None:
+def split(node: RuledNode) -> None:
+    """Along another axis."""
     node.only(0)
     if node.axis(0) == 0:
         raise Mixed("axis 0 counts samples")
 
 
 @rule("Slice")
-def sliced(node: Node) -> None:
+def sliced(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     axes = node.axes(3)
     if axes is None or 0 in axes:
@@ -325,7 +343,8 @@ def sliced(node: Node) -> None:
 
 
 @rule("Pad")
-def padded(node: Node) -> None:
+def padded(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if node.input(3) is not None:
         raise Mixed("its axes are an input")
@@ -335,7 +354,8 @@ def padded(node: Node) -> None:
 
 
 @rule("Gather")
-def gathered(node: Node) -> None:
+def gathered(node: RuledNode) -> None:
+    """Along another axis of samples, or rows of a constant for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
         raise Mixed("which samples it takes depends on samples")
@@ -344,14 +364,17 @@ def gathered(node: Node) -> None:
 
 
 @rule("Tile")
-def tiled(node: Node) -> None:
+def tiled(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if node.list_of(1)[0] != 1:
         raise Mixed("it repeats samples")
 
 
-@rule("Resize", "Upsample")
-def resized(node: Node) -> None:
+@rule("Upsample")
+@rule("Resize", takes_count=True)
+def resized(node: RuledNode) -> None:
+    """Along other axes."""
     node.only(0)
     if not node.holds(0):
         raise Mixed("it computes with the number of samples")

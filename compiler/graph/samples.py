@@ -15,7 +15,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, Mixed, Node, Sizes, rank_or
+from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, Mixed, RuledNode, Sizes, rank_or
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.program.host.op import DOMAINS, bodies
 from celosia.compiler.program.host.sizes import taken
@@ -43,7 +43,7 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
         counted = any(COUNT in sizes.get(value, ()) for value in read)
         if not counted and not samples.intersection([*read, *captured(node)]):
             continue
-        op = parse(ir.to_proto(node), dict(graph.opset_imports))
+        op = parse(ir.serde.serialize_node(node), dict(graph.opset_imports))
         if any(bodies(op)):
             return f"{name} has subgraphs"
         if node.op_type not in RULES or node.domain not in DOMAINS:
@@ -51,7 +51,7 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
         if counted and node.op_type not in TAKES_COUNT:
             return f"{name} computes with the number of samples"
         try:
-            RULES[node.op_type](Node(node, op.attrs, opset, samples, sizes))
+            RULES[node.op_type](RuledNode(node, op.attrs, opset, samples, sizes))
         except Mixed as reason:
             return f"{name} may mix samples: {reason}"
         samples.update(node.outputs)

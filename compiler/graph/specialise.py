@@ -18,33 +18,29 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.external import Origin
-from celosia.compiler.graph.fold import QUANTISED, fold
+from celosia.compiler.graph.fold import DEQUANTISED, fold
 from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import shape
 
-HEAVY = frozenset((
-    "Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "Gemm", "QGemm", "LSTM", "GRU", "RNN", "MaxPool",
-    "AveragePool", "QLinearAveragePool", "QLinearAdd", "QLinearMul", "Resize",
-))  # fmt: skip
-"""Operators that are never left to the host runtime for the sake of an open size."""
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
 """Those of which it depends on whether one side is constant."""
 SIZES = frozenset(("Shape", "Size"))
 
 
 @dataclass(frozen=True)
-class Model:
+class SpecialisedModel:
     """A graph, and the inputs whose first axis counts samples, of which a Program takes any number."""
 
     graph: ir.Model
     batched: tuple[str, ...] = ()
 
 
-def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> Model:
+def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> SpecialisedModel:
     """The model for inputs of these shapes. images: how many samples are computed at once where nothing says.
 
     ModelError where the shapes contradict the model, and where a size is open that must be a number.
@@ -64,7 +60,7 @@ def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = Non
         wanted = next((each for each in left if not _is_count(proto, origin, each)), left[0])
         because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
         raise ModelError(missing(proto, wanted) + because)
-    return Model(model, batched)
+    return SpecialisedModel(model, batched)
 
 
 def sample_size(proto: onnx.ModelProto) -> str | None:
@@ -80,7 +76,7 @@ def independent(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[
 
     Constants are folded in `model`; sizes are not, which would hide what is made of the number of samples.
     """
-    fold(model, keep=QUANTISED | SIZES)
+    fold(model, keep=DEQUANTISED | SIZES)
     found = tuple(name for (name, axis), label in open_axes(proto).items() if label == samples)
     why = mixes(model, found)
     return ((), why) if why else (found, "")
@@ -97,7 +93,7 @@ def meets_weights(model: ir.Model) -> bool:
         if inputs and fixed.issuperset(inputs):
             fixed.update(node.outputs)
             continue
-        if node.op_type not in HEAVY and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
+        if not traits(node.op_type).heavy and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
             continue
         tensors = [value for value in (*inputs, *node.outputs) if value not in fixed]
         if any(shape(value) is None for value in tensors):

@@ -13,8 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
-from celosia.compiler.graph.commute import MOVING_OPS
-from celosia.compiler.graph.identities import is_wire
+from celosia.compiler.graph.propagation import is_quantised, origin
 from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, only_use, shape
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
@@ -23,6 +22,7 @@ BLOCK_OF_COLUMNS = 32
 
 
 def round_activations(model: ir.Model) -> None:
+    """Change `model`: what products by such constants read is rounded first."""
     for node in list(model.graph):
         if is_op(node, "Gemm", "MatMul") and (size := _block(node)) and not _stays_float(node):
             _round(node, size)
@@ -44,7 +44,7 @@ def _block(node: ir.Node) -> int:
     dequantise = weights.producer() if weights is not None else None
     if x is None or weights is None or dequantise is None or not is_op(dequantise, "DequantizeLinear"):
         return 0
-    if constant(x) is not None or only_use(weights) is not node or is_op(_before_moves(x), "DequantizeLinear"):
+    if constant(x) is not None or only_use(weights) is not node or is_op(origin(x), "DequantizeLinear"):
         return 0
     given = [value for value in dequantise.inputs if value is not None]
     dims, of_scales = shape(given[0]), shape(given[1])
@@ -58,22 +58,6 @@ def _block(node: ir.Node) -> int:
         return 0
     size = size or BLOCK_OF_COLUMNS
     return size if size in BYTES_OF_BLOCKS.get(BITS.get(dtype_name(given[0]), 0), ()) else 0
-
-
-def _before_moves(value: ir.Value) -> ir.Node | None:
-    """What computes the elements of `value`; onnxruntime moves DequantizeLinear towards the product."""
-    node = value.producer()
-    while node is not None and (is_op(node, *MOVING_OPS) or is_wire(node)) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node
-
-
-def _after_moves(value: ir.Value) -> ir.Node | None:
-    """What alone reads the elements of `value`; onnxruntime moves QuantizeLinear towards the product."""
-    node = only_use(value)
-    while node is not None and (is_op(node, *MOVING_OPS) or is_wire(node)):
-        node = only_use(node.outputs[0])
-    return node
 
 
 def _adds_a_row(node: ir.Node, columns: int) -> bool:
@@ -97,8 +81,8 @@ def _stays_float(node: ir.Node) -> bool:
             return True
         if bias == (y.shape[-1],):
             y = add.outputs[0]  # type: ignore[union-attr]
-    readers = [use.node for use in y.uses()]
-    if any(is_op(reader, "QuantizeLinear") for reader in [*readers, _after_moves(y)]):
+    readers, last = [use.node for use in y.uses()], y.producer()
+    if any(is_op(reader, "QuantizeLinear") for reader in readers) or (last is not None and is_quantised(last)):
         return True
     reshaped = not flat and y is not node.outputs[0]
     if reshaped or len(readers) != 1 or not is_op(readers[0], "Relu", "Clip"):

@@ -11,13 +11,9 @@ from typing import Any
 
 import onnx
 
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.program.host.windows import WindowError, spread, windows
 
-WEIGHTS: dict[str, int | None] = {
-    "Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1,
-    "MaxPool": None, "AveragePool": None, "LpPool": None,
-}  # fmt: skip
-"""Operators with windows, and which input their weights are."""
 Dims = tuple[int, ...]
 
 
@@ -34,9 +30,9 @@ def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str
         if tainted.intersection(node.input):
             tainted.update(node.output)
             continue
-        if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS:
+        if node.domain not in ("", "ai.onnx") or not traits(node.op_type).windows:
             continue
-        place = WEIGHTS[node.op_type]
+        place = traits(node.op_type).weights
         x, w, y = (_dims(known, types, name) for name in (node.input[0], node.input[place or 0], node.output[0]))
         if x is None or w is None or y is None or len(x) < 3:
             continue

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.recognise import recognise
-from celosia.compiler.language.tile import Array, Program
+from celosia.compiler.language.tile import ArrayArgument, KernelRun
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
@@ -33,7 +33,8 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, estimate, parts, point, why_not
+from celosia.compiler.tensorize.roofline import estimate
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
@@ -49,10 +50,10 @@ def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return images, shape[-1], shape[-3], shape[-2]
 
 
-class Lowered:
+class KernelLayer:
     """The layer of a kernel on a Config, for the arrays of a call."""
 
-    def __init__(self, cfg: Config, name: str, program: Program, at: str) -> None:
+    def __init__(self, cfg: Config, name: str, program: KernelRun, at: str) -> None:
         self.cfg, self.name, self.at = cfg, name, at
         self.found = recognise(program)
         for each in (self.found.x, self.found.y):
@@ -64,7 +65,8 @@ class Lowered:
         }  # fmt: skip
         self.planner: Planner | None = None
 
-    def layer(self, arrays: dict[Array, NDArray[Any]]) -> Layer:
+    def layer(self, arrays: dict[ArrayArgument, NDArray[Any]]) -> Layer:
+        """The layer with the values of the call's table and parameters."""
         f = self.found
         clip = f.more.get("clip", (-128, 127))
         table = None if f.table is None else arrays[f.table].copy()
@@ -121,12 +123,14 @@ class Lowered:
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
     def image(self, layer: Layer) -> Image:
+        """Its instructions, verified. LanguageError where it does not fit."""
         if self.planner is None:
             self.planner = Planner(self.cfg, Fixed(self.decide(layer)))
         return image_of(self.cfg, layer, self.planner, self._refuse)
 
 
 def image_of(cfg: Config, layer: Layer, planner: Planner, refuse: Any) -> Image:
+    """The instructions of one layer, verified; `refuse` is called with a sentence where it does not fit."""
     given, made = {act.storage for act in inputs(layer)}, {layer.y.storage}
     try:
         image = build(cfg, [[layer]], [given], [made], planner)
@@ -147,9 +151,9 @@ def cycles(cfg: Config, image: Image) -> int:
 class AcceleratorVariant:
     """A kernel for one set of types and shapes, with the image for the last weights that it was given."""
 
-    def __init__(self, kernel: Any, program: Program, given: dict[Array, int]) -> None:
+    def __init__(self, kernel: Any, program: KernelRun, given: dict[ArrayArgument, int]) -> None:
         self.kernel, self.cfg = kernel, kernel.machine
-        self.lowered = Lowered(self.cfg, kernel.name, program, kernel.at)
+        self.lowered = KernelLayer(self.cfg, kernel.name, program, kernel.at)
         self.given = given
         self.constants: list[NDArray[Any]] = []
         self.image: Image | None = None

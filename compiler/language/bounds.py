@@ -8,25 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.interpret import BINARY
-from celosia.compiler.language.tile import Loop, Program, Scope, Tile
+from celosia.compiler.language.tile import KernelRun, Scope, Tile, TracedLoop
 
 MOST = 1 << 22
 """Combinations of programs and iterations that are looked at."""
 
 
-class Unknown(ValueError):
+class UnknownScalar(ValueError):
     """A scalar that depends on data, or on too much."""
 
 
-def span(program: Program, tile: Tile) -> tuple[int, int]:
-    """The least and the greatest value. Unknown."""
+def span(program: KernelRun, tile: Tile) -> tuple[int, int]:
+    """The least and the greatest value. UnknownScalar."""
     found = values(program, tile)
     return int(found.min()), int(found.max())
 
 
-def values(program: Program, tile: Tile) -> NDArray[Any]:
+def values(program: KernelRun, tile: Tile) -> NDArray[Any]:
     """All values, with an axis for each of three axes of the grid, and one for each loop around, from the outermost on;
-    of size 1 where nothing depends on it. Unknown."""
+    of size 1 where nothing depends on it. UnknownScalar."""
     more = tile.more
     match tile.op:
         case "const":
@@ -47,10 +47,10 @@ def values(program: Program, tile: Tile) -> NDArray[Any]:
             rank = max(arg.ndim for arg in args)
             args = [arg.reshape(*arg.shape, *(1,) * (rank - arg.ndim)) for arg in args]
             if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MOST:
-                raise Unknown(tile.at)
+                raise UnknownScalar(tile.at)
             with np.errstate(all="ignore"):
                 return BINARY[more["name"]](*args) if tile.op == "binary" else np.where(*args)
-    raise Unknown(tile.at)
+    raise UnknownScalar(tile.at)
 
 
 def _along(size: int, axis: int) -> NDArray[Any]:
@@ -60,6 +60,6 @@ def _along(size: int, axis: int) -> NDArray[Any]:
 def _depth(loop: Scope) -> int:
     """How many loops are around `loop`."""
     depth, scope = 0, loop.parent
-    while isinstance(scope, Loop):
+    while isinstance(scope, TracedLoop):
         depth, scope = depth + 1, scope.parent
     return depth

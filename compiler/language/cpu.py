@@ -22,10 +22,20 @@ from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, 
 from celosia.compiler.expr.partition import outcome, partition
 from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.language.bounds import Unknown, values
+from celosia.compiler.language.bounds import UnknownScalar, values
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.products import Element, loops_over, nest, product
-from celosia.compiler.language.tile import Loop, Program, Scope, Store, Tile, origin, scopes, stores, upstream
+from celosia.compiler.language.tile import (
+    KernelRun,
+    Scope,
+    Tile,
+    TracedLoop,
+    TracedStore,
+    origin,
+    scopes,
+    stores,
+    upstream,
+)
 from celosia.compiler.language.vectors import vectorised
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
@@ -35,10 +45,10 @@ MUCH = 24
 """Operations from which on what is read twice lies in memory; each of `COSTLY` counts as so many."""
 
 
-class Lowered:
+class CpuKernel:
     """function: its inputs are the arrays that are only read, its outputs those that are written."""
 
-    def __init__(self, name: str, program: Program) -> None:
+    def __init__(self, name: str, program: KernelRun) -> None:
         self.program = program
         self.live = live_tiles(program.top)
         self.stores = stores(program.top)
@@ -51,7 +61,7 @@ class Lowered:
         factors = [(dot, origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.ahead = {side for dot, side in factors if side.scope is not dot.scope}  # of all iterations of a loop
         self.buffers: dict[Tile, Tensor] = {}
-        self.homes: dict[Tile, Store] = {}
+        self.homes: dict[Tile, TracedStore] = {}
         self.into: dict[Tile, Tensor] = {}
         self.costs: dict[Tile, int] = {}
         self.known: dict[tuple[Any, ...], Expr] = {}
@@ -59,7 +69,7 @@ class Lowered:
         self.axes = {
             loop: Axis(f"t{n}", extent=loop.steps)
             for n, loop in enumerate(scopes(program.top))
-            if isinstance(loop, Loop)
+            if isinstance(loop, TracedLoop)
         }
         self.ids = [Axis(f"p{axis}", extent=size) for axis, size in enumerate(program.grid)]
         body = self._scope(program.top)
@@ -80,9 +90,9 @@ class Lowered:
         memory: list[Tensor] = []
         done: list[Stmt] = []
         for each in scope.body:
-            if isinstance(each, Store):
+            if isinstance(each, TracedStore):
                 done.append(self._store(each))
-            elif isinstance(each, Loop):
+            elif isinstance(each, TracedLoop):
                 done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
@@ -151,10 +161,10 @@ class Lowered:
     def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
         return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
 
-    def _store(self, each: Store) -> Stmt:
+    def _store(self, each: TracedStore) -> Stmt:
         return self._put(each, each.value)
 
-    def _put(self, each: Store, value: Tile) -> Stmt:
+    def _put(self, each: TracedStore, value: Tile) -> Stmt:
         """`value` where `each` stores."""
 
         def put(*index: Expr) -> Stmt:
@@ -208,9 +218,9 @@ class Lowered:
         self.buffers[tile] = into
         return block(*done, *product(into, fresh, read[0], read[1], m, n, k))
 
-    def _loop(self, loop: Loop, memory: list[Tensor]) -> Stmt:
+    def _loop(self, loop: TracedLoop, memory: list[Tensor]) -> Stmt:
         inside = [each for scope in scopes(loop) for each in scope.body]
-        if not any(isinstance(each, Store) or each in self.live for each in inside):
+        if not any(isinstance(each, TracedStore) or each in self.live for each in inside):
             return block()
         axis, before = self.axes[loop], []
         updated: list[tuple[Tile, Tile]] = []
@@ -282,7 +292,7 @@ class Lowered:
             case "program_id":
                 return self.ids[int(more["axis"])]
             case "index":
-                loop: Loop = more["loop"]
+                loop: TracedLoop = more["loop"]
                 return self.axes[loop]
             case "arange":
                 return index[0] + int(more["start"])
@@ -337,7 +347,7 @@ class Lowered:
             return value
         try:
             found = values(self.program, tile)
-        except Unknown:
+        except UnknownScalar:
             return value
         if (found.ndim > 3 and found.size != np.prod(found.shape[:3])) or found.min() < 0:
             return value
@@ -347,8 +357,8 @@ class Lowered:
         self.lets[tile] = var, value
         return var
 
-    def _induction(self, place: Tile) -> tuple[Tile, Tile, Loop] | None:
-        found: tuple[Tile, Tile, Loop] | None = place.more.get("induction")
+    def _induction(self, place: Tile) -> tuple[Tile, Tile, TracedLoop] | None:
+        found: tuple[Tile, Tile, TracedLoop] | None = place.more.get("induction")
         return None if found is None or found[2].bound is not None else found
 
     def _carried(self, tile: Tile, index: Index) -> Expr:
@@ -417,7 +427,7 @@ def _parallel(stmt: Stmt) -> Stmt:
 
 def live_tiles(top: Scope) -> dict[Tile, None]:
     """The tiles of which stores depend."""
-    loops = [scope for scope in scopes(top) if isinstance(scope, Loop)]
+    loops = [scope for scope in scopes(top) if isinstance(scope, TracedLoop)]
     bounds = [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
     carried = {each: row for loop in loops for row in loop.carried for each in row[1:2] + row[3:]}
 

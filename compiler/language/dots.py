@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import (
-    Loop,
     Tile,
+    TracedLoop,
     broadcast_all,
     make,
     origin,
@@ -72,7 +72,7 @@ def _of_bytes(tile: Tile) -> Iterator[Tile]:
     if tile.op == "phi":
         made = (tile.more["first"],)
     elif tile.op == "result":
-        loops = (scope for scope in scopes(program().top) if isinstance(scope, Loop))
+        loops = (scope for scope in scopes(program().top) if isinstance(scope, TracedLoop))
         made = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
     return (each for each in made if each.dtype == "int8")
 

@@ -22,4 +22,5 @@ def where() -> str:
 
 
 def fail(sentence: str, at: str | None = None) -> NoReturn:
+    """LanguageError, at the line of the kernel that is being run, or `at`."""
     raise LanguageError(f"{at or where()}: {sentence}")

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.language import loops, ops
-from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import Array, Program, dtype_name, program, stores
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, program, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.threads import default_threads
@@ -52,19 +52,19 @@ def interpreting() -> bool:
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantisedArray:
     """An int8 array with its zero point, which kernels read as x.zero_point."""
 
     array: NDArray[Any]
     zero_point: int = 0
 
 
-def quantised(array: NDArray[Any], zero_point: int = 0) -> Quantised:
+def quantised(array: NDArray[Any], zero_point: int = 0) -> QuantisedArray:
     """An argument of a kernel: `array`, whose values mean (value - zero_point) times a scale.
 
     `dot` subtracts the zero point of its sides; all else computes with the values as they are.
     """
-    return Quantised(array, zero_point)
+    return QuantisedArray(array, zero_point)
 
 
 @dataclass
@@ -133,9 +133,9 @@ class Kernel:
     def _inside(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
         """A call in an operator of a model, see `launching`."""
         values = self._bind(args, named)
-        grid, arrays = self._grid(grid, values), [v.array if type(v) is Quantised else v for v in values]
+        grid, arrays = self._grid(grid, values), [v.array if type(v) is QuantisedArray else v for v in values]
         if mode == "capture":
-            _local.launches.append(Launch(self, grid, values, arrays))
+            _local.launches.append(NotedCall(self, grid, values, arrays))
         elif mode == "interpret":
             self._interpret(grid, values, arrays)
         else:
@@ -155,7 +155,7 @@ class Kernel:
         places: list[int] = []
         for value, constant in zip(values, self.is_constant):
             kind = type(value)
-            if kind is Quantised:
+            if kind is QuantisedArray:
                 key.append(value.zero_point)
                 value = value.array
                 kind = type(value)
@@ -172,7 +172,7 @@ class Kernel:
         if len(set(places)) < len(places):
             key.append(tuple(map(places.index, places)))
         if self.outside:
-            key += self._globals()
+            key += map(self.function.__globals__.get, self.outside)
         known = tuple(key)
         try:
             found = self.variants.get(known)
@@ -192,13 +192,9 @@ class Kernel:
     def _require_kept(self, values: tuple[Any, ...]) -> None:
         """LanguageError for an argument that a variant cannot be kept for."""
         for name, value in zip(self.names, values):
-            value = value.array if isinstance(value, Quantised) else value
+            value = value.array if isinstance(value, QuantisedArray) else value
             if not isinstance(value, (np.ndarray, Hashable)):
                 self._refuse(name, value)
-
-    def _globals(self) -> tuple[Any, ...]:
-        known = self.function.__globals__
-        return tuple(known.get(name) for name in self.outside)
 
     def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         named = {name: value for name, value in named.items() if name in self.names or name not in IGNORED}
@@ -227,7 +223,7 @@ class Kernel:
             if array.data is not None and not array.data.flags.writeable:
                 raise LanguageError(f"{self.at}: {array.name}, which {self.name} writes, is read-only; give it a copy")
         if self.target == "cpu":
-            return _CpuVariant(self, Lowered(self.name, traced), given)
+            return _CpuVariant(self, CpuKernel(self.name, traced), given)
         from celosia.compiler.language.accelerator import AcceleratorVariant
 
         return AcceleratorVariant(self, traced, given)
@@ -239,32 +235,32 @@ class Kernel:
         copy.__kwdefaults__ = f.__kwdefaults__
         return copy
 
-    def trace(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> tuple[Program, dict[Array, int]]:
+    def trace(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> tuple[KernelRun, dict[ArrayArgument, int]]:
         """(the kernel's program, the number of the argument that each array is)."""
-        given: dict[Array, int] = {}
-        with Program(grid) as traced:
+        given: dict[ArrayArgument, int] = {}
+        with KernelRun(grid) as traced:
             self.traced()(*self._arguments(values, given))
             if traced.scope is not traced.top:
                 raise LanguageError(f"{traced.scope.at}: a cl.range is left with `break` or `return`; mask instead")
         return traced, given
 
-    def _arguments(self, values: tuple[Any, ...], given: dict[Array, int]) -> list[Any]:
+    def _arguments(self, values: tuple[Any, ...], given: dict[ArrayArgument, int]) -> list[Any]:
         """What the function is called with."""
         found: list[Any] = []
-        same: dict[tuple[Any, ...], Array] = {}
+        same: dict[tuple[Any, ...], ArrayArgument] = {}
         for number, (name, value) in enumerate(zip(self.names, values)):
-            zero = value.zero_point if isinstance(value, Quantised) else 0
-            data = value.array if isinstance(value, Quantised) else value
+            zero = value.zero_point if isinstance(value, QuantisedArray) else 0
+            data = value.array if isinstance(value, QuantisedArray) else value
             if name not in self.constants and isinstance(data, np.ndarray):
                 self._check(name, data)
                 key = data.ctypes.data, data.shape, data.dtype, zero
-                array = same.get(key) or Array(name, data.shape, dtype_name(data.dtype), zero, data)
+                array = same.get(key) or ArrayArgument(name, data.shape, dtype_name(data.dtype), zero, data)
                 if data.size:
                     same[key] = array
                 given.setdefault(array, number)
                 found.append(array)
             elif name not in self.constants and isinstance(value, (float, np.floating)):
-                array = Array(name, (1,), "float32", data=np.array([value], np.float32))
+                array = ArrayArgument(name, (1,), "float32", data=np.array([value], np.float32))
                 given[array] = number
                 found.append(ops.load(array))
             elif name not in self.constants and hasattr(data, "__array__") and not isinstance(data, np.generic):
@@ -284,12 +280,12 @@ class Kernel:
     def _interpret(self, grid: tuple[int, ...], values: tuple[Any, ...], arrays: list[Any]) -> dict[str, Any]:
         started = time.perf_counter()
         values = tuple(
-            Quantised(now, then.zero_point) if isinstance(then, Quantised)
+            QuantisedArray(now, then.zero_point) if isinstance(then, QuantisedArray)
             else now[0] if isinstance(now, np.ndarray) and not isinstance(then, np.ndarray) else now
             for then, now in zip(values, arrays)
         )  # fmt: skip
         for ids in np.ndindex(*grid):
-            with Program(grid, ids, value_of):
+            with KernelRun(grid, ids, value_of):
                 self.traced()(*self._arguments(values, {}))
         return {"target": "interpreter", "seconds": time.perf_counter() - started}
 
@@ -298,7 +294,7 @@ _local = threading.local()
 
 
 @dataclass(frozen=True)
-class Launch:
+class NotedCall:
     """A call that was noted and not run."""
 
     kernel: Kernel
@@ -308,7 +304,7 @@ class Launch:
 
 
 @contextmanager
-def launching(mode: str | None) -> Iterator[list[Launch]]:
+def launching(mode: str | None) -> Iterator[list[NotedCall]]:
     """Kernels that are called inside are noted ("capture"), interpreted ("interpret"), or run on the CPU ("cpu")."""
     before = getattr(_local, "mode", None)
     _local.mode, _local.launches = mode, []
@@ -325,7 +321,7 @@ IGNORED = ("num_warps", "num_stages", "num_ctas")
 class _CpuVariant:
     """Machine code for one set of types and shapes."""
 
-    def __init__(self, kernel: Kernel, lowered: Lowered, given: dict[Array, int]) -> None:
+    def __init__(self, kernel: Kernel, lowered: CpuKernel, given: dict[ArrayArgument, int]) -> None:
         if not lowered.written:
             raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
         self.kernel = compile_function(lowered.function)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from celosia.compiler.language.bounds import Unknown, span
+from celosia.compiler.language.bounds import UnknownScalar, span
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.errors import where as here
-from celosia.compiler.language.tile import Loop, Pointer, Program, Tile, as_tile, make, program
+from celosia.compiler.language.tile import KernelRun, Pointer, Tile, TracedLoop, as_tile, make, program
 
 
 def range(start: Any, stop: Any = None, step: int = 1, **hints: Any) -> Iterator[Tile]:
@@ -36,7 +36,7 @@ def range(start: Any, stop: Any = None, step: int = 1, **hints: Any) -> Iterator
     if steps == 0:
         return
     frame = sys._getframe(1)
-    loop = Loop(running.scope, here(), steps, first_tile, step, None if known else stop_tile)
+    loop = TracedLoop(running.scope, here(), steps, first_tile, step, None if known else stop_tile)
     before = {name: value for name, value in frame.f_locals.items() if _usable(value)}
     others = {name: _fingerprint(value) for name, value in frame.f_locals.items() if name not in before}
     running.scope = loop
@@ -88,7 +88,7 @@ def _stand_in(value: Any) -> Any:
     return Pointer(value.array, place) if isinstance(value, Pointer) else place
 
 
-def _carry(loop: Loop, name: str, before: Any, inside: Any, now: Any) -> Any:
+def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, now: Any) -> Any:
     """What the name holds after the loop."""
     if now is inside or now is None:
         _tile(inside).more["same"] = _tile(before)
@@ -119,7 +119,7 @@ def _carry(loop: Loop, name: str, before: Any, inside: Any, now: Any) -> Any:
     return Pointer(before.array, result) if isinstance(before, Pointer) else result
 
 
-def _step(loop: Loop, place: Tile, last: Tile) -> Tile | None:
+def _step(loop: TracedLoop, place: Tile, last: Tile) -> Tile | None:
     """By how much each iteration moves `place`, where that is the same for all: a number, or what was there before."""
     if last.op != "binary" or last.more["name"] != "add" or all(arg is not place for arg in last.args):
         return None
@@ -139,11 +139,11 @@ def _assign(frame: FrameType, values: dict[str, Any]) -> None:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
-def _steps(running: Program, first: Tile, stop: Tile, step: int) -> tuple[int, bool]:
+def _steps(running: KernelRun, first: Tile, stop: Tile, step: int) -> tuple[int, bool]:
     """(how often the loop runs at most, whether it is always as often)."""
     try:
         (low, high), (least, most) = span(running, first), span(running, stop)
-    except Unknown:
+    except UnknownScalar:
         fail("the bounds of cl.range depend on data; take the largest that they can be, and a mask")
     steps = builtins.max(-(-(most - low) // step), 0)
     return steps, low == high and least == most

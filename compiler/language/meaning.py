@@ -11,14 +11,14 @@ from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.nodes import INTRINSICS
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.tile import Array, Program, Store, Tile
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore
 from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
 
 
-def value_of(tile: Tile, program: Program) -> Values:
+def value_of(tile: Tile, program: KernelRun) -> Values:
     """The value of a tile whose arguments have theirs."""
     args = [arg.value for arg in tile.args]
     with np.errstate(all="ignore"):
@@ -26,7 +26,7 @@ def value_of(tile: Tile, program: Program) -> Values:
     return np.asarray(found).astype(tile.dtype, copy=False)
 
 
-def _value(tile: Tile, args: list[Values], program: Program) -> Any:
+def _value(tile: Tile, args: list[Values], program: KernelRun) -> Any:
     more = tile.more
     match tile.op:
         case "const":
@@ -78,14 +78,18 @@ def _value(tile: Tile, args: list[Values], program: Program) -> Any:
 # Memory -----------------------------------------------------------------------------------------------------------
 
 
-def load(tile: Tile, array: Array, offsets: Values, mask: Values | None = None, other: Values | None = None) -> Values:
+def load(
+    tile: Tile, array: ArrayArgument, offsets: Values, mask: Values | None = None, other: Values | None = None
+) -> Values:
+    """Elements of `array` at `offsets`, `other` (else 0) where `mask` is false. LanguageError out of bounds."""
     places = _places(array, offsets, mask, tile.at, "reads")
     assert array.data is not None
     values = array.data.reshape(-1)[places] if array.size else np.zeros(offsets.shape, tile.dtype)
     return values if mask is None or other is None else np.where(mask, values, other)
 
 
-def store(each: Store) -> None:
+def store(each: TracedStore) -> None:
+    """Writes its values where the mask holds. LanguageError out of bounds."""
     offsets, value = each.offsets.value, each.value.value
     mask = None if each.mask is None else each.mask.value
     places = _places(each.array, offsets, mask, each.at, "writes")
@@ -97,7 +101,7 @@ def store(each: Store) -> None:
         flat[places[mask]] = value[mask]
 
 
-def _places(array: Array, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
+def _places(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
     """Offsets that exist; 0 where the mask does not hold."""
     wanted = offsets if mask is None else np.where(mask, offsets, 0)
     used = offsets if mask is None else offsets[mask]

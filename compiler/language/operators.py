@@ -14,10 +14,10 @@ from celosia.compiler.graph.custom import CUSTOM, CustomOp
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
-from celosia.compiler.language.accelerator import Lowered
+from celosia.compiler.language.accelerator import KernelLayer
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
-from celosia.compiler.language.tile import Array
+from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 
@@ -75,8 +75,8 @@ class _Operator:
             raise OnCpu(f"its kernel {launch.kernel.name} has the target {launch.kernel.target!r}")
         with _reasons():
             traced, given = launch.kernel.trace(launch.grid, launch.values)
-            lowered = Lowered(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at)
-        arrays: dict[Array, Values] = {array: launch.arrays[number] for array, number in given.items()}
+            lowered = KernelLayer(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at)
+        arrays: dict[ArrayArgument, Values] = {array: launch.arrays[number] for array, number in given.items()}
         reads: Reads = {}
         for array in lowered.acts:
             number = next((n for n, each in enumerate(inputs) if each is arrays[array]), None)

@@ -12,10 +12,10 @@ from celosia.compiler.language.errors import fail
 from celosia.compiler.language.errors import where as here
 from celosia.compiler.language.meaning import store as store_now
 from celosia.compiler.language.tile import (
-    Array,
+    ArrayArgument,
     Pointer,
-    Store,
     Tile,
+    TracedStore,
     as_tile,
     binary,
     broadcast,
@@ -86,10 +86,12 @@ def full(shape: Any, value: Any, dtype: Any) -> Tile:
 
 
 def zeros(shape: Any, dtype: Any) -> Tile:
+    """A tile of zeros."""
     return full(shape, 0, dtype)
 
 
 def zeros_like(tile: Tile) -> Tile:
+    """Of the shape and type of `tile`."""
     return full(tile.shape, 0, tile.dtype)
 
 
@@ -97,7 +99,7 @@ def zeros_like(tile: Tile) -> Tile:
 
 
 def load(
-    source: Array | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
+    source: ArrayArgument | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
     steps: Any = None, **hints: Any,
 ) -> Tile:  # fmt: skip
     """Values from memory: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
@@ -120,7 +122,7 @@ def load(
     return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
 
 
-def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
+def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
     """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block of `steps`
     as in `load`.
 
@@ -138,7 +140,7 @@ def store(target: Array | Pointer, *given: Any, mask: Any = None, steps: Any = N
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
     value = _fitted("cl.store", value, pointer)
     check_alive(value)
-    each = Store(pointer.array, pointer.offsets, value, mask, here(), block)
+    each = TracedStore(pointer.array, pointer.offsets, value, mask, here(), block)
     running = program()
     if running.interpreting:
         store_now(each)
@@ -166,7 +168,7 @@ def _places(
     if offsets is None:
         if steps is not None:
             fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
-        if isinstance(source, Array):
+        if isinstance(source, ArrayArgument):
             if len(source.shape) > 1 and source.size > 1:
                 fail(
                     f"{source.name} is a whole array of {list(source.shape)}; give {what} offsets and a shape, or add "
@@ -176,7 +178,7 @@ def _places(
         if not isinstance(source, Pointer):
             fail(f"{what} takes a pointer, as x + offsets, and not {source}")
         return source, None, None if mask is None else _mask(what, mask, source)
-    if not isinstance(source, Array):
+    if not isinstance(source, ArrayArgument):
         fail(f"a block is a part of an array, and {what} was given {type(source).__name__.lower()}s; leave offsets out")
     starts, dims = tuple(offsets), shape_of(shape) if shape != () else ()
     if not len(starts) == len(dims) == len(source.shape):
@@ -224,14 +226,17 @@ exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
 
 
 def rsqrt(x: Any) -> Tile:
+    """1 / sqrt(x), of floats."""
     return binary("div", 1.0, sqrt(x))
 
 
 def sigmoid(x: Any) -> Tile:
+    """1 / (1 + exp(-x)), of floats."""
     return binary("div", 1.0, 1.0 + exp(-as_tile(x)))
 
 
 def abs(x: Any) -> Any:
+    """Of a tile, element by element, or of a number."""
     if not isinstance(x, Tile):
         return builtins.abs(x)
     return make("unary", (x,), x.shape, x.dtype, name="abs")
@@ -294,14 +299,17 @@ def where(condition: Any, a: Any, b: Any) -> Tile:
 
 
 def cast(x: Tile, dtype: Any) -> Tile:
+    """As `x.to(dtype)`."""
     return as_tile(x).to(dtype)
 
 
 def reshape(x: Tile, *shape: Any) -> Tile:
+    """As `x.reshape(shape)`: as many elements, in their order."""
     return x.reshape(*shape)
 
 
 def broadcast_to(x: Tile, *shape: Any) -> Tile:
+    """`x` repeated along axes of size 1. LanguageError where sizes differ otherwise."""
     dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
     if not fits(x.shape, dims):
         fail(f"{x} cannot be broadcast to {list(dims)}; sizes must be equal or 1")
@@ -309,6 +317,7 @@ def broadcast_to(x: Tile, *shape: Any) -> Tile:
 
 
 def expand_dims(x: Tile, axis: int) -> Tile:
+    """`x` with an axis of size 1 before `axis`."""
     axis %= len(x.shape) + 1
     return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
 
@@ -322,6 +331,7 @@ def trans(x: Tile, *axes: int) -> Tile:
 
 
 def static_assert(condition: bool, message: str = "") -> None:
+    """LanguageError with `message` where a condition on constexprs does not hold."""
     if not condition:
         fail(message or "a cl.static_assert does not hold")
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.bounds import Unknown, values
+from celosia.compiler.language.bounds import UnknownScalar, values
 from celosia.compiler.language.errors import LanguageError, fail
-from celosia.compiler.language.tile import Array, Loop, Program, Tile, origin, scopes, stores
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, origin, scopes, stores
 from celosia.compiler.layer import Window
 
 Values = tuple[NDArray[Any], ...]
@@ -35,13 +35,13 @@ class Recognised:
     outputs and inputs. axes: which dimension of w counts outputs, and which inputs. pool: whether it is the maximum.
     """
 
-    y: Array
+    y: ArrayArgument
     tile: tuple[int, ...]
-    x: Array
-    w: Array | None = None
-    par: Array | None = None
-    table: Array | None = None
-    residual: Array | None = None
+    x: ArrayArgument
+    w: ArrayArgument | None = None
+    par: ArrayArgument | None = None
+    table: ArrayArgument | None = None
+    residual: ArrayArgument | None = None
     window: Window = field(default_factory=lambda: Window((1, 1)))
     strides: tuple[int, int] | None = None
     taps: list[list[tuple[int, ...]]] = field(default_factory=list)
@@ -67,15 +67,15 @@ SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
 MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
-def recognise(program: Program) -> Recognised:
+def recognise(program: KernelRun) -> Recognised:
     """LanguageError, which names the rule, for what the accelerator cannot do."""
     return _Reader(program).read()
 
 
 class _Reader:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: KernelRun) -> None:
         self.program = program
-        self.loops = [scope for scope in scopes(program.top) if isinstance(scope, Loop)]
+        self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
         found = stores(program.top)
         if not found:
             raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
@@ -138,7 +138,7 @@ class _Reader:
     def _values(self, starts: Sequence[Tile], at: str) -> Values:
         try:
             found = [values(self.program, start) for start in starts]
-        except Unknown:
+        except UnknownScalar:
             fail("the offsets of a block depend on data; the accelerator needs those of programs and loops", at)
         return tuple(each.reshape(*each.shape, *(1,) * (3 + len(self.loops) - each.ndim)) for each in found)
 
@@ -168,23 +168,23 @@ class _Reader:
                 f"{len(wanted)}; each block is to be written by one program"
             )
 
-    def _activation(self, tile: Tile, what: str) -> Array:
+    def _activation(self, tile: Tile, what: str) -> ArrayArgument:
         """An array of the shape of y that is read where y is written."""
         load, starts, dims = self._load(tile, what)
-        array: Array = load.more["array"]
+        array: ArrayArgument = load.more["array"]
         same = all(map(_equal, starts, self.starts)) and _order(tile, load) == list(range(load.size))
         if array.shape != self.store.array.shape or dims != self.shape or not same or array.dtype != "int8":
             fail(f"{what} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
         return array
 
-    def _whole(self, tile: Tile, what: str) -> Array:
+    def _whole(self, tile: Tile, what: str) -> ArrayArgument:
         load, starts, dims = self._load(tile, what)
-        array: Array = load.more["array"]
+        array: ArrayArgument = load.more["array"]
         if dims != array.shape or any(start.any() for start in starts):
             fail(f"{what} is a whole array on the accelerator", load.at)
         return array
 
-    def _parameters(self, tile: Tile) -> Array:
+    def _parameters(self, tile: Tile) -> ArrayArgument:
         """One for each column of y, in all of its rows."""
         load, starts, dims = self._load(tile, "the parameters of requantise")
         array, y = load.more["array"], self.store.array
@@ -199,7 +199,7 @@ class _Reader:
                 f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
                 f"{list(array.shape)} is read elsewhere", load.at
             )  # fmt: skip
-        assert isinstance(array, Array)
+        assert isinstance(array, ArrayArgument)
         return array
 
     # Windows ------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def _fail_numpy(name: str, given: Any) -> NoReturn:
 
 
 @dataclass(eq=False)
-class Array(_NotNumpys):
+class ArrayArgument(_NotNumpys):
     """An array that a kernel was called with; as a pointer, that to its first element.
 
     zero_point: of a quantised array, see `quantised`. data: its elements while the kernel is interpreted.
@@ -82,6 +82,7 @@ class Array(_NotNumpys):
 
     @property
     def size(self) -> int:
+        """Elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -90,6 +91,7 @@ class Array(_NotNumpys):
         return tuple(int(np.prod(self.shape[d + 1 :], dtype=np.int64)) for d in range(len(self.shape)))
 
     def stride(self, dimension: int) -> int:
+        """Elements from one to the next along `dimension`."""
         return self.strides[dimension]
 
     def __add__(self, offsets: Tile | int) -> Pointer:
@@ -102,19 +104,21 @@ class Array(_NotNumpys):
 class Pointer(_NotNumpys):
     """Places in an array: a tile of element numbers."""
 
-    array: Array
+    array: ArrayArgument
     offsets: Tile
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the tile of places."""
         return self.offsets.shape
 
     @property
     def dtype(self) -> str:
+        """Of the elements that it points to."""
         return self.array.dtype
 
     def __add__(self, offsets: Tile | int) -> Pointer:
-        if isinstance(offsets, (Pointer, Array)):
+        if isinstance(offsets, (Pointer, ArrayArgument)):
             fail("two pointers cannot be added; add offsets, which are integers")
         tile = as_tile(offsets, "int64")
         if not tile.dtype.startswith(("int", "uint")):
@@ -138,11 +142,11 @@ class Scope:
 
     def __init__(self, parent: Scope | None = None, at: str = "") -> None:
         self.parent, self.at = parent, at
-        self.body: list[Tile | Store | Loop] = []
+        self.body: list[Tile | TracedStore | TracedLoop] = []
         self.closed = False
 
 
-class Loop(Scope):
+class TracedLoop(Scope):
     """A loop whose body was traced once. carried: (what it begins with, its place in the body, what the body makes of
     it, what it is after the loop). steps: how often it runs at most; bound: it ends earlier where `var` reaches this.
     """
@@ -154,10 +158,10 @@ class Loop(Scope):
 
 
 @dataclass(eq=False)
-class Store:
+class TracedStore:
     """array[offsets] = value where mask holds. block: see `load` in ops.py."""
 
-    array: Array
+    array: ArrayArgument
     offsets: Tile
     value: Tile
     mask: Tile | None
@@ -166,6 +170,7 @@ class Store:
 
     @property
     def args(self) -> tuple[Tile, ...]:
+        """The tiles that it reads: offsets, value, and mask where there is one."""
         return (self.offsets, self.value) if self.mask is None else (self.offsets, self.value, self.mask)
 
 
@@ -173,15 +178,16 @@ def scopes(scope: Scope) -> Iterator[Scope]:
     """`scope` and the loops inside it."""
     yield scope
     for each in scope.body:
-        if isinstance(each, Loop):
+        if isinstance(each, TracedLoop):
             yield from scopes(each)
 
 
-def stores(top: Scope) -> list[Store]:
-    return [each for scope in scopes(top) for each in scope.body if isinstance(each, Store)]
+def stores(top: Scope) -> list[TracedStore]:
+    """All of a program, those in loops among them, in order."""
+    return [each for scope in scopes(top) for each in scope.body if isinstance(each, TracedStore)]
 
 
-class Program:
+class KernelRun:
     """One run through a kernel: traced, or interpreted, for the program with the numbers `ids`, by `value_of`."""
 
     def __init__(
@@ -192,9 +198,10 @@ class Program:
 
     @property
     def interpreting(self) -> bool:
+        """Whether values are computed, not only traced."""
         return self.ids is not None
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> KernelRun:
         _local.program = self
         return self
 
@@ -205,9 +212,9 @@ class Program:
 _local = threading.local()
 
 
-def program() -> Program:
+def program() -> KernelRun:
     """The one that is running. LanguageError outside of kernels."""
-    found: Program | None = getattr(_local, "program", None)
+    found: KernelRun | None = getattr(_local, "program", None)
     if found is None:
         fail("this is for kernels; call it inside a function with @cl.jit")
     return found
@@ -247,10 +254,12 @@ class Tile(_NotNumpys):
 
     @property
     def size(self) -> int:
+        """Elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def T(self) -> Tile:
+        """With its axes the other way round."""
         return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
 
     def to(self, dtype: Any) -> Tile:
@@ -277,7 +286,7 @@ class Tile(_NotNumpys):
         return self.reshape(dims + tuple(rest))
 
     def __add__(self, other: Any) -> Any:
-        return other + self if isinstance(other, (Pointer, Array)) else binary("add", self, other)
+        return other + self if isinstance(other, (Pointer, ArrayArgument)) else binary("add", self, other)
 
     __radd__ = _turned("add")
     __sub__, __rsub__ = _operator("sub"), _turned("sub")
@@ -335,6 +344,7 @@ def upstream(
 
 
 def dtype_name(dtype: Any) -> str:
+    """numpy's name of an element type. LanguageError where the language has it not."""
     try:
         name = numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, ValueError, AttributeError):
@@ -372,6 +382,7 @@ def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **mo
 
 
 def check_alive(tile: Tile) -> None:
+    """LanguageError where the tile's loop has ended."""
     if tile.scope is not None and tile.scope.closed:
         fail(
             f"a tile of line {tile.at.rsplit(':', 1)[1]} was made inside a loop and is used after it; give its name a "
@@ -383,8 +394,8 @@ def as_tile(value: Any, dtype: str | None = None) -> Tile:
     """A tile as it is; a Python number as a scalar of `dtype`, by default int32, float32 or bool."""
     if isinstance(value, Tile):
         return value
-    if isinstance(value, (Array, Pointer)):
-        fail(f"{'an array' if isinstance(value, Array) else 'a pointer'} is no tile; cl.load reads one from it")
+    if isinstance(value, (ArrayArgument, Pointer)):
+        fail(f"{'an array' if isinstance(value, ArrayArgument) else 'a pointer'} is no tile; cl.load reads one from it")
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
@@ -411,6 +422,7 @@ def join(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
 
 
 def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
+    """The tiles with one shape. LanguageError, naming `op`, where there is none."""
     try:
         shape = np.broadcast_shapes(*(tile.shape for tile in tiles))
     except ValueError:
@@ -425,13 +437,14 @@ def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
 
 
 def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
+    """`tile` repeated to `shape`, to which it must fit."""
     return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
 
 
 def _common(op: str, a: Any, b: Any) -> str:
     """The type in which an operation takes place."""
     for side in (a, b):
-        if isinstance(side, (Array, Pointer)):
+        if isinstance(side, (ArrayArgument, Pointer)):
             as_tile(side)
     if not (isinstance(a, Tile) and isinstance(b, Tile)):
         tile, number = (a, b) if isinstance(a, Tile) else (b, a)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.language.errors import LanguageError
-from celosia.compiler.language.jit import Kernel, Launched, Quantised, interpreting
+from celosia.compiler.language.jit import Kernel, Launched, QuantisedArray, interpreting
 from celosia.compiler.tune.kernels.trial import by_turns, processor
-from celosia.compiler.tune.measure import TIMED, Result, Status
+from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
 VERSION = 1
@@ -64,6 +64,7 @@ class Tuned:
         return partial(self.launch, grid)
 
     def launch(self, grid: Any, /, *args: Any, **named: Any) -> Launched:
+        """As `Kernel.launch`, with the best config; its values are in the report, too."""
         device = named.pop("device", "functional")
         config = self.config(grid, args, named, device)
         launched = self.kernel.launch(grid, *args, **{**named, **config.values}, device=device)
@@ -134,9 +135,9 @@ class _Search:
             result = self.records.get(key)
             if result is None:
                 try:
-                    result = Result(Status.OK, max(1, cost(values, min(found.values(), default=float("inf")))))
+                    result = TrialResult(Status.OK, max(1, cost(values, min(found.values(), default=float("inf")))))
                 except LanguageError as error:
-                    result = Result(Status.REFUSED, detail=str(error))
+                    result = TrialResult(Status.REFUSED, detail=str(error))
                 self.records.add(key, result)
             if result.cost is None:
                 self.reason = result.detail
@@ -206,13 +207,13 @@ def _texts(function: FunctionType, seen: set[FunctionType]) -> Iterable[str]:
 
 
 def _array(value: Any) -> Any:
-    value = value.array if isinstance(value, Quantised) else value
+    value = value.array if isinstance(value, QuantisedArray) else value
     return value if isinstance(value, np.ndarray) else None
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, Quantised):
-        return Quantised(value.array.copy(), value.zero_point)
+    if isinstance(value, QuantisedArray):
+        return QuantisedArray(value.array.copy(), value.zero_point)
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

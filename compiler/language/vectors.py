@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
-from celosia.compiler.expr.affine import Linear, apart, flatten, in_range, linear
+from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
 from celosia.compiler.expr.nodes import Const, Var
@@ -33,6 +33,7 @@ Flat = Store | Update
 
 
 def vectorised(stmt: Stmt) -> Stmt:
+    """`stmt` with its innermost loops as vectors, where that means the same."""
     match stmt:
         case For(Axis() as rows, body=For(Axis() as var, body=Store(value=Load()) as body), kind="serial") if _turns(
             rows, var, body
@@ -85,7 +86,7 @@ def _turns(rows: Axis, var: Axis, body: Store) -> bool:
     assert isinstance(body.value, Load)
     read = body.value.tensor, body.value.index
     lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    steps = apart(*read, var), apart(*read, rows), apart(body.tensor, body.index, var)
+    steps = stride_along(*read, var), stride_along(*read, rows), stride_along(body.tensor, body.index, var)
     return min(rows.extent, var.extent) >= lanes > 1 and steps[0] not in (None, 0, 1) and steps[1:] == (1, 1)
 
 
@@ -108,14 +109,14 @@ def _turned(rows: Axis, var: Axis, body: Store) -> Stmt:
 def _sums(stmt: Stmt) -> dict[Hashable, Update]:
     """What all iterations of a loop that can be lanes add to; equal keys where others add to the same."""
     found = [part for part in _flat(stmt) if isinstance(part, Update)] if _fits(stmt) else []
-    return {_place(part): part for part in found if apart(part.tensor, part.index, stmt.var) == 0}  # type: ignore[attr-defined]
+    return {_place(part): part for part in found if stride_along(part.tensor, part.index, stmt.var) == 0}  # type: ignore[attr-defined]
 
 
 def _place(part: Flat) -> Hashable:
     return part.tensor, *map(structure, part.index)
 
 
-class Cut(NamedTuple):
+class VectorSpan(NamedTuple):
     """`times` times so many vectors of a loop, from `first` on; of one lane, what is left."""
 
     first: int
@@ -124,14 +125,14 @@ class Cut(NamedTuple):
     lanes: int
 
 
-def _cuts(loop: For) -> Iterator[Cut]:
+def _cuts(loop: For) -> Iterator[VectorSpan]:
     lanes = target().vector_bytes // max(itemsize(dtype) for part in _flat(loop) for dtype in _types(part))
     widths = (REGISTERS, lanes), (1, lanes), *((1, lanes // part) for part in NARROWER)
     at = 0
     for registers, width in (*((r, w) for r, w in widths if w > 1), (1, 1)):
         count = (loop.extent - at) // (registers * width)
         if count:
-            yield Cut(at, count, registers, width)
+            yield VectorSpan(at, count, registers, width)
             at += count * registers * width
 
 
@@ -148,7 +149,7 @@ def _vectors(loops: Sequence[Stmt]) -> Stmt:
     return code
 
 
-def _lanes(loop: For, cut: Cut, parts: dict[Hashable, Tensor]) -> Stmt:
+def _lanes(loop: For, cut: VectorSpan, parts: dict[Hashable, Tensor]) -> Stmt:
     """The iterations `cut` of the loop, whose lanes add to `parts`, each for itself."""
     body, step = _flat(loop), cut.registers * cut.lanes
     assert isinstance(loop.var, Axis)
@@ -187,7 +188,7 @@ def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
 
 def _in_lanes(var: Axis, part: Flat) -> bool:
     """Whether iterations can be lanes: each has an element of its own, beside its neighbours', or all add to one."""
-    step = apart(part.tensor, part.index, var)
+    step = stride_along(part.tensor, part.index, var)
     return _together(var, part.value) and (step == 1 or (step == 0 and isinstance(part, Update)))
 
 
@@ -218,11 +219,15 @@ def _at(body: Stmt, var: Var, place: Expr) -> Stmt:
 def _together(var: Axis, value: Expr) -> bool:
     """Whether all that is read in vectors lies together."""
     for node in walk(value):
-        if isinstance(node, Load) and apart(node.tensor, node.index, var) not in (0, 1):
+        if isinstance(node, Load) and stride_along(node.tensor, node.index, var) not in (0, 1):
             return False
         if isinstance(node, Select):
             for arm in (node.a, node.b):
                 for load in walk(arm):
-                    if isinstance(load, Load) and not in_range(load) and apart(load.tensor, load.index, var) != 1:
+                    if (
+                        isinstance(load, Load)
+                        and not in_range(load)
+                        and stride_along(load.tensor, load.index, var) != 1
+                    ):
                         return False
     return True

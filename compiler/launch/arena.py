@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.program import CpuStep, LaunchStep, Plan, Step, TensorInfo
+from celosia.compiler.program import ArenaPlan, CpuStep, LaunchStep, Step, TensorInfo
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 
 def plan_arena(
-    steps: Sequence[Step], kernels: Sequence[Kernel], tensors: Mapping[str, TensorInfo], outputs: Sequence[str]
-) -> Plan:
+    steps: Sequence[Step], kernels: Sequence[CompiledKernel], tensors: Mapping[str, TensorInfo], outputs: Sequence[str]
+) -> ArenaPlan:
     """Where each tensor between steps lies; those that share a buffer (a view and what it views, an output that a
     kernel writes over its input) have the same offset.
     """
@@ -43,10 +43,11 @@ def plan_arena(
     ]
     found = plan(lifetimes)
     offsets = {name: found.offsets[home] for name, home in buffer.items() if home in found.offsets}
-    return Plan(offsets, found.size, found.lower_bound)
+    return ArenaPlan(offsets, found.size, found.lower_bound)
 
 
 def tensor_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor of known shape."""
     return prod(info.shape) * itemsize(info.dtype)
 
 
@@ -59,7 +60,7 @@ def _touched(step: Step) -> tuple[list[str], list[str]]:
     return [], list(step.inputs)
 
 
-def _shared(step: CpuStep, kernels: Sequence[Kernel]) -> list[tuple[str, str]]:
+def _shared(step: CpuStep, kernels: Sequence[CompiledKernel]) -> list[tuple[str, str]]:
     """(output, input) names with one memory: a view, or pairs that the kernel computes in place."""
     if step.kernel is None:
         return [(step.outputs[0], step.inputs[0])]

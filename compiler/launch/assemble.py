@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.dynamic import SHAPE_INPUTS
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
-from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build
+from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
@@ -44,9 +43,9 @@ from celosia.compiler.program import (
 )
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
-from celosia.compiler.tensorize.plan import Part
+from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.config import Config
 
 
@@ -60,7 +59,7 @@ class Assembler:
         self.views = {node for node in plan_nodes(steps) if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
-        self.kernels: list[Kernel] = []
+        self.kernels: list[CompiledKernel] = []
         self.finished: set[ir.Node] = set()  # operators whose steps are made
         self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
         self.names = value_names(model.graph)  # of all tensors, also of those made here
@@ -73,6 +72,7 @@ class Assembler:
         self.launched = set(given)  # what launches read, in the shape that it has had until here
 
     def run(self) -> Program:
+        """The Program."""
         graph = self.model.graph
         launches = iter(self.image.launches)
         steps: list[Step] = []
@@ -142,7 +142,7 @@ class Assembler:
     def _host(self, node: ir.Node) -> HostStep:
         """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
         info = self._info(node)
-        op = parse(ir.to_proto(node), self.opsets)
+        op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)
         inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
@@ -167,14 +167,14 @@ class Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (number in SHAPE_INPUTS.get(node.op_type, ()) and constant(value) is None):
+            if not _is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
                 if node in self.views:  # which is not built here; what it is declared to be does not count
                     node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
                 return node in self.views
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
         values = [None if each is None else each.value for each in types]
-        attrs = parse(ir.to_proto(node), self.opsets).attrs
+        attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
         try:
             built = build(
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
@@ -223,7 +223,9 @@ class Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return CpuNode(node.op_type, inputs, outputs, parse(ir.to_proto(node), self.opsets).attrs, node.name or "")
+        return CpuNode(
+            node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or ""
+        )
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)
@@ -299,7 +301,7 @@ class Assembler:
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.apart),
+                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
                 round(choice.together), describe(choice.layer, _folded(choice.reads)),
             )
             for choice, loaded, stored, parts in zip(
@@ -308,7 +310,7 @@ class Assembler:
         )  # fmt: skip
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
-    def _parts(self, part: Part) -> list[PartInfo]:
+    def _parts(self, part: LayerPart) -> list[PartInfo]:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)

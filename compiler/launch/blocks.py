@@ -25,6 +25,7 @@ from celosia.compiler.layer import (
     Activation,
     Block,
     Conv,
+    Lattice,
     Layer,
     Pool,
     Storage,
@@ -38,7 +39,8 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
 from celosia.compiler.tensorize.definition import Definition, depthwise
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem, choose, estimate
+from celosia.compiler.tensorize.roofline import choose, estimate
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -66,7 +68,7 @@ def form_blocks(
     """
     if not cfg.forward:
         return planner.decider
-    cutter = _Cutter(cfg, planner, frozenset(decided), sum(choice.layer.macs for choice in selection.choices))
+    cutter = _Cutter(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
     blocks: list[tuple[_Part, Choice]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
         for first in range(0, len(chain), AT_ONCE):
@@ -157,12 +159,14 @@ class _Cutter:
     """Finds the parts of a chain that take the fewest cycles together.
 
     The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those, and
-    leaves apart what takes longer as a block.
+    leaves apart what takes longer as a block behind the layer before it.
     """
 
-    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], macs: int) -> None:
-        """macs: of the network."""
-        self.cfg, self.planner, self.decided, self.macs = cfg, planner, decided, macs
+    def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], layers: Sequence[Layer]) -> None:
+        """layers: of the network, in their order."""
+        self.cfg, self.planner, self.decided = cfg, planner, decided
+        self.macs = sum(layer.macs for layer in layers)
+        self.makers = {layer.y.storage: layer for layer in layers}
         self.decider = planner.decider
         """With what was found of blocks so far."""
         self.groups = {group for name in decided for group in Block.names(name)}
@@ -242,24 +246,26 @@ class _Cutter:
         return wanted or part.layer.name not in self.decided
 
     def noted(self, part: _Part, block: Choice) -> Choice:
-        """`block`, with what its layers would take one by one, and what it takes, by the timing model."""
-        together, alone = self._cycles([part]) / 2, self._alone(part)
-        block.together = together if isfinite(together) else self._estimate(block.layer) or 0
-        block.apart = alone if isfinite(alone) else sum(self._estimate(each.layer) or 0 for each in part.choices)
+        """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
+        block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
         return block
 
     def _kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
         decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
-        if len(part.choices) == 1 or decided or self._cycles([part]) / 2 <= self._alone(part):
+        if len(part.choices) == 1 or decided:
             return [part]
-        return [_Part((choice,)) for choice in part.choices]
+        together, apart = self._both(part)
+        return [part] if together <= apart else [_Part((choice,)) for choice in part.choices]
 
-    def _alone(self, part: _Part) -> float:
-        """Cycles of the choices of `part` one by one: estimated, and timed where that is not far above the block."""
-        alone = [_Part((choice,)) for choice in part.choices]
-        found = sum(self._estimate(each.layer) or 0 for each in alone)
-        return found if found > WORTH_A_LOOK * self._cycles([part]) / 2 else self._cycles(alone) / 2
+    def _both(self, part: _Part) -> tuple[float, float]:
+        """Cycles that `part` takes, and its choices one by one, each behind the layer that makes what they read: as in
+        the network, where only the first of its loads go beside what is computed before."""
+        maker = self.makers.get(part.choices[0].layer.x.storage)
+        before = [] if maker is None else [maker]
+        start = self._once(before) if before else 0
+        layers = [choice.layer for choice in part.choices]
+        return self._once([*before, part.layer]) - start, self._once([*before, *layers]) - start
 
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
@@ -277,28 +283,52 @@ class _Cutter:
         overlap with counts."""
         planner = self.planner.under(decider or self.decider)
         layers = [part.layer for part in parts]
-        found = [definition for layer in layers for definition in planner.definitions(layer)]
-        searched = planner.decider.searched
-        name = chain_name(
-            [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
-        )
-        timed = planner.timed
-        if name not in timed:
-            twice = [*layers, *_again(layers, planner)]
-            read = {act.storage for layer in twice for act in inputs(layer)}
-            made = {layer.y.storage for layer in twice}
-            try:
-                image = build(self.cfg, [twice], [read - made], [{twice[-1].y.storage}], planner)
-                code = image.code(image.launches[0]).tobytes()
-                timed[name] = predict(self.cfg, code).cycles
-            except LayerErrors:
-                timed[name] = inf
-        return timed[name]
+        name = chain_name(_decided(layers, planner))
+        if name not in planner.timed:
+            planner.timed[name] = self._time([*layers, *_again(layers, planner)], planner)
+        return planner.timed[name]
+
+    def _once(self, layers: Sequence[Layer]) -> float:
+        """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
+        planner = self.planner.under(self.decider)
+        try:
+            name = chain_name(_decided(layers, planner), _links(layers))
+        except Untileable:
+            return inf
+        if name not in planner.timed:
+            planner.timed[name] = self._time(layers, planner)
+        return planner.timed[name]
+
+    def _time(self, layers: Sequence[Layer], planner: Planner) -> float:
+        """inf where a layer does not fit."""
+        read = {act.storage for layer in layers for act in inputs(layer)}
+        made = {layer.y.storage for layer in layers}
+        try:
+            image = build(self.cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner)
+        except LayerErrors:
+            return inf
+        return predict(self.cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
-def chain_name(parts: Sequence[tuple[Definition, Decisions | None]]) -> str:
-    """A chain of layers, twice in a row, in a line, with what was decided for them beside the estimate."""
+def _decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition, Decisions | None]]:
+    """The definitions of `layers`, with what was decided for them beside the estimate."""
+    searched = planner.decider.searched
+    found = [definition for layer in layers for definition in planner.definitions(layer)]
+    return [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+
+
+def _links(layers: Sequence[Layer]) -> list[tuple[int, int, Lattice | None]]:
+    """Which of the activations that `layers` read and write share a storage, and where they lie in it."""
+    acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
+    numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
+    return [(numbers[act.storage], act.group_offset, act.lattice) for act in acts]
+
+
+def chain_name(parts: Sequence[tuple[Definition, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
+    """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
+    one before it makes, or once, with the `links` between what they read and write."""
     told = repr([(definition.digest, decisions) for definition, decisions in parts])
+    told += repr(links) if links else ""
     return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 

@@ -12,9 +12,9 @@ from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
-from celosia.compiler.tensorize.plan import Part, Planner
+from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT
-from celosia.compiler.tensorize.tiles import Bound, Tile
+from celosia.compiler.tensorize.tiles import PipelineTile, PlacedPlan
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream, Stuck
@@ -42,7 +42,7 @@ class Launch:
     layer_of: NDArray[np.int32]
     bytes_loaded: list[int]
     bytes_stored: list[int]
-    parts: list[list[Part]]
+    parts: list[list[LayerPart]]
     """Of each layer."""
 
 
@@ -126,7 +126,7 @@ class _Layer:
 
     number: int
     layer: Layer
-    tiles: list[Tile]
+    tiles: list[PipelineTile]
     ahead: int
     needs: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Emitter:
         self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int]
     ) -> None:
         self.cfg, self.layers, self.planner = cfg, layers, planner
-        self.parts: list[list[Part]] = [[] for _ in layers]
+        self.parts: list[list[LayerPart]] = [[] for _ in layers]
         self.constants, self.addresses = constants, addresses
         self.stream = Stream(cfg)
         self.refused: dict[int, str] = {}
@@ -182,7 +182,7 @@ class _Emitter:
             return None
         return planned
 
-    def _bound(self, part: Part, layer: Layer) -> Bound:
+    def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
         """The part's loops, on the addresses of `layer`."""
         definition, loops = part.definition, part.loops
         own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
@@ -203,7 +203,7 @@ class _Emitter:
                 self.stream.settle(homes[tensor])
 
         changing = frozenset(homes)
-        return Bound(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
+        return PlacedPlan(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
 
     def _emit(self, each: _Layer, planned: list[_Layer | None]) -> None:
         """Emit one layer, and that which follows it between its tiles."""
@@ -229,7 +229,7 @@ class _Emitter:
             stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
 
 
-def rows_needed(tile: Tile) -> int:
+def rows_needed(tile: PipelineTile) -> int:
     """Rows of x, counted through all images, up to the last that the tile loads."""
     last = 0
     for move in tile.moves(loads=True):
@@ -239,7 +239,7 @@ def rows_needed(tile: Tile) -> int:
     return last
 
 
-def rows_done(tiles: list[Tile], held: bool) -> list[int]:
+def rows_done(tiles: list[PipelineTile], held: bool) -> list[int]:
     """For each tile, how many rows of y, counted through all images, are complete once it has stored.
 
     held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.

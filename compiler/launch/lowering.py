@@ -15,7 +15,7 @@ from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.config import Config
 
-Plan = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
+LaunchLayers = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 """Layers of each launch, and the storages that the host fills before it and takes after it."""
 
 
@@ -26,7 +26,7 @@ class Lowered:
 
     selection: Selection
     steps: list[Step]
-    plan: Plan
+    plan: LaunchLayers
     planner: Planner
     image: Image
 
@@ -34,7 +34,7 @@ class Lowered:
 def lower(
     cfg: Config, model: ir.Model, planner: Planner, refused: Mapping[ir.Node, str] = {},
     decided: Collection[str] = (), say: Callable[[str], None] = lambda stage: None,
-    made: Callable[[Plan, Planner], Image] | None = None,
+    made: Callable[[LaunchLayers, Planner], Image] | None = None,
 ) -> Lowered:  # fmt: skip
     """Place the operators of `model`, after compile.PASSES, and lower them. The graph stays as it is.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from celosia.compiler.program import Plan
+from celosia.compiler.program import ArenaPlan
 
 ATTEMPTS = 10
 """How often buffers are placed anew where that leaves gaps."""
@@ -24,7 +24,7 @@ class Lifetime:
     last: int
 
 
-def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
+def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
     """Offsets such that no two buffers that are alive at the same step overlap.
 
     Each buffer takes the lowest offset that fits, in the order of _FIRST (Pisarchyk and Lee, arXiv 2001.03288). Where
@@ -42,7 +42,7 @@ def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
                 break
             top = max(order, key=lambda item: places[item.buffer][1])
             order = [top, *(item for item in order if item is not top)]
-    return Plan({buffer: start for buffer, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
+    return ArenaPlan({buffer: start for buffer, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
 
 
 _FIRST: tuple[Callable[[Lifetime], Any], ...] = (

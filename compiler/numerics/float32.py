@@ -18,6 +18,7 @@ f32 = np.float32
 
 
 def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
+    """`dtype` as numpy's. TypeError where it is neither int8 nor uint8."""
     kind = np.dtype(dtype)
     if kind not in (np.dtype(np.int8), np.dtype(np.uint8)):
         raise TypeError(f"expected int8 or uint8, not {kind}")
@@ -25,6 +26,7 @@ def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    """The least and the largest value of an integer type."""
     return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
 
 

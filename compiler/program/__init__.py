@@ -2,6 +2,7 @@
 
 from celosia.compiler.program.file import FORMAT, MAX_PART_BYTES, VERSION, Program
 from celosia.compiler.program.model import (
+    ArenaPlan,
     Contents,
     CpuStep,
     FormInfo,
@@ -13,7 +14,6 @@ from celosia.compiler.program.model import (
     Pack,
     PartInfo,
     PassInfo,
-    Plan,
     ProgramError,
     Step,
     TensorInfo,
@@ -21,7 +21,24 @@ from celosia.compiler.program.model import (
 )
 
 __all__ = [
-    "FORMAT", "MAX_PART_BYTES", "VERSION", "Contents", "CpuStep", "FormInfo", "HostStep", "InputError", "LaunchStep",
-    "LayerInfo", "NodeInfo", "Pack", "PartInfo", "PassInfo", "Plan", "Program", "ProgramError", "Step", "TensorInfo",
+    "FORMAT",
+    "MAX_PART_BYTES",
+    "VERSION",
+    "ArenaPlan",
+    "Contents",
+    "CpuStep",
+    "FormInfo",
+    "HostStep",
+    "InputError",
+    "LaunchStep",
+    "LayerInfo",
+    "NodeInfo",
+    "Pack",
+    "PartInfo",
+    "PassInfo",
+    "Program",
+    "ProgramError",
+    "Step",
+    "TensorInfo",
     "Unpack",
 ]  # fmt: skip

@@ -36,4 +36,5 @@ def itemsize(name: str) -> int:
 
 
 def is_float(kind: np.dtype[Any]) -> bool:
+    """Whether it is a float of any width, complex ones among them."""
     return kind.kind in "fc" or "float" in kind.name

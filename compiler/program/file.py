@@ -20,7 +20,7 @@ import numpy as np
 
 from celosia.compiler.program.check import check
 from celosia.compiler.program.files import reading, replacing
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostError, check_size
 from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
@@ -184,17 +184,17 @@ def _vouched(path: Path, digest: str) -> bytes:
     return data
 
 
-def _without_code(kernel: Kernel) -> dict[str, Any]:
+def _without_code(kernel: CompiledKernel) -> dict[str, Any]:
     """What the manifest says of a kernel."""
     left_out = ("code", "host", "loops", "tables")
     fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     return {name: value for name, value in fields.items() if name not in left_out} | {"tables": len(kernel.tables)}
 
 
-def _kernel(number: int, fields: Any, blobs: dict[str, bytes]) -> Kernel:
+def _kernel(number: int, fields: Any, blobs: dict[str, bytes]) -> CompiledKernel:
     tables = tuple(load_array(blobs[f"kernels/{number}.{part}.npy"]) for part in range(make(int, fields.pop("tables"))))
     loops = blobs[f"kernels/{number}.loops"].decode()
-    made: Kernel = make(Kernel, fields, "kernel", code=b"", host="", loops=loops, tables=tables)
+    made: CompiledKernel = make(CompiledKernel, fields, "kernel", code=b"", host="", loops=loops, tables=tables)
     return made
 
 

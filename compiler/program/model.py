@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
@@ -36,7 +36,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArenaPlan:
     """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
 
     offsets: dict[Any, int] = field(default_factory=dict)
@@ -152,8 +152,8 @@ class PartInfo:
 @dataclass(frozen=True)
 class LayerInfo:
     """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
-    block's intermediates, which stay on chip; cycles_together: of a block alone, by the timing model; cycles_apart: of
-    its layers one by one, estimated, and where that is near by the timing model."""
+    block's intermediates, which stay on chip; cycles_together: of a block behind the layer before it, by the timing
+    model; cycles_apart: of its layers one by one, 0 where one of them does not fit the scratchpads alone."""
 
     name: str
     op: str
@@ -199,7 +199,7 @@ class Contents:
     tensors: dict[str, TensorInfo]
     steps: list[Step]
     constants: dict[str, NDArray[Any]]
-    kernels: list[Kernel]
+    kernels: list[CompiledKernel]
     image: NDArray[np.uint8]
     image_address: int
     dram_size: int
@@ -212,7 +212,7 @@ class Contents:
     passes: list[PassInfo] = field(default_factory=list)
     schedules: str = ""
     """What records or a search have decided of the layers' schedules, in a sentence."""
-    arena: Plan = field(default_factory=Plan)
+    arena: ArenaPlan = field(default_factory=ArenaPlan)
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
     machine: str = ""
     """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
@@ -246,9 +246,10 @@ class Contents:
         tensors = (", ".join(f"{tensor.name} {self.shape_text(tensor)}" for tensor in group) for group in groups)
         share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
         layers = sum(len(launch.layers) for launch in self.launches)
+        others = sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
         return printable(
             f"<Program {self.name!r} for {self.config.name}: {' -> '.join(tensors)}; {layers} layers in "
-            f"{len(self.launches)} launches{share}, {self._cpu_operators()} operators on the CPU>"
+            f"{len(self.launches)} launches{share}, {others} operators on the CPU>"
         )
 
     def _repr_html_(self) -> str:
@@ -260,15 +261,14 @@ class Contents:
         head = ["layer", "what", "MACs", "bytes loaded", "bytes stored"]
         return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
 
-    def _cpu_operators(self) -> int:
-        return sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
-
     @property
     def launches(self) -> list[LaunchStep]:
+        """The steps that run on the accelerator."""
         return [step for step in self.steps if isinstance(step, LaunchStep)]
 
     @property
     def macs_accelerator(self) -> int:
+        """Multiplications of all launches."""
         return sum(layer.macs for launch in self.launches for layer in launch.layers)
 
     def instructions(self, launch: LaunchStep) -> list[int]:

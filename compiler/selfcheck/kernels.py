@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 UInt8 = NDArray[np.uint8]
 ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64
@@ -85,8 +85,8 @@ def _functions() -> dict[str, Any]:
     _largest(module)
     text = str(module)
 
-    def make() -> Kernel:
-        return Kernel("dots", (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
+    def make() -> CompiledKernel:
+        return CompiledKernel("dots", (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
 
     linked = machine.link(["dots", "largest"], llvm_compile.cached(text, "", make).code)
     pointer, number = ctypes.c_void_p, ctypes.c_int64

@@ -26,7 +26,7 @@ from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.windows import Windows, windows
 from celosia.compiler.selfcheck import kernels
 
@@ -62,6 +62,7 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
 
 
 def is_concat(node: ir.Node | None) -> bool:
+    """Of integers or floats."""
     return is_op(node, "QLinearConcat", "Concat")
 
 
@@ -283,7 +284,7 @@ def _average(node: ir.Node, x: Codes) -> Codes:
 
 
 @cache
-def _kernel(op: str, dtype: str, operands: int) -> Kernel:
+def _kernel(op: str, dtype: str, operands: int) -> CompiledKernel:
     """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
     meaning: list[Any] = [((), "float32"), ((), dtype)]
     data = ((256**operands,), dtype)

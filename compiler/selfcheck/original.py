@@ -26,6 +26,7 @@ from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.values import captured, constant, shape
+from celosia.compiler.numerics.average import average_error
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
 from celosia.compiler.program.host.op import HostError, HostOp
@@ -139,7 +140,7 @@ class Original:
         node = self.makers[tensor]
         if node.op_type in RANDOM:
             raise Unknown
-        op = parse(ir.to_proto(node), self.opsets)
+        op = parse(ir.serde.serialize_node(node), self.opsets)
         names = [name for name in _read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
@@ -152,6 +153,9 @@ class Original:
             known[tensor] = low, high
             return
         low_side = run(op, sides[0])
+        if op.op == "QLinearAveragePool" and one_sided:
+            known[tensor] = _averaged(op, sides[0], low_side[0])
+            return
         high_side = low_side if one_sided else run(op, sides[1])
         for out, low, high in zip(node.outputs, low_side, high_side):
             if out.name:
@@ -252,17 +256,42 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
     """The least (side -1) or the largest (1) that rounding may give."""
     x, zero = values[op.inputs[0]], _zero(op, values)
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    limits = np.iinfo(kind)
     with np.errstate(all="ignore"):
-        lost = ROUNDING * float(np.nanmax(np.abs(x), initial=0.0)) / float(np.min(scale))
+        top = max(abs(float(x.max(initial=0.0))), abs(float(x.min(initial=0.0))))
+        is_clean = not np.isnan(top)  # a NaN may become any byte
+        largest = top if is_clean else float(np.nanmax(np.abs(x), initial=0.0))
+        lost = ROUNDING * largest / float(np.min(scale))
         moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
-        if zero is not None:
+        if zero is not None and zero.any():
             moved += _along(op, zero, x.ndim).astype(np.float32)
-        limits = np.iinfo(kind)
-        np.nan_to_num(moved, copy=False, nan=side * np.inf)  # which may become any byte
-        result: Array = np.clip(moved, limits.min, limits.max).astype(kind)
+        if not is_clean:
+            np.nan_to_num(moved, copy=False, nan=side * np.inf)
+        result: Array = np.clip(moved, limits.min, limits.max, out=moved).astype(kind)
     return result
+
+
+def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
+    """`y`, the mean of floats, and what a sum of integers may be: the other side of a tie that is within rounding."""
+    given = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
+    sx, zx, sy, zy = (float(array.reshape(())) for array in given[1:])
+    last = bool(op.attr("channels_last", 0))
+    x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
+    window = _window(op, x, op.attrs["kernel_shape"])
+    image, total = _padded(window, np.subtract(x, zx, dtype=np.float64), 0.0), np.zeros((*x.shape[:2], *window.out))
+    for place in np.ndindex(*window.kernel):
+        total += _tap(window, image, place)
+    counts: Array = np.maximum(prod(np.ix_(*(window.counts(axis) for axis in range(len(window.out))))), 1)
+    steps = total * (sx / sy) / counts
+    below = np.floor(steps)
+    is_tie = np.abs(steps - below - 0.5) <= average_error(sx / sy, 255, int(counts.max(initial=1)))
+    if last:
+        below, is_tie = (np.moveaxis(each, 1, -1) for each in (below, is_tie))
+    limits = np.iinfo(y.dtype)
+    low, high = (np.clip(below + zy + side, limits.min, limits.max).astype(y.dtype) for side in (0, 1))
+    return np.where(is_tie, low, y), np.where(is_tie, high, y)
 
 
 # What large models consist of ------------------------------------------------------------------------------------

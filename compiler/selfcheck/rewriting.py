@@ -304,7 +304,7 @@ def units_of(program: Program, graph: ir.Graph, selection: Selection) -> list[Un
 
 def operator(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
     """`node` alone, by the host runtime."""
-    op = parse(ir.to_proto(node), opsets)
+    op = parse(ir.serde.serialize_node(node), opsets)
     read = tuple(value.name or "" for value in (*node.inputs, *captured(node)) if value is not None)
     return Unit((node,), read, op.outputs, lambda values: execute(op, values))
 

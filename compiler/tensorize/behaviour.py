@@ -31,6 +31,7 @@ class TileOperation:
 
     @cached_property
     def parameters(self) -> tuple[Var, ...]:
+        """Variables that are no axes, in the order in which the behaviour names them."""
         assert self.behaviour.body is not None
         bound = {*self.behaviour.axes, *(a for n in walk(self.behaviour.body) if isinstance(n, Reduce) for a in n.axes)}
         free = (n for n in walk(self.behaviour.body) if isinstance(n, Var) and n not in bound)
@@ -47,4 +48,5 @@ class TileOperation:
 
     @property
     def reduces(self) -> bool:
+        """Whether it combines elements."""
         return isinstance(self.behaviour.body, Reduce)

@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tensorize.space import (
-    EXTENT_MAX,
-    LOAD_LATENCY,
-    REFRESHED,
-    STORE_LATENCY,
-    Decisions,
-    Problem,
-    parts,
-)
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
+from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.pipeline import VECTOR_STAGES
@@ -46,6 +39,7 @@ class BlockProblem:
 
     @property
     def groups(self) -> list[Group]:
+        """Between cuts, in order."""
         bounds = (0, *self.cuts, len(self.layers))
         return [Group(self.layers[a:b], a > 0, (*self.layers, None)[b]) for a, b in itertools.pairwise(bounds)]
 
@@ -64,6 +58,7 @@ class Group:
 
     @property
     def last(self) -> Problem:
+        """The problem whose tiles decide those of the others."""
         return self.layers[-1]
 
     @property
@@ -73,6 +68,7 @@ class Group:
 
     @property
     def columns(self) -> int:
+        """Of the last layer that are made: those that the next group's windows read, where there is one."""
         return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
 
     @property
@@ -111,7 +107,7 @@ class _Level:
 
     @property
     def gemm(self) -> int:
-        return self.blocks * self.problem.in_blocks * self.problem.taps * self.out
+        return self.blocks * self.problem.in_blocks * self.problem.places * self.out
 
     @property
     def steps(self) -> int:
@@ -209,7 +205,7 @@ def _weights(d: Decisions, level: _Level, last: _Level) -> int:
     return (
         level.blocks
         * (d.k if level is last else level.problem.in_blocks)
-        * level.problem.taps
+        * level.problem.places
         * bool(level.problem.in_blocks)
     )
 

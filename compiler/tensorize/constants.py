@@ -29,4 +29,5 @@ class Constants:
         return self.known[key]
 
     def data(self) -> NDArray[np.uint8]:
+        """All bytes, from `base` on."""
         return np.concatenate([*self.parts, np.zeros(0, np.uint8)])

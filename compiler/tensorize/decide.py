@@ -15,14 +15,16 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
-from celosia.compiler.tensorize.space import Decisions, Problem, choose
+from celosia.compiler.tensorize.roofline import choose
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 
 
-class Given(Protocol):
+class Decided(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None: ...
+    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
+        """Decisions for each problem of the layer of this name, None where the user says nothing. DecisionsError."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Decider:
     searched: by the search of blocks."""
 
     cfg: Config
-    given: Given | None = None
+    given: Decided | None = None
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
 

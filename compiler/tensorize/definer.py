@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +22,15 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import Blob, Definition, Grid, Level, depthwise, window_of
+from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import scratchpads
+
+PLACES = ("image", "block", "row", "column", "piece", "b", "g")
+"""The axes of what a vector unit reads and writes."""
 
 
 class Definer:
@@ -42,8 +46,8 @@ class Definer:
     ) -> None:  # fmt: skip
         self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
         self.first, self.blocks, self.suffix = first, blocks, suffix
-        self.x, self.y = Grid.of(cfg, layer.x, matrix), Grid.of(cfg, layer.y, matrix)
-        self.places: dict[Tensor, Place] = {} if before is None else before.places
+        self.x, self.y = ActivationGrid.of(cfg, layer.x, matrix), ActivationGrid.of(cfg, layer.y, matrix)
+        self.places: dict[Tensor, DramPlace] = {} if before is None else before.places
         self.inputs: list[Tensor] = [] if before is None else before.inputs
         self.scalars: dict[str, float] = {} if before is None else before.scalars
         self.variables: dict[str, Var] = {} if before is None else before.variables
@@ -91,7 +95,7 @@ class Definer:
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def _given(self, grid: Grid, name: str, groups: int, first: int = 0) -> Tensor:
+    def _given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
@@ -101,7 +105,7 @@ class Definer:
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
         strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
-        self.places[tensor] = Place(blob, offset, strides)
+        self.places[tensor] = DramPlace(blob, offset, strides)
         self.inputs.append(tensor)
         return tensor
 
@@ -150,7 +154,7 @@ class Definer:
 
     def other(self, act: Activation, matrix: bool) -> Tensor:
         """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
-        grid, entry = Grid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
+        grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
         source = self._given(grid, "b", exist, self.first * entry[0])
 
@@ -160,56 +164,74 @@ class Definer:
                 group = minimum(group, exist - 1)
             return source[i, group, y, x, b, g]
 
-        names = ("image", "block", "row", "column", "piece", "b", "g")
-        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=names)
+        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=PLACES)
 
     def vector(
         self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None = None,
         to: Definer | None = None,
     ) -> Tensor:  # fmt: skip
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
-        cfg, w, p = self.cfg, self.window, level.vector
-        a = level.near if level.acc is None else level.acc
-        window: tuple[Axis, ...] = ()
-        if p.taps:
-            steps, step = pack.tap_steps(cfg, w)
-            window = reduce_axis(w.kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(cfg.taps, "t")
-        elif p.reduce:
-            window = reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
-        residual = epilogue.residual
+        window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
         values["clip_hi"] = epilogue.clip[1]
-        if residual is not None:
+        if (residual := epilogue.residual) is not None:
             scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
-        def made(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
-            def operand(name: str) -> Expr:
-                if name == "a":
-                    if not window:
-                        return a[i, n, y, x, piece, image, g]
-                    rows = y if w.kernel[0] == 1 else y * w.strides[0] + window[0] * w.dilations[0]
-                    columns = window[1] * step + window[2] if p.taps else window[1] * w.dilations[1]
-                    return a[i, n, rows, x * w.strides[1] + columns, piece, image, g]
-                channel = piece * cfg.group + g
-                tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
-                assert tile is not None
-                if name in ("par", "table"):
-                    return tile[n, channel] if name == "par" else tile[0, 0]
-                if name == "tap":
-                    return tile[n, *window, channel]
-                pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
-                return tile[i, n, *pixel, piece, image, g]
+        def made(*index: Expr) -> Expr:
+            def parameter(name: str) -> Expr:
+                return self.scalar(name, PARAMETERS[name], values[name])
 
-            return vector_value(p, operand, lambda name: self.scalar(name, PARAMETERS[name], values[name]), window)
+            return vector_value(level.vector, lambda name: self._read(level, name, b, window, index), parameter, window)
 
-        names = ("image", "block", "row", "column", "piece", "b", "g")
-        if to is None:
-            shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "out"))
-            return compute(shape, made, "out", axes=names)
+        if to is not None:
+            return self._handed(made, to)
+        shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
+        return compute(shape, made, "out", axes=PLACES)
 
+    def _reduced(self, p: Pass) -> tuple[Axis, ...]:
+        """The axes over which a pass reduces its operand A."""
+        kernel = self.window.kernel
+        if p.taps:
+            steps, _ = pack.tap_steps(self.cfg, self.window)
+            return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
+        return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
+
+    def _read(
+        self, level: Level, name: str, b: Tensor | None, window: tuple[Axis, ...], index: tuple[Expr, ...]
+    ) -> Expr:  # fmt: skip
+        """The element of operand `name` of a pass for element `index` of its result."""
+        i, n, y, x, piece, image, g = index
+        if name == "a":
+            a = level.near if level.acc is None else level.acc
+            return a[i, n, *self._under(window, y, x), piece, image, g]
+        channel = piece * self.cfg.group + g
+        tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
+        assert tile is not None
+        match name:
+            case "par":
+                return tile[n, channel]
+            case "table":
+                return tile[0, 0]
+            case "tap":
+                return tile[n, *window, channel]
+        pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
+        return tile[i, n, *pixel, piece, image, g]
+
+    def _under(self, window: tuple[Axis, ...], y: Expr, x: Expr) -> tuple[Expr, Expr]:
+        """Row and column under a place of the window whose result is at y, x."""
+        if not window:
+            return y, x
+        w = self.window
+        rows = y if w.kernel[0] == 1 else y * w.strides[0] + window[0] * w.dilations[0]
+        if len(window) == 2:
+            return rows, x * w.strides[1] + window[1] * w.dilations[1]
+        return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
+
+    def _handed(self, made: Callable[..., Expr], to: Definer) -> Tensor:
+        """What `to` reads of the elements that this layer has `made`, with padding around them."""
         top, left, _, _ = to.window.pads
-        pieces = tile_shape(cfg, to.scope)[0] // tile_shape(cfg, "out")[0]
+        pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
 
         def handed(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
             if pieces > 1:
@@ -221,8 +243,8 @@ class Definer:
             assert isinstance(to.layer, Conv | Pool)
             return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value)) if inside else value
 
-        shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(cfg, to.scope))
-        return compute(shape, handed, f"near{to.suffix}", axes=names)
+        shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(self.cfg, to.scope))
+        return compute(shape, handed, f"near{to.suffix}", axes=PLACES)
 
     def result(self, out: Tensor) -> Tensor:
         """y [images, groups, rows, columns, batch, group], of the groups that hold channels."""
@@ -236,7 +258,7 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.Run, parts: Blob) -> Definition:
+    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob) -> Definition:
         """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
@@ -255,7 +277,7 @@ class Definer:
             return self.sums(layer, near)
         return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
 
-    def products(self, layer: Conv, near: Tensor, run: pack.Run, parts: Blob) -> tuple[Level, Problem]:
+    def products(self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob) -> tuple[Level, Problem]:
         """Products of gemm."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
@@ -302,6 +324,7 @@ class Definer:
         )
 
     def depthwise(self, layer: Conv) -> Definition:
+        """Of a convolution by channel. Untileable."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, {"zero_point": layer.requantise.zero_point}, None)
 
@@ -314,17 +337,20 @@ class Definer:
         return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, b, self.scalars)
 
     def pool(self, layer: Pool) -> Definition:
+        """Of a pooling. Untileable with a residual."""
         if layer.epilogue.residual is not None:
             raise Untileable("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
         return self._simple(level, layer.epilogue, zero_point(layer), None)
 
     def pooled(self, layer: Pool, near: Tensor) -> Level:
+        """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
+        """Of a layer that works element by element. Untileable where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
             raise Untileable("a multiplication and its residual both need vin")
@@ -349,6 +375,7 @@ class Definer:
 
 
 def zero_point(layer: Conv | Pool) -> dict[str, float]:
+    """The variable of VECTOR that holds it; {} without requantisation."""
     return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 

@@ -22,14 +22,14 @@ from celosia.compiler.layer import (
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.space import Problem
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 
 Blob = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Grid:
+class ActivationGrid:
     """An activation as images x groups x rows x columns of pieces.
 
     Where every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold
@@ -44,22 +44,23 @@ class Grid:
     offset: int
 
     @staticmethod
-    def of(cfg: Config, act: Activation, matrix: bool) -> Grid:
+    def of(cfg: Config, act: Activation, matrix: bool) -> ActivationGrid:
+        """Of the activation; matrix: its batches lie along columns."""
         pixels, piece = act.pixels, cfg.piece_bytes
         row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
         image = act.storage_groups * plane
         offset = act.group_offset * plane + pixels.top * row + pixels.left * piece
         if matrix:
-            return Grid(act, 1, 1, act.batches(cfg), (0, plane, 0, image), offset)
+            return ActivationGrid(act, 1, 1, act.batches(cfg), (0, plane, 0, image), offset)
         strides = (image, plane, pixels.down * row, pixels.across * piece)
-        return Grid(act, act.batches(cfg), act.height, act.width, strides, offset)
+        return ActivationGrid(act, act.batches(cfg), act.height, act.width, strides, offset)
 
-    def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, Place]:
+    def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, DramPlace]:
         """[images, groups, rows, columns, batch, group] from group `first` on."""
         shape = (self.images, groups, self.rows, self.columns, cfg.batch, cfg.group)
         strides = (*self.strides, cfg.group, 1)
         offset = self.offset + first * self.strides[1]
-        return placeholder(shape, "int8", name), Place(self.act.storage, offset, strides)
+        return placeholder(shape, "int8", name), DramPlace(self.act.storage, offset, strides)
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ class Definition:
     out: Tensor
     y: Tensor
     inputs: tuple[Tensor, ...]
-    places: Mapping[Tensor, Place]
+    places: Mapping[Tensor, DramPlace]
     b: Tensor | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def last(self) -> Level:
+        """The level that makes the output."""
         return self.levels[-1]
 
     @property
@@ -132,4 +134,5 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 
 def window_of(layer: Layer) -> Window:
+    """Of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool) else Window((1, 1))

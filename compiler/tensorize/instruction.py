@@ -46,6 +46,7 @@ class Sum:
     others: tuple[tuple[Expr, int], ...] = ()
 
     def at(self, env: Mapping[Var, int]) -> int:
+        """Its value for these values of the variables."""
         total = self.base
         for var, step in self.terms:
             total += env[var] * step
@@ -54,9 +55,11 @@ class Sum:
         return total
 
     def plus(self, base: int) -> Sum:
+        """With `base` added."""
         return Sum(self.base + base, self.terms, self.others)
 
     def scaled(self, by: int) -> Sum:
+        """Times `by`."""
         return Sum(self.base * by, _times(self.terms, by), _times(self.others, by))
 
     def divided(self, by: int) -> Sum | None:
@@ -68,21 +71,22 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Access:
+class TileAccess:
     """The begin of a tile, as elements of its tensor, and by how much each loop of the instruction moves it."""
 
     begin: Sum
     steps: tuple[int, ...]
 
-    def in_units(self, size: int, what: object) -> Access:
+    def in_units(self, size: int, what: object) -> TileAccess:
+        """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
-        return Access(begin, tuple(step // size for step in self.steps))
+        return TileAccess(begin, tuple(step // size for step in self.steps))
 
 
 @dataclass(frozen=True)
-class Bound:
+class Limit:
     """Which iterations i of loop `number` exist: those with low + i * step >= 0 where `lower`, else those with
     i * step < low."""
 
@@ -92,12 +96,13 @@ class Bound:
     lower: bool
 
     def at(self, env: Mapping[Var, int]) -> int:
+        """The first iteration that exists where `lower`, else the one behind the last."""
         value = self.low.at(env)
         return -(value // self.step) if self.lower else -(-value // self.step)
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeInstruction:
     """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor, the place within it, and how many
     places are an entry.
 
@@ -111,11 +116,12 @@ class Compute:
     """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
     rule: rules.Compute
-    bounds: tuple[tuple[str, Bound], ...] = ()
+    bounds: tuple[tuple[str, Limit], ...] = ()
     pad: Expr | None = None
 
     @property
     def scratchpads(self) -> list[Tensor]:
+        """Tensors that it reads or writes."""
         return [tensor for _, tensor, _, _ in self.bases]
 
     def touched(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
@@ -193,7 +199,7 @@ def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
 
     near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of
@@ -210,7 +216,7 @@ class Move:
     address: Sum
     dims: tuple[Dim, ...]
     whole: Fields
-    bounds: tuple[Bound, ...]
+    bounds: tuple[Limit, ...]
     pad: Expr | None
     piece_bytes: int
     index: tuple[tuple[Sum, int], ...]
@@ -218,10 +224,12 @@ class Move:
 
     @property
     def loads(self) -> bool:
+        """Whether it is a LOAD."""
         return self.opcode == Opcode.LOAD
 
     @property
     def scratchpads(self) -> list[Tensor]:
+        """The tensor in the scratchpad."""
         return [self.near]
 
     def moved(self, fields: Fields, first: int) -> Fields:

@@ -94,6 +94,7 @@ class TensorIntrinsic(TileOperation):
         return tiles, values, first
 
     def broken(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
+        """Why it cannot have these arguments, whose memories `scope` tells; None where it can."""
         try:
             tiles, _, _ = self.split_args(args)
         except ValueError as error:
@@ -104,6 +105,7 @@ class TensorIntrinsic(TileOperation):
         return None
 
     def meaning(self, args: Args) -> Stmt:
+        """The loops that it stands for."""
         tiles, values, first = self.split_args(args)
         behaviour, body = self.behaviour, self.behaviour.body
         assert body is not None

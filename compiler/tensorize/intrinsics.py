@@ -24,8 +24,8 @@ from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opco
 from celosia.hw.scratchpads import PAR, scratchpads
 
 __all__ = [
-    "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm", "load",
-    "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
+    "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
+    "load", "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
     "widening_load", "window_max",
 ]  # fmt: skip
 
@@ -44,6 +44,7 @@ def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
 
 
 def element_type(cfg: Config, scope: str) -> str:
+    """Of what scratchpad `scope` holds."""
     return scratchpads(cfg)[scope].element
 
 
@@ -166,6 +167,7 @@ class Pass:
 
     @property
     def name(self) -> str:
+        """As the intrinsic is called."""
         steps = [step for step in ("taps", "multiply", "requantise", "lookup", "residual") if getattr(self, step)]
         ways = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
         return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps, *ways])

@@ -11,25 +11,24 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
 from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides
 from celosia.compiler.expr.walk import substitute, walk
-from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.instruction import (
     BY_BLOCK,
     LARGE,
     PAD,
-    Access,
-    Bound,
-    Compute,
+    ComputeInstruction,
     Dims,
     Env,
     Fields,
-    Move,
+    Limit,
+    MoveInstruction,
     Refused,
     RenderError,
     Sum,
+    TileAccess,
     as_planes,
     block_fields,
 )
-from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
 from celosia.compiler.tensorize.transfer import Dim
 from celosia.hw.config import Config
@@ -39,7 +38,7 @@ from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 def make(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
-) -> Compute | Move:  # fmt: skip
+) -> ComputeInstruction | MoveInstruction:  # fmt: skip
     """`leaf` inside all of `loops`, where `tests` hold, as one instruction. Refused where it is none.
 
     fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
@@ -52,7 +51,7 @@ def make(
     inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
     inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
     maker = _Maker(cfg, inner, fixed, scopes, places)
-    if isinstance(intrinsic.rule, rules.Compute):
+    if isinstance(intrinsic.rule, Compute):
         if tests:
             raise Refused("it has a condition")
         return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
@@ -67,7 +66,7 @@ class _Maker:
         self.cfg, self.loops, self.fixed, self.scopes, self.places = cfg, loops, fixed, scopes, places
         self.number = {var: d for d, (var, _) in enumerate(loops)}
 
-    def _sum(self, parts: Iterable[tuple[Expr, int]], what: object) -> Access:
+    def _sum(self, parts: Iterable[tuple[Expr, int]], what: object) -> TileAccess:
         """The sum of expressions times factors."""
         base, steps = 0, [0] * len(self.loops)
         terms: dict[Var, int] = {}
@@ -87,9 +86,9 @@ class _Maker:
                 else:
                     others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k * factor))
         begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
-        return Access(begin, tuple(steps))
+        return TileAccess(begin, tuple(steps))
 
-    def _near(self, load: Load, unit: int) -> Access:
+    def _near(self, load: Load, unit: int) -> TileAccess:
         """In units of `unit` elements of the tensor in a scratchpad."""
         if load.tensor not in self.scopes:
             raise RenderError(f"{load.tensor.name} is in no scratchpad")
@@ -100,57 +99,25 @@ class _Maker:
     # GEMM and VECTOR
 
     def compute(
-        self, intrinsic: TensorIntrinsic, rule: rules.Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
-    ) -> Compute:  # fmt: skip
-        accesses = {rule.operands[tile.name]: self._near(load, intrinsic.unit(tile)) for tile, load in tiles.items()}
-        tensors = {rule.operands[tile.name]: load.tensor for tile, load in tiles.items()}
-        places = {
-            rule.operands[tile.name]: prod(tile_shape(self.cfg, self.scopes[load.tensor])) // intrinsic.unit(tile)
-            for tile, load in tiles.items()
-        }
+    ) -> ComputeInstruction:  # fmt: skip
+        loads = {rule.operands[tile.name]: load for tile, load in tiles.items()}
+        units = {rule.operands[tile.name]: intrinsic.unit(tile) for tile in tiles}
+        accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
         target = rule.operands[intrinsic.behaviour.name]
         named = {var.name: e for var, e in values.items()}
-        found = [self._bound(test) for test in _conjuncts(named.pop("inside", Const(True, "bool")))]
-        bounds = [bound for bound in found if bound is not None]
-        bounded = {bound.number for bound in bounds}
-        data: Dims = []
-        sums: Dims = []
-        for d, (var, extent) in enumerate(self.loops):
-            steps = {name: access.steps[d] for name, access in accesses.items()}
-            (sums if var in window or not steps[target] else data).append((extent, steps, d if d in bounded else None))
-        begins: tuple[Var, ...] | None = ()
-        if intrinsic.reduces:
-            begins = self._begins(first)
-            if rule.opcode != Opcode.GEMM and begins != ():
-                raise Refused("its reduction does not fit into one instruction")
-        elif any(var not in window for (var, _), row in zip(self.loops, self._steps(accesses)) if not row[target]):
+        bounds = self._bounds([named.pop("inside", Const(True, "bool"))])
+        data, sums = self._dims(accesses, target, window, {bound.number for bound in bounds})
+        begins = self._begins(first) if intrinsic.reduces else ()
+        if begins != () and rule.opcode != Opcode.GEMM:
+            raise Refused("its reduction does not fit into one instruction")
+        if not intrinsic.reduces and any(
+            not steps[target] and var not in window for var, steps in self._rows(accesses)
+        ):
             raise Refused("it writes the same place again")
-        form = formats(self.cfg)[rule.opcode]
-        static = {field.name: 1 for field in form.fields if field.name.startswith("extent_")}
-        slot_of: dict[int | None, str] = {}
-        inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[rule.opcode]
-        for slots, dims in (("nyx", _merged(data)), (inner, _merged(sums))):
-            if len(dims) > len(slots):
-                raise Refused(f"{rule.opcode.name} has {len(slots)} such loops, not {len(dims)}")
-            names = slots[len(slots) - len(dims) :]
-            blocks = [steps for _, steps, _ in dims if slots == "nyx" and any(steps.get(name) for name in BY_BLOCK)]
-            if len(blocks) > 1:
-                raise Refused("output blocks are one loop of an instruction")
-            if blocks and blocks[0] is dims[0][1]:
-                names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
-            if len(dims) == 1 and slots == "krs":
-                names = "k"  # input blocks, where the window is one pixel
-            for slot, (extent, steps, number) in zip(names, dims):
-                slot_of[number] = slot
-                static[f"extent_{slot}"] = extent
-                static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
-        bases = []
-        for name, access in accesses.items():
-            if any(access.steps) and name == "table":
-                raise Refused("one instruction looks up in one table")
-            field = "table" if name == "table" else f"{name}_base"
-            bases.append((field, tensors[name], access.begin, places[name]))
+        static, slot_of = self._slots(rule.opcode, data, sums)
+        bases = tuple(self._base(name, load.tensor, accesses[name], units[name]) for name, load in loads.items())
         if any(bound.number not in slot_of for bound in bounds):
             raise Refused("whether it exists depends on other than its loops")
         for name, e in named.items():
@@ -161,10 +128,44 @@ class _Maker:
             static |= rule.fields()
         self._check(rule.opcode, static)
         limits = tuple((slot_of[bound.number], bound) for bound in bounds)
-        return Compute(rule.opcode, static, tuple(bases), begins, named, rule, limits, pad)
+        return ComputeInstruction(rule.opcode, static, bases, begins, named, rule, limits, pad)
 
-    def _steps(self, accesses: Mapping[str, Access]) -> list[dict[str, int]]:
-        return [{name: a.steps[d] for name, a in accesses.items()} for d in range(len(self.loops))]
+    def _rows(self, accesses: Mapping[str, TileAccess]) -> Iterator[tuple[Var, dict[str, int]]]:
+        """Each loop, and by how much it moves each operand."""
+        for d, (var, _) in enumerate(self.loops):
+            yield var, {name: access.steps[d] for name, access in accesses.items()}
+
+    def _dims(
+        self, accesses: Mapping[str, TileAccess], target: str, window: set[Any], bounded: set[int]
+    ) -> tuple[Dims, Dims]:
+        """The loops that walk over the result, and those of the sum."""
+        data: Dims = []
+        sums: Dims = []
+        for d, (var, steps) in enumerate(self._rows(accesses)):
+            dims = sums if var in window or not steps[target] else data
+            dims.append((self.loops[d][1], steps, d if d in bounded else None))
+        return _merged(data), _merged(sums)
+
+    def _slots(self, opcode: Opcode, data: Dims, sums: Dims) -> tuple[Fields, dict[int | None, str]]:
+        """(Fields of the loops of an instruction, the letter of each loop that has a number.)"""
+        static = {field.name: 1 for field in formats(self.cfg)[opcode].fields if field.name.startswith("extent_")}
+        slot_of: dict[int | None, str] = {}
+        inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[opcode]
+        for slots, dims in (("nyx", data), (inner, sums)):
+            if len(dims) > len(slots):
+                raise Refused(f"{opcode.name} has {len(slots)} such loops, not {len(dims)}")
+            for slot, (extent, steps, number) in zip(_letters(slots, dims), dims):
+                slot_of[number] = slot
+                static[f"extent_{slot}"] = extent
+                static |= {f"{name}_{slot}": step for name, step in steps.items() if step}
+        return static, slot_of
+
+    def _base(self, name: str, tensor: Tensor, access: TileAccess, unit: int) -> tuple[str, Tensor, Sum, int]:
+        """The field of an operand's address, and what ComputeInstruction says of it."""
+        if any(access.steps) and name == "table":
+            raise Refused("one instruction looks up in one table")
+        places = prod(tile_shape(self.cfg, self.scopes[tensor])) // unit
+        return "table" if name == "table" else f"{name}_base", tensor, access.begin, places
 
     def _begins(self, first: Expr) -> tuple[Var, ...] | None:
         """The loops outside that must be at 0, where this instruction's own are; None if it can never begin."""
@@ -197,9 +198,9 @@ class _Maker:
     # LOAD and STORE
 
     def move(
-        self, intrinsic: TensorIntrinsic, rule: rules.Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         tests: Sequence[Expr],
-    ) -> Move:  # fmt: skip
+    ) -> MoveInstruction:  # fmt: skip
         loads = rule.opcode == Opcode.LOAD
         near, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
         place = self._near(tiles[near], near.size)
@@ -215,8 +216,7 @@ class _Maker:
         dims = dims or [Dim(1, piece, 1)]
         named = {v.name: e for v, e in values.items()}
         conditions = [*tests, *([named["inside"]] if "inside" in named else [])]
-        found = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
-        bounds = tuple(bound for bound in found if bound is not None)
+        bounds = self._bounds(conditions)
         scope = intrinsic.scopes[near.name]
         static = {"buffer": int(BUFFERS[scope]), **rule.fields()} if loads else dict(rule.fields())
         if bounds and loads:
@@ -227,7 +227,7 @@ class _Maker:
             raise Refused("a block that exists in part has no value of padding")
         reach = [] if by_number else [self._reach(i) for i in index]
         entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
-        return Move(
+        return MoveInstruction(
             rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
             named.get("pad"), piece, tuple(reach),
         )  # fmt: skip
@@ -236,7 +236,11 @@ class _Maker:
         access = self._sum([(index, 1)], index)
         return access.begin, sum(step * (extent - 1) for step, (_, extent) in zip(access.steps, self.loops))
 
-    def _bound(self, test: Expr) -> Bound | None:
+    def _bounds(self, conditions: Iterable[Expr]) -> tuple[Limit, ...]:
+        found = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
+        return tuple(bound for bound in found if bound is not None)
+
+    def _bound(self, test: Expr) -> Limit | None:
         """What `test` says of the iterations of one loop; None where it always holds."""
         match test:
             case Const(value) if value:
@@ -253,11 +257,11 @@ class _Maker:
         low = difference.begin.plus(-strict)
         if not moving:
             # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
-            return Bound(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
+            return Limit(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
         [(number, step)] = moving
         if step > 0:  # low + i * step >= 0
-            return Bound(number, low, step, True)
-        return Bound(number, low.plus(1), -step, False)  # i * |step| <= low
+            return Limit(number, low, step, True)
+        return Limit(number, low.plus(1), -step, False)  # i * |step| <= low
 
 
 def _reads(e: Expr, var: Var) -> bool:
@@ -270,6 +274,19 @@ def _conjuncts(e: Expr) -> Iterator[Expr]:
         yield from _conjuncts(e.b)
     else:
         yield e
+
+
+def _letters(slots: str, dims: Dims) -> str:
+    """Which loops of an instruction `dims` become, of `slots`, from the outermost."""
+    if len(dims) == 1 and slots == "krs":
+        return "k"  # input blocks, where the window is one pixel
+    names = slots[len(slots) - len(dims) :]
+    blocks = [steps for _, steps, _ in dims if slots == "nyx" and any(steps.get(name) for name in BY_BLOCK)]
+    if len(blocks) > 1:
+        raise Refused("output blocks are one loop of an instruction")
+    if blocks and blocks[0] is dims[0][1]:
+        names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
+    return names
 
 
 def _merged(dims: Dims) -> Dims:

@@ -22,12 +22,12 @@ Found = Mapping[Tensor | Var, tuple[Load, Load] | Expr]
 """For each tile the access in the behaviour and the one in its place, for each parameter its value."""
 
 
-class Mismatch(ValueError):
+class TileMismatch(ValueError):
     """Loops that do something else than the intrinsic; the message says what."""
 
 
 def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> tuple[Expr, ...]:
-    """The arguments with which the intrinsic does what `nest` does; see loops.Declared. Raises Mismatch."""
+    """The arguments with which the intrinsic does what `nest` does; see loops.Declared. Raises TileMismatch."""
     loops, statement = _unrolled(intrinsic.name, nest)
     behaviour, body = intrinsic.behaviour, intrinsic.behaviour.body
     assert body is not None
@@ -35,14 +35,14 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
     kind, value = (body.kind, body.value) if isinstance(body, Reduce) else (None, body)
     found_kind = statement.kind if isinstance(statement, Update) else None
     if kind != found_kind:
-        raise Mismatch(
+        raise TileMismatch(
             f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
         )
     unifier = _Unifier(intrinsic, inside, scope)
     found = unifier.unify(value, statement.value, {})
     written = Load(behaviour, behaviour.axes), Load(statement.tensor, statement.index)
     if behaviour.dtype != statement.tensor.dtype:
-        raise Mismatch(f"{intrinsic.name} writes {behaviour.dtype}, not {statement.tensor.dtype}")
+        raise TileMismatch(f"{intrinsic.name} writes {behaviour.dtype}, not {statement.tensor.dtype}")
     pairs = {behaviour: written}
     for tile in intrinsic.tiles[1:]:
         pair = found[tile]
@@ -59,7 +59,7 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         start = Load(actual.tensor, tuple(simplified(substitute(i, zero)) for i in actual.index))
         number = flatten(actual.tensor.shape, start.index) if start.index else Const(0, INDEX)
         if divisor(number) % (unit := intrinsic.unit(tile)):
-            raise Mismatch(
+            raise TileMismatch(
                 f"{intrinsic.name}: tiles of {tile.name} begin at multiples of {unit} elements, not at {start}"
             )
         window = tuple(a for a in unifier.window if any(node is a for i in start.index for node in walk(i)))
@@ -86,7 +86,7 @@ def _unrolled(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
         loops.append(stmt.var)
         stmt = stmt.body
     if not isinstance(stmt, Store | Update):
-        raise Mismatch(f"{name}: the loops hold more than one assignment")
+        raise TileMismatch(f"{name}: the loops hold more than one assignment")
     return loops, stmt
 
 
@@ -101,11 +101,11 @@ class _Unifier:
         self.wanted_axes, self.own_axes = tuple[Axis, ...](), tuple[Axis, ...]()
         """Its loops within the tiles, in the behaviour and in its place."""
 
-    def fail(self, wanted: Expr, actual: Expr) -> Mismatch:
-        return Mismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
+    def fail(self, wanted: Expr, actual: Expr) -> TileMismatch:
+        return TileMismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
 
     def unify(self, wanted: Expr, actual: Expr, found: Found) -> Found:
-        """`found` and what the two expressions add to it. Raises Mismatch."""
+        """`found` and what the two expressions add to it. Raises TileMismatch."""
         if isinstance(wanted, Var) and not isinstance(wanted, Axis):
             return self._parameter(wanted, actual, found)
         if isinstance(wanted, Load) and isinstance(actual, Load):
@@ -122,10 +122,10 @@ class _Unifier:
         if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
             try:
                 return self._all((wanted.a, wanted.b), (actual.a, actual.b), found)
-            except Mismatch as reason:
+            except TileMismatch as reason:
                 try:
                     return self._all((wanted.a, wanted.b), (actual.b, actual.a), found)
-                except Mismatch:
+                except TileMismatch:
                     raise reason from None
         return self._all(wanted.children(), actual.children(), found)
 
@@ -137,9 +137,9 @@ class _Unifier:
     def _parameter(self, wanted: Var, actual: Expr, found: Found) -> Found:
         known = found.get(wanted)
         if any(node in self.inside for node in walk(actual) if isinstance(node, Var)):
-            raise Mismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
+            raise TileMismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
         if any(isinstance(node, Load) for node in walk(actual)):
-            raise Mismatch(f"{self.name}: {wanted.name} is no tensor, but {actual} reads one")
+            raise TileMismatch(f"{self.name}: {wanted.name} is no tensor, but {actual} reads one")
         if wanted.dtype != actual.dtype or (isinstance(known, Expr) and structure(known) != structure(actual)):
             raise self.fail(wanted, actual)
         return {**found, wanted: actual}
@@ -179,13 +179,13 @@ def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope
     for tile, tensor in tensors.items():
         wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
         if wanted != actual:
-            raise Mismatch(f"{intrinsic.name} wants {tile.name} in {wanted}, but {tensor.name} is in {actual}")
+            raise TileMismatch(f"{intrinsic.name} wants {tile.name} in {wanted}, but {tensor.name} is in {actual}")
 
 
 def _check_loops(
     name: str, axes: Sequence[Axis], loops: Sequence[Axis], pairs: dict[Tensor, tuple[Load, Load]]
 ) -> None:
-    """Mismatch where the loops do not walk through the tiles as the axes of the behaviour do."""
+    """TileMismatch where the loops do not walk through the tiles as the axes of the behaviour do."""
 
     sums = [
         [linear(flatten(load.tensor.shape, load.index)) if load.index else {} for load in pair]
@@ -197,7 +197,7 @@ def _check_loops(
         for pair, terms in zip(pairs.values(), sums):
             step = coefficient(terms[of], axis)
             if step is None:
-                raise Mismatch(f"{name}: {pair[of]} is not affine in {axis.name}")
+                raise TileMismatch(f"{name}: {pair[of]} is not affine in {axis.name}")
             found.append(step)
         return (axis.extent, *found)
 
@@ -214,7 +214,7 @@ def _check_loops(
         )
         return "; ".join(texts) or "none"
 
-    raise Mismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
+    raise TileMismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
 
 
 def _merged(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

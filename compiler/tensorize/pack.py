@@ -16,6 +16,7 @@ Bytes = NDArray[np.uint8]
 
 
 def blocks(channels: int, block: int) -> int:
+    """Blocks of `block` channels, the last perhaps not full."""
     return -(-channels // block)
 
 
@@ -31,7 +32,7 @@ def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
     return ranges
 
 
-class Run(NamedTuple):
+class WeightRun(NamedTuple):
     """Output blocks from `first` on, whose input blocks advance evenly: each `share` of them read the same `inputs`
     blocks, the first ones from block `input` on, the next ones `step` further. weights: input blocks of all output
     blocks before."""
@@ -45,10 +46,10 @@ class Run(NamedTuple):
     weights: int
 
 
-def runs(cfg: Config, layer: Conv) -> list[Run]:
+def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
     """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
     ranges = input_ranges(cfg, layer)
-    found: list[Run] = []
+    found: list[WeightRun] = []
     n = before = 0
     while n < len(ranges):
         start, stop = ranges[n]
@@ -60,7 +61,7 @@ def runs(cfg: Config, layer: Conv) -> list[Run]:
             if ranges[n + count] != (start + moved, stop + moved):
                 break
             count += 1
-        found.append(Run(n, count, start, stop - start, step if count > share else 0, share, before))
+        found.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
         before += count * (stop - start)
         n += count
     return found

@@ -9,37 +9,37 @@ from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Block, Layer, Storage, Untileable
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import Decider, Given, problems
+from celosia.compiler.tensorize.decide import Decided, Decider, problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.compiler.tensorize.templates import schedule
-from celosia.compiler.tensorize.tiles import Plan
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.tiles import TilePlan
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 
 
 @dataclass(frozen=True)
-class Loops:
+class ScheduledLoops:
     """A definition under decisions. Layers of one geometry share it."""
 
     function: Function
     trace: Trace
-    plan: Plan
+    plan: TilePlan
 
     def __str__(self) -> str:
         return f"{self.function}\n\n{self.trace}\n"
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """A definition of a layer, what was decided for it, and its loops."""
 
     definition: Definition
     decisions: Decisions
-    loops: Loops
+    loops: ScheduledLoops
 
     @property
     def decided(self) -> list[tuple[Problem | Group, Decisions]]:
@@ -50,12 +50,12 @@ class Part:
 class Planner:
     """Makes the loops of layers; what it has made once, by layer and decisions, is remembered."""
 
-    def __init__(self, cfg: Config, given: Given | None = None) -> None:
+    def __init__(self, cfg: Config, given: Decided | None = None) -> None:
         """given: what a user has decided, by the names of layers."""
         self.cfg, self.decider = cfg, Decider(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
-        self._loops: dict[Hashable, Loops] = {}
+        self._loops: dict[Hashable, ScheduledLoops] = {}
         self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
 
     def under(self, decider: Decider) -> Planner:
@@ -77,13 +77,14 @@ class Planner:
         self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
         return layer
 
-    def layer(self, layer: Layer, rows_first: bool = False) -> list[Part]:
+    def layer(self, layer: Layer, rows_first: bool = False) -> list[LayerPart]:
         """The parts of `layer`. Untileable where it does not fit the scratchpads. rows_first: see `Decider.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, rows_first)
-        return [Part(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
+        return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
-    def loops(self, d: Definition, decisions: Decisions) -> Loops:
+    def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
+        """Under these decisions. Untileable where an instruction cannot say it."""
         key = d.signature, decisions
         if key not in self._loops:
             s = schedule(self.cfg, d, decisions)
@@ -92,7 +93,7 @@ class Planner:
                 plan = compile_loops(self.cfg, function.body, {t: place.strides for t, place in d.places.items()})
             except RenderError as error:
                 raise Untileable(str(error)) from None
-            self._loops[key] = Loops(function, s.trace, plan)
+            self._loops[key] = ScheduledLoops(function, s.trace, plan)
         return self._loops[key]
 
 
@@ -104,7 +105,7 @@ def _key(layer: Layer) -> Hashable:
 def _on(definition: Definition, storages: Mapping[Storage, Storage]) -> Definition:
     """`definition` with other storages."""
 
-    def moved(place: Place) -> Place:
+    def moved(place: DramPlace) -> DramPlace:
         home = place.home
         return replace(place, home=storages[home]) if isinstance(home, Storage) else place
 

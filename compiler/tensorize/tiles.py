@@ -1,7 +1,7 @@
 """Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
 
-What a function has been compiled to (`Plan`, by render.py) is run here: loops one iteration after the other, and what
-lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
+What a function has been compiled to (`TilePlan`, by render.py) is run here: loops one iteration after the other, and
+what lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import If
 from celosia.compiler.expr.nodes import Tensor, Var
-from celosia.compiler.tensorize.instruction import Compute, Env, Move, RenderError
+from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, RenderError
 from celosia.compiler.vthread.pipeline import Load, Phase, Ring, Stream
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
@@ -25,7 +25,7 @@ from celosia.hw.isa import Opcode
 
 
 @dataclass
-class Loop:
+class SerialLoop:
     """Run here, one iteration after the other."""
 
     var: Var
@@ -59,7 +59,7 @@ class Fill:
     scope: str
     entries: int
     kept: bool
-    loads: list[Move]
+    loads: list[MoveInstruction]
 
 
 @dataclass
@@ -69,12 +69,12 @@ class Pipelined:
     var: Var
     extent: int
     fills: list[Fill]
-    computes: list[Compute | Move]
+    computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
 
     @cached_property
-    def phases(self) -> list[list[Compute | Move]]:
+    def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
         """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
         follows the last gemm goes with it."""
         found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
@@ -94,30 +94,32 @@ class Pipelined:
     @property
     def stored(self) -> set[Tensor]:
         """What it writes in DRAM."""
-        return {node.tensor for node in self.computes if isinstance(node, Move)}
+        return {node.tensor for node in self.computes if isinstance(node, MoveInstruction)}
 
 
-Node = Loop | Branch | Region | Pipelined | Compute | Move
+Node = SerialLoop | Branch | Region | Pipelined | ComputeInstruction | MoveInstruction
 
 
 @dataclass
-class Plan:
+class TilePlan:
     """A function, compiled. tensors: what of it lies in DRAM, and whether it is only read."""
 
     cfg: Config
     nodes: list[Node]
     tensors: dict[Tensor, bool]
 
-    def bind(self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None) -> Bound:
+    def bind(
+        self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None
+    ) -> PlacedPlan:
         """This function on arrays that begin at `addresses` (by tensor), for these values of its scalars."""
-        return Bound(self, stream, addresses, scalars or {})
+        return PlacedPlan(self, stream, addresses, scalars or {})
 
 
 # Tiles, run ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Tile:
+class PipelineTile:
     """One iteration of a pipelined loop; node: None for what lies outside of them. load: emits its loads, and returns
     what emits the rest.
     """
@@ -131,12 +133,12 @@ class Tile:
         for move in (*self.moves(True), *self.moves(False)):
             move.check(self.env)
 
-    def moves(self, loads: bool) -> Iterator[Move]:
+    def moves(self, loads: bool) -> Iterator[MoveInstruction]:
         """Its LOADs, or its STOREs."""
         if self.node is not None and loads:
             yield from (load for fill in self.node.fills for load in fill.loads)
         elif self.node is not None:
-            yield from (node for node in self.node.computes if isinstance(node, Move))
+            yield from (node for node in self.node.computes if isinstance(node, MoveInstruction))
 
 
 @dataclass
@@ -190,10 +192,10 @@ Slot = int | _Held | _Resident
 
 
 @dataclass
-class Bound:
-    """A Plan with addresses; its tiles emit into `stream`."""
+class PlacedPlan:
+    """A TilePlan with addresses; its tiles emit into `stream`."""
 
-    plan: Plan
+    plan: TilePlan
     stream: Stream
     addresses: Mapping[Any, int]
     scalars: Mapping[str, Any]
@@ -215,14 +217,14 @@ class Bound:
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterator[PipelineTile]:
         """All iterations of pipelined loops in order; what lies outside of them is a tile of its own."""
         for node in self.plan.nodes:
             yield from self._run(node, {}, {})
 
-    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+    def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
         match node:
-            case Loop(var, extent, body):
+            case SerialLoop(var, extent, body):
                 for i in range(extent):
                     for each in body:
                         yield from self._run(each, env | {var: i}, slots)
@@ -238,14 +240,14 @@ class Bound:
                         slot = slots[tensor]
                         if isinstance(slot, _Resident):
                             slot.users += 1
-                    yield Tile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
-            case Compute() | Move():
+                    yield PipelineTile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
+            case ComputeInstruction() | MoveInstruction():
                 if any(not isinstance(slot, int) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
                 first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
-                yield Tile(env, lambda: [lambda: self._emit(node, env, first)], None)
+                yield PipelineTile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
-    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[Tile]:
+    def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
         first = self.used.get(node.scope, 0)
         slot: Slot = first
         if _has_tiles(node.body):
@@ -261,14 +263,14 @@ class Bound:
             slot.closed = True
             slot.end()
 
-    def _constants(self, node: Compute | Move) -> dict[str, int]:
+    def _constants(self, node: ComputeInstruction | MoveInstruction) -> dict[str, int]:
         if id(node) not in self.constants:
             self.constants[id(node)] = node.constants(self.scalars)
         return self.constants[id(node)]
 
-    def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
+    def _emit(self, node: ComputeInstruction | MoveInstruction, env: Env, slots: Mapping[Tensor, int]) -> None:
         constants = self._constants(node)
-        if isinstance(node, Compute):
+        if isinstance(node, ComputeInstruction):
             for each in node.instructions(env, slots, constants):
                 self.stream.add(node.opcode, each)
             return
@@ -316,7 +318,7 @@ class Bound:
                 resident.making.pop(number, None)
                 resident.end(1)
 
-        def emit(nodes: list[Compute | Move]) -> None:
+        def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
             for each in nodes:
                 self._emit(each, env, slots)
 
@@ -332,7 +334,7 @@ class Bound:
         for resident in residents:
             tensor, found = resident.tensor, {True: set[int](), False: set[int]()}
             for each in node.computes:
-                if isinstance(each, Compute) and tensor in each.scratchpads:
+                if isinstance(each, ComputeInstruction) and tensor in each.scratchpads:
                     for written, entries in found.items():
                         entries |= each.touched(env, tensor, self._constants(each), written, self.plan.cfg.taps)
             reads.append((resident, found[False]))
@@ -412,12 +414,12 @@ def _depths(nodes: list[Node]) -> Iterator[int]:
     for node in nodes:
         if isinstance(node, Pipelined):
             yield len(node.phases)
-        elif isinstance(node, Loop | Region | Branch):
+        elif isinstance(node, SerialLoop | Region | Branch):
             yield from _depths(node.body)
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
     return any(
-        isinstance(node, Pipelined) or (isinstance(node, Loop | Region | Branch) and _has_tiles(node.body))
+        isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes
     )

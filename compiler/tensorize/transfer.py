@@ -23,7 +23,7 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class Place:
+class DramPlace:
     """Where a tensor lies in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants;
     strides: bytes from one index to the next in each dimension."""
 

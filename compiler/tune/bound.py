@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.space import CUT, LOAD_LATENCY, MEMORY, STORE_LATENCY, Decisions, Problem
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.scratchpads import depths, scratchpads
@@ -39,7 +40,7 @@ def lower_bounds(
     if not others and isinstance(first, Problem) and first.in_blocks and not first.grouped:
         return _of_products(cfg, first, [d for (d,) in points], copies, behind)
     layers = [layer for each in asked for layer in (each.layers if isinstance(each, Group) else (each,))]
-    weights = sum(layer.out_blocks * layer.in_blocks * layer.taps for layer in layers if not layer.grouped)
+    weights = sum(layer.out_blocks * layer.in_blocks * layer.places for layer in layers if not layer.grouped)
     gemm, vector = sum(layer.steps for layer in layers if not layer.grouped), sum(_entries(each) for each in asked)
     written = sum(_entries(each, cfg) for each in asked if not (isinstance(each, Group) and each.following))
     busiest = max(gemm, vector, _beats(cfg, behind, weights * _bytes(cfg, "wgt")), written * cfg.lanes / cfg.bus_bytes)
@@ -56,7 +57,7 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]]
     weights: dict[Hashable, int] = {}
     for layer, own in layers:
         if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
-            size = sum(p.out_blocks * p.in_blocks * p.taps for p in own if not p.grouped)
+            size = sum(p.out_blocks * p.in_blocks * p.places for p in own if not p.grouped)
             key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
     stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
@@ -94,11 +95,11 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
 
     seen = _touched(p.window, 0, p.rows, p.rows) * _touched(p.window, 1, p.columns, p.columns) * p.images
     inp = again(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), room["inp"])
-    every = float(p.out_blocks * p.in_blocks * p.taps)
+    every = float(p.out_blocks * p.in_blocks * p.places)
     wgt = np.where(
         order == "weights", every, again(np.full(len(points), every), spatial, room["wgt"])
     )  # fmt: skip
-    tile = n * p.in_blocks * p.taps * 1.0
+    tile = n * p.in_blocks * p.places * 1.0
     wgt = np.where(order == "pieces", p.out_blocks // n * again(tile, spatial, room["wgt"]), wgt)
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
@@ -110,7 +111,7 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
     rows = np.array([_touched(p.window, 0, int(each), p.rows) for each in y])
     columns = np.array([_touched(p.window, 1, int(each), p.columns) for each in x])
     tile_near = np.minimum(k, blocks) * rows * columns * _bytes(cfg, "inp")
-    tile_far = n * np.where(cut, k, p.in_blocks) * p.taps * _bytes(cfg, "wgt")
+    tile_far = n * np.where(cut, k, p.in_blocks) * p.places * _bytes(cfg, "wgt")
     first = (tile_near + tile_far if cfg.ports == 1 else np.maximum(tile_near, tile_far)) // cfg.bus_bytes
     compute = first + copies * max(p.steps, _entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _ends(memory), np.float64)

@@ -1,6 +1,6 @@
 """One trial: a layer under given decisions, compiled, run and compared with what it means.
 
-    result = measure(Job(cfg, packed(layer), decisions, Judge("timed"), limit=0))
+    result = measure(LayerJob(cfg, packed(layer), decisions, Judge("timed"), limit=0))
 
 The layer runs twice in a row, the second time with other constants and, where shapes allow it, on what it has made
 before: what it shares with its neighbours in a network, the end of one layer and the loads of the next, counts. Nothing
@@ -39,9 +39,11 @@ from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tune.choices import BOARD
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
+from celosia.sim.devices import WITH_CYCLES
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.memory import IDEAL, ZYNQ_HP
 from celosia.sim.timing import predict
@@ -56,8 +58,6 @@ COPIES = 2
 REMEMBERED = 8
 """Layers whose meaning a process remembers."""
 MOST_CYCLES = 1 << 32
-JUDGES = ("timed", "rtl")
-BOARD = "ssh://"
 
 
 class Status(StrEnum):
@@ -86,11 +86,12 @@ class Judge:
     memory: str = ZYNQ_HP.name
 
     def __post_init__(self) -> None:
-        if self.device not in JUDGES and not self.board:
-            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(JUDGES)} or ssh://USER@BOARD")
+        if self.device not in WITH_CYCLES and not self.board:
+            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(WITH_CYCLES)} or ssh://USER@BOARD")
 
     @property
     def board(self) -> bool:
+        """Whether it is one over ssh."""
         return self.device.startswith(BOARD)
 
     @property
@@ -108,7 +109,7 @@ TIMED = Judge()
 
 
 @dataclass(frozen=True)
-class Job:
+class LayerJob:
     """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
     (0: none), and reported as CENSORED."""
 
@@ -125,12 +126,12 @@ class Job:
         """The Config, whose simulator is loaded."""
         return self.cfg.digest
 
-    def run(self) -> Result:
+    def run(self) -> TrialResult:
         return measure(self)
 
 
 @dataclass(frozen=True)
-class Result:
+class TrialResult:
     """What a trial found. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
 
     status: Status
@@ -145,11 +146,11 @@ class Result:
 
 
 def packed(layer: Layer) -> bytes:
-    """`layer` for a Job."""
+    """`layer` for a LayerJob."""
     return pickle.dumps(layer)
 
 
-def measure(job: Job, board: Opened | None = None) -> Result:
+def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
     """Compile, run and compare. Raises nothing that the layer, its decisions or the device are the reason of.
 
     board: gives the Device of a board, whose errors are the caller's affair but for DeviceError.
@@ -158,20 +159,20 @@ def measure(job: Job, board: Opened | None = None) -> Result:
     try:
         found = _measured(job, board)
     except (LayerErrors, Untileable) as error:
-        found = Result(Status.REFUSED, detail=str(error))
+        found = TrialResult(Status.REFUSED, detail=str(error))
     except TimeLimit:
-        found = Result(Status.CENSORED, job.limit)
+        found = TrialResult(Status.CENSORED, job.limit)
     except DeviceError as error:
-        found = Result(Status.FAILED, detail=str(error))
+        found = TrialResult(Status.FAILED, detail=str(error))
     return replace(found, seconds=time.perf_counter() - started)
 
 
-def _measured(job: Job, board: Opened | None) -> Result:
+def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
     if job.version != VERSION:
         what = f"version {VERSION} of what is measured is here, {job.version} was asked for; install the same Celosia"
-        return Result(Status.FAILED, detail=what)
+        return TrialResult(Status.FAILED, detail=what)
     if job.judge.board and board is None:
-        return Result(Status.FAILED, detail=f"this process has no connection to {job.judge.device}")
+        return TrialResult(Status.FAILED, detail=f"this process has no connection to {job.judge.device}")
     case = _case(job.cfg, job.layer)
     image = case.image(job.decisions)
     (launch,) = image.launches
@@ -179,7 +180,7 @@ def _measured(job: Job, board: Opened | None) -> Result:
     if job.judge.device == "timed":
         cycles = predict(job.cfg, image.code(launch).tobytes(), job.judge.memory, launch.address).cycles
         if 0 < job.limit < cycles:
-            return Result(Status.CENSORED, job.limit)
+            return TrialResult(Status.CENSORED, job.limit)
         device = FunctionalDevice(job.cfg)
         case.fill(device, image)
         device.run(launch.address, launch.count)
@@ -188,9 +189,9 @@ def _measured(job: Job, board: Opened | None) -> Result:
         case.fill(device, image)
         cycles = device.run(launch.address, launch.count, job.limit or MOST_CYCLES).cycles or 0
         if 0 < job.limit < cycles:  # a board's limit is one of seconds
-            return Result(Status.CENSORED, job.limit)
+            return TrialResult(Status.CENSORED, job.limit)
     wrong = case.difference(device, image)
-    return Result(Status.WRONG, detail=wrong) if wrong else Result(Status.OK, cycles)
+    return TrialResult(Status.WRONG, detail=wrong) if wrong else TrialResult(Status.OK, cycles)
 
 
 @lru_cache(maxsize=1)
@@ -201,11 +202,11 @@ def _rtl(cfg: Config, memory: str) -> Device:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _case(cfg: Config, layer: bytes) -> Case:
-    return Case(cfg, pickle.loads(layer))
+def _case(cfg: Config, layer: bytes) -> LayerCase:
+    return LayerCase(cfg, pickle.loads(layer))
 
 
-class Case:
+class LayerCase:
     """A layer several times in a row, random bytes for what it reads, and what it must make of them."""
 
     def __init__(self, cfg: Config, layer: Layer) -> None:
@@ -247,6 +248,7 @@ class Case:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
+        """The layers under `decisions`, ready to run. Untileable, LayerErrors."""
         planner = Planner(self.cfg, Fixed(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 

@@ -15,9 +15,9 @@ from celosia.compiler.layer import Layer, Storage, Untileable
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
+from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.space import Point
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -149,7 +149,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
         for name in own:
             if (best := records.best(network.cfg, name, judge.version)) is not None:
                 inexact += not best[2]
-                tuned[name] = _schedule(best[0])
+                tuned[name] = _schedule_of(best[0].schedule)
     if not tuned and source == "layers":
         return network.image, nothing
     refused: list[str] = []
@@ -187,6 +187,7 @@ def network_measurer(judge: Judge) -> str:
 
 
 def network_key(network: Network, tuned: Tuned, judge: Judge) -> Key:
+    """Under which the cycles of the whole are kept."""
     return Key.of(network.cfg, network.name, tuned, network_measurer(judge))
 
 
@@ -198,10 +199,6 @@ def network_schedule(key: Key) -> dict[str, Point]:
     return {name: point for name, row in rows.items() if (point := _schedule_of(json.dumps(row)))}
 
 
-def _schedule(key: Key) -> Point:
-    return _schedule_of(key.schedule)
-
-
 def _schedule_of(text: str) -> Point:
     """() for what are no decisions, which is legal for no layer."""
     try:
@@ -210,9 +207,9 @@ def _schedule_of(text: str) -> Point:
         return ()
 
 
-def whole(network: Network, tuned: Tuned, judge: Judge) -> Result:
+def whole(network: Network, tuned: Tuned, judge: Judge) -> TrialResult:
     """Cycles of the network under `tuned`."""
     try:
-        return Result(Status.OK, network.cycles(network.build(tuned), judge))
+        return TrialResult(Status.OK, network.cycles(network.build(tuned), judge))
     except (LayerErrors, Untileable) as error:
-        return Result(Status.REFUSED, detail=str(error))
+        return TrialResult(Status.REFUSED, detail=str(error))

@@ -24,10 +24,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from celosia.compiler.tune.measure import OF_THE_DEVICE, Result, Status
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.measure import OF_THE_DEVICE, Status, TrialResult
 
-DEADLINE = 600.0
-"""Seconds that a trial may take."""
 ATTEMPTS = 2
 """Times that a trial is tried whose process dies, or whose connection is lost."""
 GONE = (Status.CRASHED, Status.LOST)
@@ -38,7 +37,7 @@ LOOK, LONGER = 1.0, 60.0
 """Seconds between two looks at whether an executor's place is still there, and that it may take longer than a trial."""
 MODULE = ("-m", "celosia.compiler.tune.station")
 """What Python runs to measure."""
-Keep = Callable[[int, Result], None]
+Keep = Callable[[int, TrialResult], None]
 
 
 class FleetError(RuntimeError):
@@ -53,7 +52,8 @@ class Job(Protocol):
         """A device that has run such a one has what others like it need."""
         ...
 
-    def run(self) -> Result: ...
+    def run(self) -> TrialResult:
+        """Measures it in this process. What goes wrong is a Status of the TrialResult."""
 
 
 class Measurer(Protocol):
@@ -61,11 +61,12 @@ class Measurer(Protocol):
 
     name: str
 
-    def measure(self, job: Job, deadline: float) -> Result:
-        """The Result of `job`, HUNG where there is none within `deadline` seconds."""
+    def measure(self, job: Job, deadline: float) -> TrialResult:
+        """The TrialResult of `job`, HUNG where there is none within `deadline` seconds."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what it has started."""
 
 
 class Here:
@@ -73,7 +74,7 @@ class Here:
 
     name = "this process"
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: Job, deadline: float) -> TrialResult:
         return job.run()
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ class Station:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: Job, deadline: float) -> TrialResult:
         late = threading.Event()
 
         def end() -> None:
@@ -102,18 +103,18 @@ class Station:
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
             self.close()
             what = f"no answer within {deadline:g} s" if late.is_set() else f"{type(error).__name__} {error}".strip()
-            return Result(Status.HUNG if late.is_set() else Status.CRASHED, detail=what)
+            return TrialResult(Status.HUNG if late.is_set() else Status.CRASHED, detail=what)
         finally:
             timer.cancel()
         return result
 
-    def _answer(self, job: Job) -> Result:
+    def _answer(self, job: Job) -> TrialResult:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         pickle.dump(job, process.stdin)
         process.stdin.flush()
         result = pickle.load(process.stdout)
-        if not isinstance(result, Result):
+        if not isinstance(result, TrialResult):
             raise ValueError(f"the answer is no Result but {str(result)[:60]}")
         return result
 
@@ -152,7 +153,7 @@ class Executed:
         self.name, self.executor, self.module, self.alive = name, executor, tuple(module), alive
         self._closed = False
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: Job, deadline: float) -> TrialResult:
         end = time.monotonic() + deadline + LONGER
         future = None
         try:
@@ -162,11 +163,11 @@ class Executed:
                     return future.result(max(0.0, min(LOOK, end - time.monotonic())))
                 except LateError:
                     if self._closed or not self.alive():
-                        return Result(Status.CRASHED, detail="its worker is gone")
+                        return TrialResult(Status.CRASHED, detail="its worker is gone")
                     if time.monotonic() >= end:
-                        return Result(Status.HUNG, detail=f"no answer within {deadline:g} s")
+                        return TrialResult(Status.HUNG, detail=f"no answer within {deadline:g} s")
         except Exception as error:  # the executor's own: a worker or its machine is gone
-            return Result(Status.CRASHED, detail=f"{type(error).__name__}: {error}")
+            return TrialResult(Status.CRASHED, detail=f"{type(error).__name__}: {error}")
         finally:
             if future is not None:
                 future.cancel()
@@ -179,7 +180,7 @@ _own = threading.local()
 """Of each thread of a worker: its Stations."""
 
 
-def measure_apart(module: Sequence[str], job: Job, deadline: float) -> Result:
+def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:
     """Measure `job` in a process beside this one, which stays for the next job of this thread."""
     stations: dict[Sequence[str], Station] = _own.__dict__.setdefault("stations", {})
     if module not in stations:
@@ -218,7 +219,7 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Give up what is under way and end all devices. Trials that this cuts off have no Result."""
+        """Give up what is under way and end all devices. Trials that this cuts off have no TrialResult."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -229,7 +230,7 @@ class Fleet:
         self.ended()
 
     def run(self, jobs: Sequence[Job], keep: Keep) -> None:
-        """Measure all `jobs`; `keep` gets the number and the Result of each as soon as it is there, one at a time.
+        """Measure all `jobs`; `keep` gets the number and the TrialResult of each as soon as it is there, one at a time.
         FleetError where no device is left: what was not kept then was not measured."""
         queue = _Queue(jobs)
         futures = [self._threads.submit(self._work, device, queue, keep) for device in self._alive()]
@@ -252,7 +253,7 @@ class Fleet:
     def _work(self, device: Measurer, queue: _Queue, keep: Keep) -> None:
         """Measure on `device` until nothing is left for it."""
         while (number := self._next(device, queue)) is not None:
-            result = Result(Status.CRASHED)
+            result = TrialResult(Status.CRASHED)
             try:
                 result = device.measure(queue.jobs[number], self.deadline)
             finally:
@@ -277,8 +278,8 @@ class Fleet:
                 self._changed.wait()
         return None
 
-    def _judge(self, device: Measurer, queue: _Queue, number: int, result: Result) -> bool:
-        """What a Result says of its device; whether another is to try the job again."""
+    def _judge(self, device: Measurer, queue: _Queue, number: int, result: TrialResult) -> bool:
+        """What a TrialResult says of its device; whether another is to try the job again."""
         with self._changed:
             failed = result.status in OF_THE_DEVICE
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0

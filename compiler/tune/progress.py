@@ -20,6 +20,7 @@ class Progress:
 
     @property
     def spent(self) -> int:
+        """Trials that count against `trials`."""
         return self.measured + self.known
 
     @property

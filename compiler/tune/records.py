@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program.files import OutputError
 from celosia.compiler.tensorize.space import Decisions
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.measure import Status, TrialResult
+from celosia.compiler.tune.pool import Fleet, Job
 from celosia.hw.config import Config
 from celosia.hw.plain import from_json
 
@@ -71,10 +72,10 @@ class Records:
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self.trials: dict[Key, Result] = {}
+        self.trials: dict[Key, TrialResult] = {}
         self.damaged = self.conflicts = 0
         """Lines that hold no record, or another than was written; and lines that contradict another one."""
-        self.by_workload: dict[tuple[str, str], dict[Key, Result]] = {}
+        self.by_workload: dict[tuple[str, str], dict[Key, TrialResult]] = {}
 
     @staticmethod
     def load(path: str | Path, must_exist: bool = True) -> Records:
@@ -101,7 +102,8 @@ class Records:
             raise RecordsError(f"{path} holds no records; give the file that `celosia tune --records` wrote")
         return records
 
-    def get(self, key: Key) -> Result | None:
+    def get(self, key: Key) -> TrialResult | None:
+        """What a trial has given, None where it is not known."""
         return self.trials.get(key)
 
     def knows(self, cfg: Config) -> bool:
@@ -119,13 +121,37 @@ class Records:
                 found._keep(key, result)
         return found
 
-    def add(self, key: Key, result: Result) -> None:
+    def add(self, key: Key, result: TrialResult) -> None:
         """Keep a trial, and write it. OutputError."""
         self._keep(key, result)
         if self.path is not None:
             append(self.path, _line(key, result))
 
-    def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, Result, bool] | None:
+    def measured(
+        self, fleet: Fleet, keys: Sequence[Key], job: Callable[[int], Job],
+        noted: Callable[[int, TrialResult, bool], None],
+        credible: Callable[[int, TrialResult], bool] = lambda place, result: True,
+    ) -> list[TrialResult]:  # fmt: skip
+        """The result of each key, of a trial that `fleet` runs and that is kept where no credible one is known.
+
+        job, credible: of the place in `keys`. noted: called with place, result and whether it is fresh, as soon as it
+        is known. FleetError, OutputError."""
+        known = {place: found for place, key in enumerate(keys) if (found := self.get(key)) and credible(place, found)}
+        for place, result in known.items():
+            noted(place, result, False)
+        missing = [place for place in range(len(keys)) if place not in known]
+
+        def keep(number: int, result: TrialResult) -> None:
+            place = missing[number]
+            known[place] = result
+            self.add(keys[place], result)
+            noted(place, result, True)
+
+        if missing:
+            fleet.run([job(place) for place in missing], keep)
+        return [known[place] for place in range(len(keys))]
+
+    def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, TrialResult, bool] | None:
         """The fewest cycles of a workload by that measurer; where it has measured none, by another one of them all.
         The last is whether it is exact: what another has measured is worth a try, and no more."""
         known = [(k, r) for k, r in self.by_workload.get((workload, cfg.digest), {}).items() if r.cost is not None]
@@ -133,7 +159,7 @@ class Records:
         found = min(exact or known, key=lambda each: (each[1].cycles, each[0].schedule), default=None)
         return None if found is None else (*found, bool(exact))
 
-    def _keep(self, key: Key, result: Result) -> None:
+    def _keep(self, key: Key, result: TrialResult) -> None:
         before = self.trials.get(key)
         if before is not None and (before.status, before.cycles) != (result.status, result.cycles):
             self.conflicts += before.status == result.status == Status.OK
@@ -142,7 +168,7 @@ class Records:
         self.by_workload.setdefault((key.workload, key.config), {})[key] = result
 
 
-def _worse(a: Result, b: Result) -> Result:
+def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
     """Of two answers to one question. What a device failed at once may be asked again, so that any answer is better."""
     settled = [each for each in (a, b) if each.status in (Status.OK, Status.WRONG, Status.REFUSED)]
     if len(settled) == 1:
@@ -151,7 +177,7 @@ def _worse(a: Result, b: Result) -> Result:
     return wrong[0] if wrong else max(a, b, key=lambda each: each.cycles)
 
 
-def _line(key: Key, result: Result) -> bytes:
+def _line(key: Key, result: TrialResult) -> bytes:
     row: dict[str, Any] = {
         "workload": key.workload, "config": key.config, "schedule": json.loads(key.schedule), "measurer": key.measurer,
         "status": result.status.value, "cycles": result.cycles, "detail": result.detail[:200],
@@ -175,7 +201,7 @@ def unsealed(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _parsed(line: bytes) -> tuple[Key, Result]:
+def _parsed(line: bytes) -> tuple[Key, TrialResult]:
     """ValueError, KeyError, TypeError for a damaged line."""
     row = unsealed(line)
     status, cycles = Status(row["status"]), row["cycles"]
@@ -185,7 +211,7 @@ def _parsed(line: bytes) -> tuple[Key, Result]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError("names are texts")
     key = Key(names[0], names[1], _canonical(row["schedule"]), names[2])
-    return key, replace(Result(status, cycles), detail=str(row["detail"]), seconds=float(row["seconds"]))
+    return key, replace(TrialResult(status, cycles), detail=str(row["detail"]), seconds=float(row["seconds"]))
 
 
 def append(path: Path, line: bytes) -> None:

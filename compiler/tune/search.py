@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from celosia.compiler.tune.model import Model
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.choices import SEARCH_NAMES
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
+from celosia.compiler.tune.points import Floats, Searched
 
 Costs = Sequence[tuple[int, float | None]]
 
@@ -198,9 +199,9 @@ class Guided(Search):
 
     curious = 0.05
 
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
         super().__init__(space, rng)
-        self.model = model or Model()
+        self.model = model or CostModel()
 
     def proposals(self, count: int) -> Iterable[int]:
         for number in np.argsort(self._expected(), kind="stable").tolist():
@@ -218,18 +219,29 @@ class Guided(Search):
         return np.maximum(self.model.expected(self.space), self.space.bounds)
 
 
-class Descent(Guided):
-    """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
-    where `patience` tries in a row have found nothing better."""
+class Patient(Guided):
+    """Counts how many tries in a row have found nothing better."""
 
     patience, worth = 32, 0.001
-    close = 0.0
-    """A regret that is good enough."""
 
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
+    def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
         super().__init__(space, rng, model)
         self.since = 0
         """Tries since the last that was better by `worth`."""
+
+    def tell(self, costs: Costs) -> None:
+        before = self.lowest
+        super().tell(costs)
+        better = self.lowest < before * (1 - self.worth)
+        self.since = 0 if better else self.since + len(costs)
+
+
+class Descent(Patient):
+    """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
+    where `patience` tries in a row have found nothing better."""
+
+    close = 0.0
+    """A regret that is good enough."""
 
     def proposals(self, count: int) -> Iterable[int]:
         if self.since >= self.patience or self.regret <= self.close:
@@ -244,23 +256,12 @@ class Descent(Guided):
         half = [number for number in order if number not in self.asked][: -(-count // 2)]
         yield from (*half, *around, *order) if self.known else order
 
-    def tell(self, costs: Costs) -> None:
-        before = self.lowest
-        super().tell(costs)
-        better = self.lowest < before * (1 - self.worth)
-        self.since = 0 if better else self.since + len(costs)
 
-
-class Climb(Guided):
+class Climb(Patient):
     """For spaces that grow: what lies around the best few points, by turns what the model expects to be cheapest and
     any. Ends where `patience` tries in a row have found nothing better."""
 
-    width, patience, worth = 3, 32, 0.005
-
-    def __init__(self, space: Searched, rng: np.random.Generator, model: Model | None = None) -> None:
-        super().__init__(space, rng, model)
-        self.since = 0
-        """Tries since the last that was better by `worth`."""
+    width, worth = 3, 0.005
 
     def proposals(self, count: int) -> Iterable[int]:
         if not self.known:
@@ -276,15 +277,22 @@ class Climb(Guided):
             yield from (likely, any_)
         yield from np.argsort(expected, kind="stable").tolist()
 
-    def tell(self, costs: Costs) -> None:
-        before = self.lowest
-        super().tell(costs)
-        better = self.lowest < before * (1 - self.worth)
-        self.since = 0 if better else self.since + len(costs)
 
-
-SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = {
-    "descent": Descent, "guided": Guided, "coordinates": Coordinates, "beam": Beam, "evolution": Evolution,
-    "annealing": Annealing, "random": Random, "exhaustive": Exhaustive, "climb": Climb,
-}  # fmt: skip
+_KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
+SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""
+
+
+def check_names(search: str, learner: str) -> None:
+    """ValueError for a search or a learner that there is not."""
+    for name, known in ((search, SEARCHES), (learner, LEARNERS)):
+        if name not in known:
+            raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+
+
+def begun(name: str, space: Searched, seed: int, model: CostModel) -> Search:
+    """The search of this name over `space`; one that learns does so with `model`."""
+    search = SEARCHES[name](space, np.random.default_rng(seed))
+    if isinstance(search, Guided):
+        search.model = model
+    return search

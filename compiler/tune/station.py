@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
-from celosia.compiler.tune.measure import Result
+from celosia.compiler.tune.measure import TrialResult
 from celosia.compiler.tune.pool import Job
 
 
-def serve(jobs: BinaryIO, results: BinaryIO, measured: Callable[[Job], Result]) -> None:
+def serve(jobs: BinaryIO, results: BinaryIO, measured: Callable[[Job], TrialResult]) -> None:
     """Answer each Job of `jobs` until there are no more."""
     while True:
         try:
@@ -27,7 +27,7 @@ def serve(jobs: BinaryIO, results: BinaryIO, measured: Callable[[Job], Result]) 
         results.flush()
 
 
-def main(measured: Callable[[Job], Result] = lambda job: job.run()) -> None:
+def main(measured: Callable[[Job], TrialResult] = lambda job: job.run()) -> None:
     """measured: who answers."""
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not come between answers

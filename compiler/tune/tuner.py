@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tune.measure import TIMED, Job, Judge, Result, Status, packed
-from celosia.compiler.tune.model import LEARNERS, Model
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
+from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
+from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.pool import GONE, Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search import SEARCHES, Guided, Search
-from celosia.compiler.tune.space import Point, Space, layer_space
+from celosia.compiler.tune.search import Search, begun, check_names
 
 AT_ONCE = 8
 """Points that a search is asked for."""
@@ -36,8 +34,8 @@ FINALISTS = 3
 """Points of a workload that are tried in the whole stream."""
 
 
-@dataclass
-class Subject:
+@dataclass(eq=False)
+class LayerSubject:
     """A workload that is tuned. usual, best: cycles of what the compiler takes, and the fewest, twice in a row."""
 
     occurrence: Occurrence
@@ -50,10 +48,12 @@ class Subject:
 
     @property
     def name(self) -> str:
+        """Of its layer."""
         return self.occurrence.layer.name
 
     @property
     def best(self) -> float:
+        """The fewest cycles found, inf before the first trial."""
         return self.search.lowest
 
     @property
@@ -64,11 +64,11 @@ class Subject:
 
 
 @dataclass
-class State(Progress):
+class NetworkState(Progress):
     """untuned, tuned: cycles of the network, without and as far as it is tuned. evaluations, known_evaluations: looks
     at the whole, now and from the records."""
 
-    subjects: list[Subject] = field(default_factory=list)
+    subjects: list[LayerSubject] = field(default_factory=list)
     untuned: int = 0
     tuned: int = 0
     evaluations: int = 0
@@ -89,16 +89,14 @@ class Tuner:
 
     def __init__(
         self, records: Records, fleet: Fleet, trials: int, judge: Judge = TIMED, search: str = "descent",
-        learner: str = "ridge", seed: int = 0, told: Callable[[State], None] = lambda state: None,
+        learner: str = "ridge", seed: int = 0, told: Callable[[NetworkState], None] = lambda state: None,
     ) -> None:  # fmt: skip
         """told: called after each trial and each look at the whole. search: a name of SEARCHES; learner: of LEARNERS.
         ValueError for others."""
-        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
-            if name not in known:
-                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        check_names(search, learner)
         self.records, self.fleet, self.judge = records, fleet, judge
-        self.search, self.model, self.seed, self.told = search, Model(LEARNERS[learner]), seed, told
-        self.state = State(trials)
+        self.search, self.model, self.seed, self.told = search, CostModel(LEARNERS[learner]), seed, told
+        self.state = NetworkState(trials)
         self.chosen: Tuned = {}
 
     def improve(self, network: Network) -> Image:
@@ -116,17 +114,12 @@ class Tuner:
         self.chosen = self._together(network)
         return network.build(self.chosen)
 
-    def _subject(self, network: Network, each: Occurrence) -> Subject | None:
+    def _subject(self, network: Network, each: Occurrence) -> LayerSubject | None:
         try:
             space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
         except Untileable:  # what is not laid out as the space knows it
             return None
-        rng = np.random.default_rng(self.seed)
-        kind = SEARCHES[self.search]
-        search = kind(space, rng)
-        if isinstance(search, Guided):
-            search.model = self.model
-        return Subject(each, space, search, packed(each.layer))
+        return LayerSubject(each, space, begun(self.search, space, self.seed, self.model), packed(each.layer))
 
     # Layers ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +127,7 @@ class Tuner:
         state, first = self.state, True
         while state.spent < state.trials:
             active = sorted((s for s in state.subjects if not s.done), key=lambda s: -s.promise)
-            asked: list[tuple[Subject, list[int]]] = []
+            asked: list[tuple[LayerSubject, list[int]]] = []
             left = state.trials - state.spent
             for subject in active if first else active[:TOGETHER]:
                 numbers = subject.search.ask(min(AT_ONCE, left))
@@ -149,42 +142,32 @@ class Tuner:
                 return
             self._round(network, asked)
 
-    def _round(self, network: Network, asked: list[tuple[Subject, list[int]]]) -> None:
+    def _round(self, network: Network, asked: list[tuple[LayerSubject, list[int]]]) -> None:
         """Measure what is not known, then tell the searches, in the order in which they asked."""
         trials = [(subject, number) for subject, numbers in asked for number in numbers]
         keys = [Key.of(network.cfg, s.space.name, s.space.points[n], self.judge.version) for s, n in trials]
-        results: dict[int, Result] = {}
-        for place, ((subject, number), key) in enumerate(zip(trials, keys)):
-            if (known := self.records.get(key)) is not None and self._credible(known, subject, number):
-                results[place] = known
-                self._count(subject, known, fresh=False)
-        missing = [place for place in range(len(trials)) if place not in results]
-
-        def keep(place: int, result: Result) -> None:
-            results[missing[place]] = result
-            self.records.add(keys[missing[place]], result)
-            self._count(trials[missing[place]][0], result, fresh=True)
-
-        jobs = [self._job(network, *trials[place]) for place in missing]
-        if jobs:
-            self.fleet.run(jobs, keep)
+        found = self.records.measured(
+            self.fleet, keys, lambda place: self._job(network, *trials[place]),
+            lambda place, result, fresh: self._count(trials[place][0], result, fresh),
+            lambda place, result: self._credible(result, *trials[place]),
+        )  # fmt: skip
+        results = dict(zip(trials, found))
         for subject, numbers in asked:
-            places = [place for place, trial in enumerate(trials) if trial[0] is subject and trial[1] in numbers]
-            subject.search.tell([(trials[place][1], results[place].cost) for place in places])
+            subject.search.tell([(number, results[subject, number].cost) for number in numbers])
         self.told(self.state)
 
-    def _job(self, network: Network, subject: Subject, number: int) -> Job:
+    def _job(self, network: Network, subject: LayerSubject, number: int) -> LayerJob:
         limit = int(ABORT * subject.best) if math.isfinite(subject.best) else 0
-        return Job(network.cfg, subject.layer, subject.space.points[number], self.judge, limit)
+        return LayerJob(network.cfg, subject.layer, subject.space.points[number], self.judge, limit)
 
-    def _credible(self, result: Result, subject: Subject, number: int) -> bool:
+    def _credible(self, result: TrialResult, subject: LayerSubject, number: int) -> bool:
         """Nothing takes fewer cycles than it can: who says so is not believed, and the trial runs again, as does one
         that was lost with its device."""
         if result.status in GONE:
             return False
         return result.status != Status.OK or result.cycles >= subject.space.bounds[number]
 
-    def _count(self, subject: Subject, result: Result, fresh: bool) -> None:
+    def _count(self, subject: LayerSubject, result: TrialResult, fresh: bool) -> None:
         subject.trials += 1
         self.state.measured += fresh
         self.state.known += not fresh
@@ -218,7 +201,7 @@ class Tuner:
                     state.tuned = cycles
         return chosen
 
-    def _finalists(self, subject: Subject) -> list[Point]:
+    def _finalists(self, subject: LayerSubject) -> list[Point]:
         """The best few that are better than what the compiler takes, and that itself; nothing where none are."""
         known = subject.search.known
         order = sorted((n for n in known if known[n] < subject.usual), key=lambda n: (known[n], n))[:FINALISTS]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import Format, formats, instruction_bytes
 
 
-def encode(cfg: Config, instructions: list[Instruction]) -> NDArray[np.uint8]:
+def encode(cfg: Config, instructions: list[Unencoded]) -> NDArray[np.uint8]:
     """One row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not fit its field."""
     words = np.zeros((len(instructions), instruction_bytes(cfg) // 8), np.uint64)
     opcodes = np.array([i.opcode for i in instructions], np.int64)
@@ -23,10 +23,13 @@ def encode(cfg: Config, instructions: list[Instruction]) -> NDArray[np.uint8]:
 
 def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
     """Instructions of one format, [count, size]."""
-    if unknown := {name for f in fields for name in f} - set(form.offsets):
+    given = set[str]().union(*fields)
+    if unknown := given - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
     words = np.zeros((len(fields), size), np.uint64)
     for field in form.fields:
+        if field.name not in given and field.name != "opcode":
+            continue  # 0
         default = int(form.opcode) if field.name == "opcode" else 0
         values = np.array([f.get(field.name, default) for f in fields], np.int64)
         for extreme in (values.min(), values.max()):

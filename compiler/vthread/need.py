@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from itertools import combinations, takewhile
 
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 from celosia.sim.touches import Range, complete, ranges
 
 
-def by_need(cfg: Config, instructions: list[Instruction]) -> list[Instruction]:
+def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
     """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
@@ -34,7 +34,7 @@ def by_need(cfg: Config, instructions: list[Instruction]) -> list[Instruction]:
     return [*sorted(first, key=lambda each: needed.get(id(each), len(rest))), *rest]
 
 
-def _ranges(cfg: Config, instruction: Instruction) -> list[Range]:
+def _ranges(cfg: Config, instruction: Unencoded) -> list[Range]:
     return ranges(cfg, instruction.opcode, complete(cfg, instruction.opcode, instruction.fields))
 
 

@@ -38,7 +38,7 @@ Load = Callable[[], Sequence[Phase | None]]
 
 
 @dataclass
-class Instruction:
+class Unencoded:
     """One instruction before encoding; `layer` is the number of the layer it belongs to."""
 
     opcode: Opcode
@@ -105,6 +105,7 @@ class Ring:
             yield end - size, end
 
     def release(self, place: tuple[int, int]) -> None:
+        """Gives a reserved place back."""
         self.reserved.remove(place)
         self.claims -= 1
 
@@ -173,7 +174,7 @@ class Stream:
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self.instructions: list[Instruction] = []
+        self.instructions: list[Unencoded] = []
         self.layer = 0
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
@@ -183,7 +184,8 @@ class Stream:
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
-        self.instructions.append(Instruction(opcode, fields, self.layer))
+        """Appends an instruction of the layer at hand."""
+        self.instructions.append(Unencoded(opcode, fields, self.layer))
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
         """Keep entries of `ring` until the tile that is loading has computed. Returns `first`."""
@@ -249,6 +251,7 @@ class Stream:
             self.advance()
 
     def finish(self) -> None:
+        """Lets all tiles compute that have loaded."""
         while self.make_room():
             pass
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Unit
 from celosia.hw.scratchpads import depths
@@ -67,7 +67,7 @@ class _Dram:
         return rows.view(self.write if written else self.read, self.granule)
 
 
-def insert_tokens(cfg: Config, instructions: list[Instruction], tracked_bytes: int) -> None:
+def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int) -> None:
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)

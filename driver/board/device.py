@@ -1,6 +1,6 @@
 """A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
 
-`BoardDevice` knows neither PYNQ nor Linux. It drives what implements `Registers` and `Memory`: `pynq_device` makes it
+`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `pynq_device` makes these
 of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
 """
 
@@ -54,12 +54,14 @@ LOADED = "operating"
 class Registers(Protocol):
     """The accelerator's registers. Offsets are bytes, values 32 bits."""
 
-    def read(self, offset: int) -> int: ...
+    def read(self, offset: int) -> int:
+        """The register at `offset`."""
 
-    def write(self, offset: int, value: int) -> None: ...
+    def write(self, offset: int, value: int) -> None:
+        """Writes the register at `offset`; returns when it is written."""
 
 
-class Buffer(Protocol):
+class BoardBuffer(Protocol):
     """Bytes that lie together in physical memory; the host may see them through a cache that the device does not see.
 
     `data` is the host's view. What it writes there reaches the device with `flush`; what the device has written it
@@ -69,15 +71,18 @@ class Buffer(Protocol):
     data: NDArray[np.uint8]
     physical_address: int
 
-    def flush(self, start: int, size: int) -> None: ...
+    def flush(self, start: int, size: int) -> None:
+        """`size` bytes from `start` on."""
 
-    def invalidate(self, start: int, size: int) -> None: ...
+    def invalidate(self, start: int, size: int) -> None:
+        """`size` bytes from `start` on."""
 
-    def free(self) -> None: ...
+    def free(self) -> None:
+        """Gives the memory back."""
 
 
-class Memory(Protocol):
-    def allocate(self, size: int) -> Buffer:
+class BoardMemory(Protocol):
+    def allocate(self, size: int) -> BoardBuffer:
         """`size` bytes (at least 1) from a page's start. MemoryError where there are not so many together."""
         ...
 
@@ -97,7 +102,7 @@ class BoardDevice:
     memory_model: str | None = "board"
 
     def __init__(
-        self, config: Config, registers: Registers, memory: Memory, *, clock_hz: float = CLOCK_HZ,
+        self, config: Config, registers: Registers, memory: BoardMemory, *, clock_hz: float = CLOCK_HZ,
         interrupt: Callable[[float], object] | None = None, now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep, watchdog_cycles: int = WATCHDOG_CYCLES,
         lease_cycles: int = LEASE_CYCLES, lock: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -112,7 +117,7 @@ class BoardDevice:
         with lock():
             self.control.check(config)
 
-    _buffer: Buffer | None
+    _buffer: BoardBuffer | None
 
     @property
     def last_error(self) -> tuple[Error, int] | None:
@@ -155,7 +160,7 @@ class BoardDevice:
         if self._process != os.getpid():
             raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
 
-    def _checked(self, addr: int, size: int) -> Buffer:
+    def _checked(self, addr: int, size: int) -> BoardBuffer:
         self._require_process()
         if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
             raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
@@ -250,7 +255,7 @@ def moments(
 
 
 class _PynqBuffer:
-    """A Buffer of what `pynq.allocate` gives: an array of numpy whose slices know their physical address, too."""
+    """A BoardBuffer of what `pynq.allocate` gives: an array of numpy whose slices know their physical address, too."""
 
     def __init__(self, buffer: Any) -> None:
         self.data: NDArray[np.uint8] = buffer
@@ -273,7 +278,7 @@ class _PynqMemory:
     def __init__(self, pynq: Any) -> None:
         self._pynq = pynq
 
-    def allocate(self, size: int) -> Buffer:
+    def allocate(self, size: int) -> BoardBuffer:
         try:
             return _PynqBuffer(self._pynq.allocate((size,), np.uint8, cacheable=True))
         except RuntimeError as error:  # what PYNQ raises where CMA is exhausted

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, Debug, Quiet, command, say
+from celosia.bitstreams.devices import Design
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, command, say
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-BoardOption = Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")]
-MaybeConfig = Annotated[
-    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's preset.")
-]
 
 
 @app.callback(epilog=EXIT_CODES)
@@ -37,14 +35,13 @@ def bitstream() -> None:
 @app.command(epilog=EXIT_CODES)
 @command
 def project(
-    board: BoardOption,
+    board: opt.Board,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a new one.")],
-    config: MaybeConfig = None,
+    config: opt.BoardConfig = None,
     clock: Annotated[
         int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator, by default the board's.")
     ] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Write a Vivado project: Verilog, constraints, the block design as Tcl.
 
@@ -54,11 +51,10 @@ def project(
       celosia bitstream build build/pynq-z2
     """
     from celosia.bitstreams.project import COMMAND, find_board, write_project
-    from celosia.driver.progress import Stages
     from celosia.hw.config import Config
 
     place, cfg = find_board(board), None if config is None else Config.load(config)
-    with Stages(quiet) as stages:
+    with common.progress_stages(quiet) as stages:
         stages("writing the Verilog")
         write_project(place, output, cfg, clock)
     if not quiet:
@@ -70,8 +66,7 @@ def project(
 @command
 def build(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `celosia bitstream project` wrote.")],
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run Vivado on a project; it leaves a .bit file, a .hwh file and a manifest in DIR.
 
@@ -89,11 +84,10 @@ def build(
 @app.command(epilog=EXIT_CODES)
 @command
 def report(
-    board: BoardOption,
-    config: MaybeConfig = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    board: opt.Board,
+    config: opt.BoardConfig = None,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them.
 
@@ -108,14 +102,13 @@ def report(
     from celosia.bitstreams.devices import DEVICES
     from celosia.bitstreams.project import find_board
     from celosia.bitstreams.synthesis import usage
-    from celosia.driver.progress import Stages
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), DEVICES[place.platform.device]
-    with Stages(quiet) as stages:
+    with common.progress_stages(quiet) as stages:
         used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.left(device), used.fits(device)
     if as_json:
@@ -137,16 +130,15 @@ def report(
 @app.command(epilog=EXIT_CODES)
 @command
 def timing(
-    board: BoardOption,
-    config: MaybeConfig = None,
+    board: opt.Board,
+    config: opt.BoardConfig = None,
     paths: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Paths to list, the longest first.")] = 20,
     place: Annotated[
         bool, typer.Option("--place", help="Place the cells, so that nets have a length: minutes more.")
     ] = False,
     rounds: Annotated[int | None, typer.Option(metavar="N", min=1, max=100, help="Rounds of placing.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each cell of the paths.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Estimate the clock at which a Config runs on a board's device, and list its longest paths, without Vivado.
 
@@ -164,7 +156,6 @@ def timing(
 
     from celosia.bitstreams import timing as sta
     from celosia.bitstreams.project import find_board
-    from celosia.driver.progress import Stages
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
@@ -174,7 +165,7 @@ def timing(
     chosen = find_board(board)
     cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)
     times = (rounds or sta.ROUNDS) if place else 0
-    with Stages(quiet) as stages:
+    with common.progress_stages(quiet) as stages:
         found = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"), times)
     if as_json:
         about = {"board": chosen.name, "device": device, "config": cfg.name, "digest": cfg.digest}
@@ -186,25 +177,15 @@ def timing(
         console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))
 
 
-class Ecp5Design(StrEnum):
-    """What `--design` takes."""
-
-    accelerator = "accelerator"
-    gemm = "gemm"
-
-
 @app.command(epilog=EXIT_CODES)
 @command
 def ecp5(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the bitstream goes.")],
     config: Annotated[str, typer.Option("--config", metavar="NAME|FILE", help="The accelerator.")] = "tiny",
-    design: Annotated[
-        Ecp5Design, typer.Option(help="All, or the gemm unit with its scratchpads.")
-    ] = Ecp5Design.accelerator,
+    design: Annotated[Design, typer.Option(help="All, or the gemm unit with its scratchpads.")] = Design.accelerator,
     clock: Annotated[float, typer.Option(metavar="MHZ", min=1, max=500, help="Clock to aim at.")] = 100,
     seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Placements to try; the fastest is taken.")] = 1,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Make a bitstream for an ECP5-85F with open tools, as evidence of size and timing: its ports end in registers.
 
@@ -212,14 +193,13 @@ def ecp5(
     Example:
       celosia bitstream ecp5 --config tiny --design gemm -o build/ecp5
     """
-    from celosia.bitstreams.ecp5 import Design, build
-    from celosia.driver.progress import Stages
+    from celosia.bitstreams.ecp5 import build
     from celosia.hw.config import Config
 
     cfg = Config.load(config)
-    with Stages(quiet) as stages:
+    with common.progress_stages(quiet) as stages:
         stages(f"building {cfg.name} ({design.value}) for the ECP5, minutes")
-        result = build(cfg, Design(design.value), output, clock, lambda step: stages(step, line=False), seeds)
+        result = build(cfg, design, output, clock, lambda step: stages(step, line=False), seeds)
     if not quiet:
         met = "met" if result.fmax_mhz >= clock else "missed"
         say(f"{output / result.bit}: {result.fmax_mhz} MHz ({clock:g} MHz {met}), {result.device}")

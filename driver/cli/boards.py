@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command, say
-from celosia.driver.cli.options import (
-    MaybeConfig,
-    Model,
-    NoCheck,
-    ShapeOption,
-    Sudo,
-    check_source,
-    program_there,
-    progress_stages,
-    shapes_of,
-)
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command, say
 
-if TYPE_CHECKING:
-    pass
+Bit = Annotated[Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")]
+Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")]
+MaybeHost = Annotated[
+    str | None, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one.")
+]
 
 
 @command
 def deploy(
-    model: Model,
-    host: Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")],
-    config: MaybeConfig = None,
-    sudo: Sudo = False,
-    shape: ShapeOption = None,
-    no_check: NoCheck = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    model: opt.Model,
+    host: Host,
+    config: opt.MaybeConfig = None,
+    sudo: opt.Sudo = False,
+    shape: opt.ShapeOption = None,
+    no_check: opt.NoCheck = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Put a Program and what runs it on a board, over ssh, and say what the board lacks.
 
@@ -46,12 +39,12 @@ def deploy(
     from celosia.driver.remote.runner import runner
     from celosia.driver.remote.ssh import connected
 
-    check_source(model)
-    shapes = shapes_of(shape)
-    with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+    common.check_source(model)
+    shapes = common.shapes_of(shape)
+    with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
-        program = program_there(model, config, stages, remote, no_check, shapes)
+        program = common.program_there(model, config, stages, remote, no_check, shapes)
         stages(f"copying to {host}")
         files = runner(), deployment.program_file(program)
         board = remote.status(*files)
@@ -65,17 +58,11 @@ def deploy(
 
 @command
 def flash(
-    bit: Annotated[
-        Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")
-    ],
-    board: Annotated[str, typer.Option("--board", metavar="NAME", help="pynq-z1, pynq-z2, ultra96 or zcu104.")],
-    host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one."),
-    ] = None,
-    sudo: Sudo = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    bit: Bit,
+    board: opt.Board,
+    host: MaybeHost = None,
+    sudo: opt.Sudo = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Load a bitstream into a board's FPGA, and check that its accelerator answers.
 
@@ -95,7 +82,7 @@ def flash(
     if host is None:
         clock = load(str(bit), manifest)
     else:
-        with progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+        with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
             stages(f"loading on {host}")
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:

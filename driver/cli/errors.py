@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import os
 import sys
 import tempfile
@@ -32,12 +33,11 @@ Exit codes:
   143  ended by SIGTERM
 """
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 
 
-def explained(error: Exception) -> tuple[int, str]:
-    """Exit code and sentence for an error of a command."""
+def _sentences() -> dict[int, tuple[type[Exception], ...]]:
+    """Errors that say in a sentence what is wrong, by exit code."""
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
@@ -47,13 +47,12 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
-    from celosia.compiler.selfcheck.check import SelfCheckError
     from celosia.compiler.tensorize.decisions import DecisionsError
-    from celosia.compiler.tune.model import MissingLearner
+    from celosia.compiler.tune.cost_model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
     from celosia.compiler.tune.records import RecordsError
+    from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
-    from celosia.driver.explore.space import SpaceError
     from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
@@ -65,19 +64,22 @@ def explained(error: Exception) -> tuple[int, str]:
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
-    wrong = ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError
-    if isinstance(error, (ExploreError, SpaceError)):
-        return WRONG_INPUT, str(error)
-    if isinstance(
-        error, (*wrong, OracleError, ManifestError, ProjectError, RecordsError, ReportError, TargetError, ThreadsError)
-    ):
-        return WRONG_INPUT, str(error)
-    if isinstance(error, (DeviceError, FleetError, PoolError, SshError)):
-        return RUN_FAILED, str(error)
-    if isinstance(
-        error, (BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError)
-    ):
-        return NO_TOOL, str(error)
+    wrong = (
+        ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError,
+        ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError, SpaceError, TargetError,
+        ThreadsError,
+    )  # fmt: skip
+    no_tool = BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError
+    return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """Exit code and sentence for an error of a command."""
+    from celosia.compiler.selfcheck.check import SelfCheckError
+
+    for code, classes in _sentences().items():
+        if isinstance(error, classes):
+            return code, str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and not place:
@@ -97,12 +99,14 @@ def say(text: str, error: bool = False) -> None:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command whose errors are one sentence and an exit code."""
+    """`function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
+    given = inspect.signature(function, eval_str=True)
+    debugging = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(function)
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
         try:
-            function(*args, debug=debug, **options)
+            function(*args, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
@@ -119,4 +123,5 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
+    checked.__signature__ = given.replace(parameters=[*given.parameters.values(), debugging])  # type: ignore[attr-defined]
     return checked

@@ -4,86 +4,76 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from celosia.driver.cli.errors import INTERRUPTED, Debug, Quiet, command
-from celosia.driver.cli.options import InsecurePool, Jobs, Pool, check_source, progress_stages
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.driver.choices import ALSO, BUDGET, DEFAULT_OBJECTIVES, OBJECTIVES, SEARCH_NAMES, WAYS
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import INTERRUPTED, command
 
-
-class Objective(StrEnum):
-    """What `--objective` takes."""
-
-    cycles = "cycles"
-    latency = "latency"
-    period = "period"
-    fps = "fps"
-    area = "area"
-    energy = "energy"
-
-
-class Way(StrEnum):
-    """What `--confirm` takes."""
-
-    yosys = "yosys"
-    rtl = "rtl"
-
-
-class SearchName(StrEnum):
-    """What `--search` takes."""
-
-    bottleneck = "bottleneck"
-    nsga2 = "nsga2"
-    random = "random"
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL.onnx", help="The models that the accelerator is for.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of points and front; go on with it later.")
+]
+Objective = Annotated[
+    list[str] | None,
+    opt.one_of(
+        names=(*OBJECTIVES, *ALSO),
+        help=f"What is wanted, by default {' and '.join(DEFAULT_OBJECTIVES)}; repeat it for several. fps means period, "
+        "the time from image to image; energy is a proxy.",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help=f"Of all runs together, as 90s, 30m or 2h; by default {BUDGET}."),
+]
+Points = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The most Configs to measure, of all runs together.")
+]
+Space = Annotated[
+    Path | None, typer.Option(metavar="FILE.toml", help="Values of Config fields, each one or a list of them.")
+]
+Left = Annotated[
+    float, typer.Option(min=0, max=99, metavar="PERCENT", help="Of each resource of the device, to stay free.")
+]
+Memory = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The memory of the timing model, by default the board's.")
+]
+Search = Annotated[str, opt.one_of(names=SEARCH_NAMES, help="How to look; see docs/explore.md.")]
+Confirm = Annotated[
+    list[str] | None,
+    opt.one_of(
+        names=WAYS, help="In the end count the front by yosys, or run it on rtl; minutes a point. Repeat it for both."
+    ),
+]
+Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")]
 
 
 @command
 def explore(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL.onnx", help="The models that the accelerator is for.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of points and front; go on with it later.")
-    ],
-    board: Annotated[str, typer.Option(metavar="NAME", help="The board that it must fit.")] = "pynq-z2",
-    objective: Annotated[
-        list[Objective] | None,
-        typer.Option(
-            help="What is wanted, by default cycles and area; repeat it for several. fps means period, the time from "
-            "image to image; energy is a proxy."
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of all runs together, as 90s, 30m or 2h; by default 10m.")
-    ] = None,
-    points: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The most Configs to measure, of all runs together.")
-    ] = None,
-    space: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Values of Config fields, each one or a list of them.")
-    ] = None,
-    left: Annotated[
-        float, typer.Option(min=0, max=99, metavar="PERCENT", help="Of each resource of the device, to stay free.")
-    ] = 5.0,
-    memory: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The memory of the timing model, by default the board's.")
-    ] = None,
-    search: Annotated[SearchName, typer.Option(help="How to look; see docs/explore.md.")] = SearchName.bottleneck,
-    confirm: Annotated[
-        list[Way] | None,
-        typer.Option(
-            help="In the end count the front by yosys, or run it on rtl; minutes a point. Repeat it for both."
-        ),
-    ] = None,
-    jobs: Jobs = None,
-    pool: Pool = None,
-    insecure_pool: InsecurePool = False,
-    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is random in a search.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    models: Models,
+    output: Output,
+    board: opt.Board = "pynq-z2",
+    objective: Objective = None,
+    budget: Budget = None,
+    points: Points = None,
+    space: Space = None,
+    left: Left = 5.0,
+    memory: Memory = None,
+    search: Search = SEARCH_NAMES[0],
+    confirm: Confirm = None,
+    jobs: opt.Jobs = None,
+    pool: opt.Pool = None,
+    insecure_pool: opt.InsecurePool = False,
+    deadline: Deadline = DEADLINE,
+    seed: opt.Seed = 0,
+    as_json: AsJson = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Search for the accelerators that are best for some models on a board, and write a front of Configs.
 
@@ -97,37 +87,40 @@ def explore(
       celosia explore model.onnx --space mine.toml --confirm yosys -o front
       celosia run model.onnx --random --config front/03-1x16x16-8a83ab.toml
     """
-    from celosia.driver import explore as exploring  # noqa: F401 - says at once where a part is missing
-    from celosia.driver.explore import explore as explorer
-    from celosia.driver.fleet import insecure
-    from celosia.driver.show import explore as show_explore
-
-    interrupted = False
-    with progress_stages(quiet) as stages:
-        for model in models:
-            check_source(model)
-        given = None if budget is None else explorer.seconds(budget)
-        if given is None and points is None:
-            given = explorer.seconds("10m")
-        stages("reading the models")
-        try:
-            found = explorer.explore(
-                models, board, objective=[each.value for each in objective or (Objective.cycles, Objective.area)],
-                budget=given, points=points, space=space, folder=output, memory=memory, left=left / 100,
-                search=search.value, jobs=jobs or os.cpu_count() or 1, deadline=deadline,
-                pool=insecure(pool) if insecure_pool else pool,
-                confirmed=[each.value for each in confirm or ()], seed=seed, progress=stages,
-                told=lambda state: stages.now(show_explore.line(state)),
-            )  # fmt: skip
-        except explorer.Interrupted as end:
-            found, interrupted = end.found, True
+    options: dict[str, Any] = {
+        "objective": objective or DEFAULT_OBJECTIVES, "points": points, "space": space, "folder": output,
+        "memory": memory, "left": left / 100, "search": search, "jobs": jobs or os.cpu_count() or 1,
+        "pool": common.pool_of(pool, insecure_pool), "deadline": deadline, "confirmed": confirm or (), "seed": seed,
+    }  # fmt: skip
+    if budget is None and points is None:
+        budget = BUDGET
+    report, interrupted = _explored(models, board, budget, quiet, options)
     if as_json:
-        typer.echo(json.dumps(found.report, indent=1))
+        typer.echo(json.dumps(report, indent=1))
     elif not quiet:
-        from celosia.driver.show.table import console
+        from celosia.driver.show import explore as show
 
-        for each in show_explore.front(found.report, output):
-            console().print(each, highlight=False)
+        common.show(show.front(report, output), highlight=False)
     if interrupted:
         typer.secho(f"celosia: interrupted; the front so far is in {output}, the same command goes on", err=True)
         raise typer.Exit(INTERRUPTED)
+
+
+def _explored(
+    models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
+    """(the report, whether Ctrl-C has ended it)."""
+    from celosia.driver.explore import explore as explorer
+    from celosia.driver.show import explore as show
+
+    with common.progress_stages(quiet) as stages:
+        for model in models:
+            common.check_source(model)
+        seconds = None if budget is None else explorer.seconds(budget)
+        stages("reading the models")
+        try:
+            told = lambda state: stages.now(show.line(state))  # noqa: E731
+            found = explorer.explore(models, board, budget=seconds, progress=stages, told=told, **options)
+        except explorer.Interrupted as end:
+            return end.found.report, True
+    return found.report, False

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command, say
-from celosia.driver.cli.options import (
-    ConfigOption,
-    Memory,
-    check_destinations,
-    check_source,
-    memory_options,
-    progress_stages,
-)
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command, say
 
 
 @command
 def verilog(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="TOP.v", help="The file to write.")],
-    config: ConfigOption = "pynq",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    config: opt.ConfigOption = "pynq",
+    quiet: opt.Quiet = False,
 ) -> None:
     """Write the Verilog of one accelerator.
 
@@ -33,8 +25,8 @@ def verilog(
       celosia verilog -o top.v
       celosia verilog --config my_accelerator.toml -o top.v
     """
-    with progress_stages(quiet) as stages:
-        check_destinations([], output)
+    with common.progress_stages(quiet) as stages:
+        common.check_destinations([], output)
         from celosia.compiler.program.files import write_text
         from celosia.hw.config import Config
 
@@ -54,7 +46,6 @@ def configs(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML, to change and to use.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """List the accelerators that have a name, or print one as a TOML file.
 
@@ -80,12 +71,11 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=V1,V2", help="Values of a Config field to try; repeat it for others."),
     ] = None,
-    config: ConfigOption = "pynq",
-    memory: Memory = None,
+    config: opt.ConfigOption = "pynq",
+    memory: opt.Memory = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a plot and the table as a page.")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the rows.")] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    report: opt.Report = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Compile a model for many Configs, and compare their cycles, by the timing model, and what they take of an FPGA.
 
@@ -98,11 +88,10 @@ def sweep(
     """
     if not given:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
-    behind = memory_options(memory, "timed")
-    with progress_stages(quiet) as stages:
-        check_source(model)
-        check_destinations([model], html, report)
-        from celosia.compiler.program.files import write_text
+    behind = common.memory_options(memory, "timed")
+    with common.progress_stages(quiet) as stages:
+        common.check_source(model)
+        common.check_destinations([model], html, report)
         from celosia.driver import sweep as sweeping
         from celosia.driver.show import hardware as show
         from celosia.driver.show.table import console
@@ -112,8 +101,7 @@ def sweep(
     told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
     if html is not None:
         sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note()}").save(html)
-    if report is not None:
-        write_text(report, json.dumps(rows, indent=1) + "\n")
+    common.write_json(report, rows)
     if not quiet:
         console().print(show.swept(told, rows))
         console().print(sweeping.note(), highlight=False)
@@ -127,7 +115,6 @@ def cache(
         str | None, typer.Option(metavar="SIZE", help="Remove what was used least recently until it fits, as 500MB.")
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Show what is kept on disk between runs: simulators, Verilog, kernels.
 

@@ -3,99 +3,79 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from celosia.driver.cli.errors import Debug, Quiet, command
-from celosia.driver.cli.options import (
-    WITH_CYCLES,
-    Address,
-    ConfigOption,
-    DeviceName,
-    Digest,
-    Inputs,
-    MaybeConfig,
-    Mean,
-    Memory,
-    Model,
-    NoCheck,
-    Random,
-    Rebuild,
-    Simulator,
-    Std,
-    Sudo,
-    Trust,
-    Trusted,
-    address_options,
-    advise,
-    check_destinations,
-    check_source,
-    keep_of,
-    memory_options,
-    pixels_of,
-    program_of,
-    program_there,
-    progress_stages,
-    read_inputs,
-)
+from celosia.compiler.tune.choices import BOARD
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.common import Trust
+from celosia.driver.cli.errors import command
+from celosia.driver.run.devices import DEVICES
+from celosia.sim.devices import SIMULATORS, WITH_CYCLES
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from celosia.compiler.program import Program
     from celosia.driver.progress import Stages
     from celosia.driver.run.result import Result
 
-
-DEVICES = ("functional", "timed", "rtl", "board")
-"""What `run --device` takes, beside ssh://USER@BOARD."""
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join((*DEVICES, BOARD + "USER@BOARD")),
+        help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
+        "or that of a board over ssh.",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")]
+Report = Annotated[
+    Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
+]
+Html = Annotated[Path | None, typer.Option(metavar="PAGE.html", help="Write figures of the run, for a browser.")]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
+]
+Dump = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENSOR|all", help="Write this tensor inside the model to --output, too, or all; may be repeated."
+    ),
+]
+Layers = Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")]
 
 
 @command
 def run(
-    model: Model,
-    inputs: Inputs = None,
-    random: Random = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="functional|timed|rtl|board|ssh://USER@BOARD",
-            help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
-            "or that of a board over ssh.",
-        ),
-    ] = "functional",
-    config: MaybeConfig = None,
-    memory: Memory = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
-    ] = None,
-    sudo: Sudo = False,
-    address: Address = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write figures of the run, for a browser.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
-    ] = None,
-    dump: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TENSOR|all", help="Write this tensor inside the model to --output, too, or all; may be repeated."
-        ),
-    ] = None,
-    mean: Mean = None,
-    std: Std = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")] = False,
-    no_check: NoCheck = False,
-    trust: Trusted = False,
-    digest: Digest = None,
-    rebuild_kernels: Rebuild = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    model: opt.Model,
+    inputs: opt.Inputs = None,
+    random: opt.Random = False,
+    device: Device = "functional",
+    config: opt.MaybeConfig = None,
+    memory: opt.Memory = None,
+    threads: Threads = None,
+    sudo: opt.Sudo = False,
+    address: opt.Address = None,
+    output: Output = None,
+    report: Report = None,
+    html: Html = None,
+    trace: Trace = None,
+    dump: Dump = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    layers: Layers = False,
+    no_check: opt.NoCheck = False,
+    trust: opt.Trusted = False,
+    digest: opt.Digest = None,
+    rebuild_kernels: opt.Rebuild = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
 
@@ -111,159 +91,180 @@ def run(
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    on_board = device == "board" or device.startswith("ssh://")
-    if trace is not None and device not in WITH_CYCLES and not on_board:
-        raise typer.BadParameter(
-            "--trace needs --device timed or rtl, or a board whose Config has a trace_depth: the others do not tell "
-            "each instruction's time"
-        )
-    if device not in DEVICES and not device.startswith("ssh://"):
-        from celosia.hw.config import did_you_mean
-
-        near = did_you_mean(device, DEVICES)
-        raise typer.BadParameter(f"there is no device {device!r}{near}; take {', '.join(DEVICES)} or ssh://USER@BOARD")
-    if dump and output is None:
-        raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
-    trusted = Trust(trust, digest, rebuild_kernels)
-    options, simulated, keep = address_options(address), memory_options(memory, device), keep_of(dump)
-    from celosia.compiler.program.host.threads import default_threads, thread_count
-    from celosia.driver.runtime import Runtime
-    from celosia.driver.tools import require_tools
-
-    with progress_stages(quiet) as stages:
-        check_source(model)
-        check_destinations([model], output, report, trace, html)
-        if html is not None:
-            from celosia.driver.pages.page import require
-
-            require()
-        if not device.startswith("ssh://"):
-            require_tools(device, model)
-        threads = default_threads() if threads is None else thread_count(threads)
-        values = read_inputs(model, inputs, random, pixels_of(mean, std, quiet))
-        if device.startswith("ssh://"):
-            program, result = _run_there(
-                device, sudo, model, config, values, threads, options, stages, no_check, keep, trusted
-            )
+    options = _device_options(device, memory, address)
+    files = _Files(output, report, html, trace, dump or [])
+    source = _Source(model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check)
+    with common.progress_stages(quiet) as stages:
+        files.check(device, model)
+        threads = _ready(device, model, threads)
+        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet))
+        if device.startswith(BOARD):
+            program, result = _run_there(source, device, values, threads, stages, sudo, **options)
         else:
-            shapes = _shapes(model, values)
-            program = program_of(model, config, stages, no_check, shapes=shapes, keep=keep, trust=trusted)
-            if device == "rtl":
-                simulated |= {"progress": stages.cycles, "quiet": quiet}
-            options = options if device == "board" else simulated
-            with Runtime(program, device, threads, **options) as runtime:
-                with stages.paused():
-                    runtime.open()
-                stages(f"running on the {device} device")
-                result = runtime.run(values)
-    _write(result, program, output, dump, report, trace)
-    if html is not None:
-        from celosia.driver.pages.run import of_run
-
-        of_run(program, result.report, result.counters).save(html)
-    advise(program, quiet)
+            options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
+            program, result = _run_here(source, device, values, threads, stages, **options)
+    files.write(program, result)
+    common.advise(program, quiet)
     if not quiet:
         _show(result, layers)
 
 
-def _shapes(source: Path, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays given for inputs whose sizes the model in `source` leaves open; none for a Program."""
-    from celosia.compiler.program import Program
+def _device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
+    if device not in DEVICES and not device.startswith(BOARD):
+        common.no_device(device, DEVICES)
+    on_board, simulated = common.address_options(address), common.memory_options(memory, device)
+    return simulated if device in SIMULATORS else on_board
 
-    if not source.is_file() or Program.is_program(source):
-        return {}
-    from celosia.compiler.graph.dimensions import open_inputs
-    from celosia.compiler.graph.importer import read
 
-    if not open_inputs(read(source, data=False)):
-        return {}
-    from celosia.driver.specialise import OpenModel
+def _ready(device: str, model: Path, threads: int | None) -> int:
+    """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
+    ThreadsError."""
+    from celosia.compiler.program.host.threads import default_threads, thread_count
+    from celosia.driver.tools import require_tools
 
-    return OpenModel(source).shapes(values)
+    if not device.startswith(BOARD):
+        require_tools(device, model)
+    return default_threads() if threads is None else thread_count(threads)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A Program, or a model that becomes one: what `common.program_of` takes."""
+
+    path: Path
+    config: str | None
+    keep: str | list[str]
+    trust: Trust
+    no_check: bool
+
+    def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Those of the arrays given for inputs whose sizes the model leaves open; none of a Program."""
+        from celosia.compiler.graph.dimensions import open_inputs
+        from celosia.compiler.graph.importer import read
+
+        if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
+            return {}
+        from celosia.driver.specialise import OpenModel
+
+        return OpenModel(self.path).shapes(values)
+
+
+def _run_here(
+    source: _Source, device: str, values: dict[str, Any], threads: int, stages: Stages, **options: Any
+) -> tuple[Program, Result]:
+    from celosia.driver.runtime import Runtime
+
+    program = common.program_of(
+        source.path, source.config, stages, source.no_check, shapes=source.shapes(values), keep=source.keep,
+        trust=source.trust,
+    )  # fmt: skip
+    with Runtime(program, device, threads, **options) as runtime:
+        with stages.paused():
+            runtime.open()
+        stages(f"running on the {device} device")
+        return program, runtime.run(values)
 
 
 def _run_there(
-    url: str,
-    sudo: bool,
-    source: Path,
-    config: str | None,
-    values: dict[str, Any],
-    threads: int | None,
-    options: dict[str, Any],
-    stages: Stages,
-    no_check: bool,
-    keep: str | list[str],
-    trust: Trust,
+    source: _Source, url: str, values: dict[str, Any], threads: int, stages: Stages, sudo: bool, **options: Any
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver.remote import deploy
     from celosia.driver.remote.ssh import connected
 
-    place, _, device = url.removeprefix("ssh://").partition("/")
+    place, _, device = url.removeprefix(BOARD).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
-            f"there is no device {device!r} on a board; take ssh://{place}, or /functional after it"
+            f"there is no device {device!r} on a board; take {BOARD}{place}, or /functional after it"
         )
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = program_there(source, config, stages, remote, no_check, _shapes(source, values), keep, trust)
+        program = common.program_there(
+            source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
+            source.trust,
+        )  # fmt: skip
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
 
-def _write(
-    result: Result, program: Program, output: Path | None, dump: list[str] | None, report: Path | None,
-    trace: Path | None,
-) -> None:  # fmt: skip
-    from celosia.compiler.program.files import write_text
-    from celosia.driver import arrays
+@dataclass(frozen=True)
+class _Files:
+    """What is written of a run, and where; None: not at all. dump: tensors inside the model that `output` gets, too."""
 
-    if output is not None:
-        names = result.tensors if "all" in (dump or []) else dump or []
-        arrays.write_outputs(output, result.outputs | {name: result.tensors[name] for name in names})
-    if report is not None:
-        write_text(report, json.dumps(result.report, indent=1) + "\n")
-    if trace is not None:
-        from celosia.driver.timeline import timeline
-        from celosia.sim.memory import clock_mhz
+    output: Path | None
+    report: Path | None
+    html: Path | None
+    trace: Path | None
+    dump: list[str]
 
-        if result.counters and not any(each.events for each in result.counters):
+    def check(self, device: str, model: Path) -> None:
+        """That all can be written, before anything slow."""
+        if self.trace is not None and device == "functional":
             raise typer.BadParameter(
-                "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
-                "bitstream of it"
+                f"--trace needs --device {' or '.join(WITH_CYCLES)}, or a board whose Config has a trace_depth: the "
+                "others do not tell each instruction's time"
             )
-        memory = result.report["memory_model"]
-        made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
-        write_text(trace, json.dumps(made) + "\n")
+        if self.dump and self.output is None:
+            raise typer.BadParameter("--dump needs --output OUT.npz, where the tensors go")
+        common.check_source(model)
+        common.check_destinations([model], self.output, self.report, self.trace, self.html)
+        if self.html is not None:
+            from celosia.driver.pages.page import require
+
+            require()
+
+    def write(self, program: Program, result: Result) -> None:
+        """OutputError."""
+        if self.output is not None:
+            from celosia.driver import arrays
+
+            names = result.tensors if "all" in self.dump else self.dump
+            arrays.write_outputs(self.output, result.outputs | {name: result.tensors[name] for name in names})
+        common.write_json(self.report, result.report)
+        if self.trace is not None:
+            _write_trace(self.trace, program, result)
+        if self.html is not None:
+            from celosia.driver.pages.run import of_run
+
+            of_run(program, result.report, result.counters).save(self.html)
+
+
+def _write_trace(path: Path, program: Program, result: Result) -> None:
+    from celosia.compiler.program.files import write_text
+    from celosia.driver.timeline import timeline
+    from celosia.sim.memory import clock_mhz
+
+    if result.counters and not any(each.events for each in result.counters):
+        raise typer.BadParameter(
+            "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
+            "bitstream of it"
+        )
+    memory = result.report["memory_model"]
+    made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
+    write_text(path, json.dumps(made) + "\n")
 
 
 def _show(result: Result, layers: bool) -> None:
     from celosia.driver.show import run as show
-    from celosia.driver.show.table import console
 
-    out = console()
-    out.print(show.summary(result.report))
+    parts: list[RenderableType] = [show.summary(result.report)]
     if result.report["layers"]:
-        out.print()
-        out.print(show.layers(result.report, layers))
-        for table in (show.advice_on_layers(result.report), show.blocks(result.report)):
-            if table is not None:
-                out.print()
-                out.print(table)
-    out.print()
-    for name, array in result.outputs.items():
-        out.print(show.output(name, array))
+        tables = show.layers(result.report, layers), show.advice_on_layers(result.report), show.blocks(result.report)
+        parts += [part for table in tables if table is not None for part in ("", table)]
+    common.show([*parts, "", *(show.output(name, array) for name, array in result.outputs.items())])
+
+
+Count = Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")]
 
 
 @command
 def demo(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")] = 10,
-    device: Simulator = DeviceName.rtl,
-    config: ConfigOption = "pynq",
-    memory: Memory = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    count: Count = 10,
+    device: opt.Simulator = "rtl",
+    config: opt.ConfigOption = "pynq",
+    memory: opt.Memory = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Classify pictures of clothes with a ResNet-8 on the RTL, and compare every byte with onnxruntime.
 
@@ -273,8 +274,8 @@ def demo(
       celosia demo --count 100 --config tiny
       celosia demo --device timed --memory pynq-z2
     """
-    simulated = memory_options(memory, device.value)
+    simulated = common.memory_options(memory, device)
     from celosia.driver.demo import run as run_demo
 
-    with progress_stages(quiet) as stages:
-        run_demo(count, device.value, config, stages, **simulated)
+    with common.progress_stages(quiet) as stages:
+        run_demo(count, device, config, stages, **simulated)

@@ -2,108 +2,80 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
-from celosia.driver.cli.errors import Debug, Quiet, command
-from celosia.driver.cli.options import (
-    WITH_CYCLES,
-    Address,
-    ConfigOption,
-    InsecurePool,
-    Jobs,
-    Memory,
-    NoCheck,
-    Pool,
-    ShapeOption,
-    Sudo,
-    address_options,
-    check_destinations,
-    check_source,
-    memory_options,
-    progress_stages,
-    shapes_of,
-)
+from celosia.compiler.tune.choices import BOARD, DEADLINE, LEARNER_NAMES, SEARCH_NAMES
+from celosia.driver.choices import KERNEL_TRIALS, TRIALS
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command
+from celosia.sim.devices import WITH_CYCLES
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from celosia.driver.tune import Tuning
 
 CPU = "cpu"
 """The device that is no accelerator."""
-
-
-class SearchName(StrEnum):
-    """What `--search` takes."""
-
-    descent = "descent"
-    guided = "guided"
-    coordinates = "coordinates"
-    beam = "beam"
-    evolution = "evolution"
-    annealing = "annealing"
-    random = "random"
-    exhaustive = "exhaustive"
-    climb = "climb"
-
-
-class LearnerName(StrEnum):
-    """What `--learner` takes."""
-
-    ridge = "ridge"
-    trees = "trees"
+Records = Annotated[
+    Path, typer.Option(metavar="FILE", help="Where trials are kept, for `compile --records` and to go on later.")
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join((*WITH_CYCLES, BOARD + "USER@BOARD", CPU)),
+        help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh. With cpu, "
+        "kernels that run on this processor are tuned instead.",
+    ),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help=f"The most schedules to try, by default {TRIALS}; of {CPU} {KERNEL_TRIALS}."),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(min=1, metavar="SECONDS", help=f"For one trial; by default {DEADLINE / 60:g} minutes."),
+]
+Search = Annotated[
+    str | None,
+    opt.one_of(
+        names=SEARCH_NAMES,
+        help=f"How layers are searched, by default {SEARCH_NAMES[0]}, kernels climb; see docs/tuning.md.",
+    ),
+]
+Learner = Annotated[str, opt.one_of(names=LEARNER_NAMES, help="What learns from trials; trees need the extra `tune`.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="PROGRAM", help="Write the tuned Program.")]
 
 
 @command
 def tune(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model: int8, or with QDQ nodes.")],
-    records: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where trials are kept, for `compile --records` and to go on later.")
-    ],
-    config: ConfigOption = "pynq",
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="timed|rtl|ssh://USER@BOARD|cpu",
-            help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh. With cpu, "
-            "kernels that run on this processor are tuned instead.",
-        ),
-    ] = "timed",
-    memory: Memory = None,
-    trials: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The most schedules to try, by default 1000; of cpu 300.")
-    ] = None,
-    jobs: Jobs = None,
-    pool: Pool = None,
-    insecure_pool: InsecurePool = False,
-    sudo: Sudo = False,
-    address: Address = None,
-    deadline: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="For one trial; by default ten minutes.")
-    ] = None,
-    search: Annotated[
-        SearchName | None,
-        typer.Option(help="How layers are searched, by default descent, kernels climb; see docs/tuning.md."),
-    ] = None,
-    learner: Annotated[
-        LearnerName, typer.Option(help="What learns from trials; trees need the extra `tune`.")
-    ] = LearnerName.ridge,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is random in a search.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PROGRAM", help="Write the tuned Program.")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Write the report.")] = None,
-    shape: ShapeOption = None,
-    no_check: NoCheck = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    model: opt.OnnxModel,
+    records: Records,
+    config: opt.ConfigOption = "pynq",
+    device: Device = "timed",
+    memory: opt.Memory = None,
+    trials: Trials = None,
+    jobs: opt.Jobs = None,
+    pool: opt.Pool = None,
+    insecure_pool: opt.InsecurePool = False,
+    sudo: opt.Sudo = False,
+    address: opt.Address = None,
+    deadline: Deadline = None,
+    search: Search = None,
+    learner: Learner = LEARNER_NAMES[0],
+    seed: opt.Seed = 0,
+    output: Output = None,
+    report: opt.Report = None,
+    shape: opt.ShapeOption = None,
+    no_check: opt.NoCheck = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Look for schedules of a model's layers that take fewer cycles than those that the compiler takes.
 
@@ -118,66 +90,62 @@ def tune(
       celosia tune model.onnx --pool dask://big:8786 --records tuned.jsonl
       celosia tune model.onnx --device cpu --records tuned.jsonl
     """
-    board = device.startswith("ssh://")
-    if device not in (*WITH_CYCLES, CPU) and not board:
-        from celosia.hw.config import did_you_mean
-
-        known = (*WITH_CYCLES, CPU)
-        near = did_you_mean(device, known)
-        raise typer.BadParameter(f"there is no device {device!r}{near}; take {', '.join(known)} or ssh://USER@BOARD")
-    if device == CPU and (unused := [name for name, given in (("--memory", memory), ("--pool", pool)) if given]):
-        raise typer.BadParameter(f"{unused[0]} is of the accelerator; leave it out, or take another device than {CPU}")
-    behind = memory_options(memory, "timed" if board or device == CPU else device)
-    base = address_options(address).get("base")
-    with progress_stages(quiet) as stages:
-        shapes = shapes_of(shape)
-        check_source(model)
-        check_destinations([model], output, report)
-        check_destinations([model], records)
-        jobs = jobs or os.cpu_count() or 1
-        given = {"trials": trials, "search": search and search.value, "deadline": deadline}
-        common: dict[str, Any] = {
-            "records": records, "jobs": jobs, "learner": learner.value, "seed": seed, "check": not no_check,
-            "shapes": shapes, **{name: value for name, value in given.items() if value},
-        }  # fmt: skip
-        from celosia.driver import tune as tuning
-        from celosia.driver import tune_cpu
-        from celosia.driver.fleet import insecure
-        from celosia.driver.show import tune as show
-        from celosia.driver.show import tune_cpu as show_kernels
-
+    measuring = _measuring(device, memory, pool, insecure_pool, sudo, address)
+    given = {"trials": trials, "search": search, "deadline": deadline}
+    options: dict[str, Any] = {
+        "records": records, "jobs": jobs or os.cpu_count() or 1, "learner": learner, "seed": seed,
+        "check": not no_check, **{name: value for name, value in given.items() if value}, **measuring,
+    }  # fmt: skip
+    with common.progress_stages(quiet) as stages:
+        options["shapes"] = common.shapes_of(shape)
+        common.check_source(model)
+        common.check_destinations([model], output, report)
+        common.check_destinations([model], records)
         with stages.paused():
-            if device == CPU:
-                found, lines = _found(tune_cpu.tune_cpu, show_kernels, model, config, quiet, common)
-            else:
-                common |= {
-                    "device": device,
-                    "pool": insecure(pool) if insecure_pool else pool,
-                    "sudo": sudo,
-                    "base": base,
-                }
-                common["memory"] = behind["memory"].name if behind else "zynq-hp"
-                found, lines = _found(tuning.tune, show, model, config, quiet, common)
+            found, lines = _found(device, model, config, quiet, options)
         if output is not None:
             stages("writing the Program")
             found.program.save(output)
-    if report is not None:
-        from celosia.compiler.program.files import write_text
-
-        write_text(report, json.dumps(found.report, indent=1) + "\n")
+    common.write_json(report, found.report)
     if not quiet:
-        from celosia.driver.show.table import console
+        common.show(lines)
 
-        for each in lines:
-            console().print(each)
+
+def _measuring(
+    device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
+) -> dict[str, Any]:
+    """Options of `celosia.tune` that say who measures; none of them is for kernels."""
+    known = (*WITH_CYCLES, CPU)
+    if device not in known and not device.startswith(BOARD):
+        common.no_device(device, known)
+    if device == CPU:
+        for name, given in (("--memory", memory), ("--pool", pool)):
+            if given:
+                raise typer.BadParameter(
+                    f"{name} is of the accelerator; leave it out, or take another device than {CPU}"
+                )
+        return {}
+    behind = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
+    base = common.address_options(address).get("base")
+    from celosia.sim.memory import ZYNQ_HP
+
+    return {
+        "device": device, "memory": behind.get("memory", ZYNQ_HP).name, "sudo": sudo, "base": base,
+        "pool": common.pool_of(pool, insecure_pool),
+    }  # fmt: skip
 
 
 def _found(
-    search: Callable[..., Tuning], shown: ModuleType, model: Path, config: str, quiet: bool, options: dict[str, Any]
+    device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
-    """What `search` has found, and how `shown` tells it."""
+    """What the search has found, and how it is told."""
+    from celosia.driver import tune, tune_cpu
     from celosia.driver.progress import Live
+    from celosia.driver.show import tune as show
+    from celosia.driver.show import tune_cpu as show_kernels
 
+    search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
+    shown: ModuleType = show_kernels if device == CPU else show
     with Live(quiet) as live:
         told = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
         found = search(model, config, **options, told=told)

@@ -11,11 +11,12 @@ from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.compile import compile
 from celosia.driver.arrays import read_inputs
+from celosia.driver.choices import WAYS
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import RUNGS, Point
-from celosia.driver.explore.subject import Subject
+from celosia.driver.explore.subject import ExploredModel
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
@@ -31,7 +32,7 @@ def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], 
                 break
             point = rest[0]
             say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
-            found = WAYS[way](explorer.ladder, point, say)
+            found = _CONFIRM[way](explorer.ladder, point, say)
             explorer.ladder.points.add(found)
             explorer.ladder.refit()
             explorer.reconsider()
@@ -56,7 +57,7 @@ def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
     return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
 
 
-def rtl_cycles(subject: Subject, cfg: Config, memory: str) -> int:
+def rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
     """Cycles of a run with inputs that are made up, compiled as `subject.timed` does."""
     program = compile(subject.path, cfg, check=False, records="none")
     inputs = read_inputs([], program.inputs, random=True)
@@ -68,4 +69,4 @@ def _higher(point: Point, rung: str) -> str:
     return max(point.rung, rung, key=RUNGS.index)
 
 
-WAYS: dict[str, Callable[[Ladder, Point, Say], Point]] = {"yosys": _yosys, "rtl": _rtl}
+_CONFIRM: dict[str, Callable[[Ladder, Point, Say], Point]] = dict(zip(WAYS, (_yosys, _rtl), strict=True))

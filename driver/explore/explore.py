@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from celosia.bitstreams.boards import Board
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.pool import Fleet
+from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm, result
-from celosia.driver.explore.explorer import Explorer, State
+from celosia.driver.explore.configs import ConfigSpace, Values, board_of
+from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.objectives import ALSO, OBJECTIVES
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
 from celosia.driver.explore.search import SEARCHES, spread
-from celosia.driver.explore.space import Space, Values, board_of
-from celosia.driver.explore.subject import Subject, nothing_on_accelerator, placed, with_records
+from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
 from celosia.sim.memory import memory_model
@@ -53,12 +55,12 @@ class Exploration:
 
 
 def explore(
-    models: str | Path | Sequence[str | Path], board: str = "pynq-z2", *, objective: Sequence[str] = ("cycles", "area"),
-    budget: float | None = None, points: int | None = None, space: str | Path | Values | Space | None = None,
+    models: str | Path | Sequence[str | Path], board: str = "pynq-z2", *, objective: Sequence[str] = DEFAULT_OBJECTIVES,
+    budget: float | None = None, points: int | None = None, space: str | Path | Values | ConfigSpace | None = None,
     folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
     jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
     fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
-    told: Callable[[State], None] = lambda state: None,
+    told: Callable[[ExploreState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
     """Search for the Configs that no other is better than, for these models on `board`.
 
@@ -74,7 +76,7 @@ def explore(
     goes on. memory: a memory model, by default the board's. left: share of each resource that stays free. search: of
     SEARCHES. jobs: processes that measure; 0: this one. pool: "dask://HOST:PORT", whose workers have the models under
     the same paths. deadline: seconds for a model on a Config. confirmed: "yosys", "rtl" or both: how the front is
-    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the State.
+    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
@@ -84,49 +86,23 @@ def explore(
     searches. `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was
     left to look at.
     """
-    objective = [ALSO.get(name, name) for name in objective]
-    from celosia.driver.explore.front import on_front
-
-    on_front(np.ones((1, 1)))  # says at once that moocore is missing
-    _check(objective, confirmed, search)
-    place = board_of(board)
-    try:
-        behind = memory_model(memory or place.memory.name).name
-    except ValueError as error:
-        raise ExploreError(str(error)) from None
-    around = space if isinstance(space, Space) else Space.of(place, space)
+    objective = _checked(objective, confirmed, search)
+    place, behind = _place(board, memory)
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
+    around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
     context = context_of(subjects, board, behind)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
     on_cpu = {each.name: placed(each, place.config) for each in subjects}
-    before, started = known.seconds, time.perf_counter()
-
-    def clock() -> float:
-        return before + time.perf_counter() - started
-
-    stopped: BaseException | None = None
+    clock = _clock(known.seconds)
     with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
         progress(f"measuring {place.preset}, to compare with")
-        known_before = len(known.known)
-        preset = _preset(ladder, place.config)
-        rng = np.random.default_rng(seed)
-        start = beginning(ladder, around, rng)
-        explorer = Explorer(ladder, around, SEARCHES[search](around, rng, start), objective, preset, told)
-        explorer.state.budget, explorer.state.spent = budget, before
-        explorer.resume(list(known.known.values()))
-        if preset is not None and len(known.known) > known_before and preset.cfg.digest in explorer.measured:
-            explorer.state.points, explorer.state.known = 1, explorer.state.known - 1
+        explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
-        at_once = BATCH * max(1, len(measuring.devices))
-        try:
-            explorer.run(lambda state: _room(state, clock(), budget, points), at_once)
-            if confirmed:
-                confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
-        except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
-            stopped, explorer.state.ended = error, "interrupted"
-            explorer.gather()
+        stopped = _explored(explorer, budget, points, confirmed, progress)
     found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(found) from None
@@ -135,7 +111,57 @@ def explore(
     return found
 
 
-def beginning(ladder: Ladder, space: Space, rng: np.random.Generator) -> list[Config]:
+def _place(board: str, memory: str | None) -> tuple[Board, str]:
+    """The board, and the memory that the timing model has for it. ExploreError, SpaceError."""
+    place = board_of(board)
+    try:
+        return place, memory_model(memory or place.memory.name).name
+    except ValueError as error:
+        raise ExploreError(str(error)) from None
+
+
+def _clock(before: float) -> Callable[[], float]:
+    """Tells seconds from now on, those of earlier runs among them."""
+    started = time.perf_counter()
+    return lambda: before + time.perf_counter() - started
+
+
+def _explorer(
+    ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
+    told: Callable[[ExploreState], None],
+) -> Explorer:  # fmt: skip
+    """With the board's preset measured, and what earlier runs know."""
+    known = ladder.points
+    spent, known_before = known.seconds, len(known.known)
+    preset = _preset(ladder, ladder.board.config)
+    rng = np.random.default_rng(seed)
+    start = beginning(ladder, space, rng)
+    explorer = Explorer(ladder, space, SEARCHES[search](space, rng, start), objective, preset, told)
+    explorer.state.budget, explorer.state.spent = budget, spent
+    explorer.resume(list(known.known.values()))
+    if preset is not None and len(known.known) > known_before and preset.cfg.digest in explorer.measured:
+        explorer.state.points, explorer.state.known = 1, explorer.state.known - 1
+    return explorer
+
+
+def _explored(
+    explorer: Explorer, budget: float | None, points: int | None, confirmed: Sequence[str],
+    progress: Callable[[str], None],
+) -> BaseException | None:  # fmt: skip
+    """Runs it to its end. Returns what has interrupted it."""
+    clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
+    try:
+        explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
+        if confirmed:
+            confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
+    except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
+        explorer.state.ended = "interrupted"
+        explorer.gather()
+        return error
+    return None
+
+
+def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
     """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
     for models have the fewest instructions on them, so that something is known soon."""
     first = space.nearest(ladder.board.config)
@@ -143,23 +169,28 @@ def beginning(ladder: Ladder, space: Space, rng: np.random.Generator) -> list[Co
     return others if first is None else [first, *others]
 
 
-def _check(objective: Sequence[str], confirmed: Sequence[str], search: str) -> None:
-    for what, given, there in (
-        ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, confirm.WAYS),
-        ("search", [search], SEARCHES),
+def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> list[str]:
+    """The objectives by their own names. ExploreError where a name is none; MissingLibrary without moocore."""
+    from celosia.driver.explore.front import on_front
+
+    on_front(np.ones((1, 1)))  # says at once that moocore is missing
+    objective = [ALSO.get(name, name) for name in given]
+    for what, names, there in (
+        ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, WAYS), ("search", [search], SEARCHES),
     ):  # fmt: skip
-        for name in given:
+        for name in names:
             if name not in there:
                 raise ExploreError(f"there is no {what} {name!r}; take {', '.join(there)}")
     if not objective or len(set(objective)) != len(objective):
         raise ExploreError(f"give each objective once, at least one of {', '.join(OBJECTIVES)}")
+    return objective
 
 
-def subjects_of(models: Sequence[str | Path]) -> list[Subject]:
+def subjects_of(models: Sequence[str | Path]) -> list[ExploredModel]:
     """ExploreError where there are none, or two of one name; ModelError."""
     if not models:
         raise ExploreError("give at least one model")
-    found = [Subject.of(each) for each in models]
+    found = [ExploredModel.of(each) for each in models]
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -182,7 +213,7 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2] or "s"]
 
 
-def _room(state: State, now: float, budget: float | None, points: int | None) -> int:
+def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
     """How many more Configs may be measured; where none, the state says what has ended it."""
     if budget is not None and now >= budget:
         state.ended = "budget"

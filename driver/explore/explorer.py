@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from celosia.driver.choices import OBJECTIVES
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.ladder import Correction, Ladder
-from celosia.driver.explore.objectives import OBJECTIVES
 from celosia.driver.explore.records import Point
-from celosia.driver.explore.search import Outcome, Search
-from celosia.driver.explore.space import Space
+from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
 
 WIDE, STEPS = 4, 4
 """Configs in closed form for each that is measured, and how often a search is asked for so many before."""
@@ -26,7 +26,7 @@ FAR = float(np.log(64))
 
 
 @dataclass
-class State:
+class ExploreState:
     """How far an exploration is. points: those measured by the search; known: before it; looked: Configs in closed
     form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None
     without. ended: what has ended it before nothing was left: "budget", "points" or "interrupted"."""
@@ -59,8 +59,8 @@ class Explorer:
     """Looks for the front of `names` of OBJECTIVES with one search over one space."""
 
     def __init__(
-        self, ladder: Ladder, space: Space, search: Search, names: Sequence[str], preset: Point | None = None,
-        told: Callable[[State], None] = lambda state: None,
+        self, ladder: Ladder, space: ConfigSpace, search: ConfigSearch, names: Sequence[str],
+        preset: Point | None = None, told: Callable[[ExploreState], None] = lambda state: None,
     ) -> None:  # fmt: skip
         """preset: what the hypervolume that is told is measured by."""
         self.ladder, self.space, self.search, self.names, self.told = ladder, space, search, list(names), told
@@ -68,7 +68,7 @@ class Explorer:
         self.preset = preset
         self.filtering = True
         """Whether the closed form decides what is measured; else all that the search asks for is."""
-        self.state = State()
+        self.state = ExploreState()
         self.waiting: dict[str, Point] = {}
         self.measured: dict[str, Point] = {}
         self.correction = Correction(space, self.names)
@@ -99,7 +99,7 @@ class Explorer:
         self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
         self._count()
 
-    def run(self, room: Callable[[State], int], at_once: int) -> None:
+    def run(self, room: Callable[[ExploreState], int], at_once: int) -> None:
         """Search until there is nothing left, or `room` for no more Configs. At most `at_once` are measured before the
         next look at both. FleetError, OutputError."""
         while (count := min(at_once, room(self.state))) > 0:
@@ -136,7 +136,7 @@ class Explorer:
         if fresh and self.filtering:  # the search walks on in closed form
             expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
             limits = [self.ladder.limits(point) for point in fresh]
-            self.search.tell([Outcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
+            self.search.tell([ConfigOutcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
 
     def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
         """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
@@ -180,11 +180,11 @@ class Explorer:
         assert point.failure is not None
         self.state.failed[point.failure.kind] = self.state.failed.get(point.failure.kind, 0) + 1
 
-    def _outcome(self, point: Point) -> Outcome:
+    def _outcome(self, point: Point) -> ConfigOutcome:
         if not point.measured or not self.ladder.fits(point):
-            return Outcome(point.cfg, None, {})
+            return ConfigOutcome(point.cfg, None, {})
         figures = self.ladder.figures(point)
-        return Outcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limits(point))
+        return ConfigOutcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limits(point))
 
     def _count(self) -> None:
         values = self.values(self.measured.values())

@@ -47,12 +47,6 @@ def hypervolume(points: Floats, worst: Floats) -> float:
     return float(_moocore().hypervolume(np.log(points), ref=worst))
 
 
-def contributions(points: Floats, worst: Floats) -> Floats:
-    """What the hypervolume would lose without each of `points`."""
-    whole = hypervolume(points, worst)
-    return np.array([whole - hypervolume(np.delete(points, n, axis=0), worst) for n in range(len(points))])
-
-
 def promising(known: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
     """The `count` of the `expected` points that would add most to the hypervolume of `known`, one after the other; of
     those that add nothing the ones nearest to adding something."""

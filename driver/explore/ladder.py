@@ -18,15 +18,15 @@ from celosia.bitstreams import area
 from celosia.bitstreams.boards import Board
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import RESOURCES
-from celosia.compiler.tune.measure import Result, Status
-from celosia.compiler.tune.model import ridge
+from celosia.compiler.tune.cost_model import ridge
+from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.front import Floats
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Failure, Point, Points
-from celosia.driver.explore.space import Space
-from celosia.driver.explore.subject import Ask, Cost, Subject, cost_of
+from celosia.driver.explore.subject import Ask, Cost, ExploredModel, cost_of
 from celosia.hw.config import Config
 
 Told = Callable[[Point], None]
@@ -42,7 +42,7 @@ class Ladder:
     exploring until now. on_cpu: operators of each model, by name, that may stay on the CPU.
     """
 
-    subjects: list[Subject]
+    subjects: list[ExploredModel]
     board: Board
     memory: str
     left: float
@@ -82,10 +82,10 @@ class Ladder:
         """Each with the Cost of every model. Nothing takes fewer products, so that `packed` is no question here."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
         asks = [Ask(subject, replace(points[n].cfg, packed=True), rung, self.memory) for n, subject in jobs]
-        results: dict[int, dict[str, Result]] = {number: {} for number in range(len(points))}
+        results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
         found: list[Point] = []
 
-        def keep(place: int, result: Result) -> None:
+        def keep(place: int, result: TrialResult) -> None:
             number, subject = jobs[place]
             results[number][subject.name] = result
             if len(results[number]) == len(self.subjects):
@@ -95,7 +95,7 @@ class Ladder:
             self.fleet.run(asks, keep)
         return found
 
-    def _judged(self, point: Point, results: dict[str, Result]) -> Point:
+    def _judged(self, point: Point, results: dict[str, TrialResult]) -> Point:
         for name, result in results.items():
             if result.status != Status.OK:
                 kind = "lost" if result.status in AFTER_ALL else "layers"
@@ -144,6 +144,7 @@ class Ladder:
         return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
 
     def fits(self, point: Point) -> bool:
+        """Whether the board's device holds it with enough to spare."""
         return self._of_device(point).failure is None
 
     # Objectives -----------------------------------------------------------------------------------------------------
@@ -178,12 +179,13 @@ def _counted(point: Point) -> area.Counted:
 class Correction:
     """What the closed form gets wrong, learned from points that went up: a factor for each objective."""
 
-    def __init__(self, space: Space, names: Sequence[str]) -> None:
+    def __init__(self, space: ConfigSpace, names: Sequence[str]) -> None:
         self.space, self.names = space, names
         self.rows: list[Floats] = []
         self.targets: list[list[float]] = []
 
     def learn(self, cfg: Config, expected: dict[str, float], found: dict[str, float]) -> None:
+        """From the closed form's objectives of `cfg`, and those of the timing model."""
         self.rows.append(self._features(cfg))
         self.targets.append([float(np.log(found[name] / expected[name])) for name in self.names])
 

@@ -11,15 +11,6 @@ from celosia.driver.explore.subject import Cost
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import scratchpads
 
-OBJECTIVES = {
-    "cycles": "cycles for an image, the geometric mean of the models",
-    "latency": "milliseconds from start to end of a run, the geometric mean of the models",
-    "period": "milliseconds from image to image: the less, the more images a second",
-    "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
-    "energy": "microjoules for an image, a proxy: what multiplications, scratchpads and DRAM take",
-}
-ALSO = {"fps": "period"}
-"""Other names that a user may give."""
 MAC_PJ = 0.2 + 0.1
 """An 8-bit product and a 32-bit sum, 45 nm, 0.9 V: M. Horowitz, Computing's energy problem, ISSCC 2014,
 figure 1.1.9."""

@@ -22,7 +22,7 @@ from celosia.compiler.program.saved import make
 from celosia.compiler.tune.measure import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.hardware import Resources
-from celosia.driver.explore.subject import Cost, Subject
+from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
@@ -76,6 +76,7 @@ class Point:
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:
+        """As a line of the file; `from_json` reads it."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {
             "digest": self.cfg.digest, "set": fields, "rung": self.rung,
@@ -138,6 +139,7 @@ class Points:
             append(self.path, sealed(point.to_json()))
 
     def get(self, cfg: Config) -> Point | None:
+        """What is known of `cfg`, whatever its name."""
         return self.known.get(cfg.digest)
 
     @property
@@ -151,7 +153,7 @@ class Points:
             self.known[point.cfg.digest] = point
 
 
-def context_of(subjects: list[Subject], board: str, memory: str) -> dict[str, Any]:
+def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
     """What looks depend on."""
     models = {each.name: each.digest for each in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}

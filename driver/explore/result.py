@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program.files import write_text
+from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.front import knee
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.objectives import OBJECTIVES
 from celosia.driver.explore.records import PRESET, Point
 from celosia.driver.oracle import MissingLibrary
 from celosia.driver.pages.front import of_front

@@ -2,7 +2,7 @@
 
     search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
     while found := search.ask(8):
-        search.tell([Outcome(cfg, objectives(cfg), {"gemm": 1.0}) for cfg, how in found])
+        search.tell([ConfigOutcome(cfg, objectives(cfg), {"gemm": 1.0}) for cfg, how in found])
 
 `ask` gives Configs of the space that were never asked for or told of before, with a few words on why, and none once
 there are no more. Nothing here knows what a model is, or how Configs are judged.
@@ -16,8 +16,9 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
+from celosia.driver.choices import SEARCH_NAMES
+from celosia.driver.explore.configs import TRIES, ConfigSpace
 from celosia.driver.explore.front import Floats, on_front, ranks
-from celosia.driver.explore.space import TRIES, Space
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import scratchpads
 
@@ -34,7 +35,7 @@ Proposal = tuple[Config, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConfigOutcome:
     """objectives: None where the Config is none that can be taken; expected ones, until it is measured. limits: which
     unit bounds it, for which share of the models."""
 
@@ -43,15 +44,15 @@ class Outcome:
     limits: Mapping[str, float]
 
 
-class Search:
+class ConfigSearch:
     """What all have in common: what was asked for, and what is known."""
 
-    def __init__(self, space: Space, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
+    def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
         """start: Configs that are asked for first."""
         self.space, self.rng = space, rng
         self.start = [each for each in start if each in space]
         self.asked: set[str] = set()
-        self.known: dict[str, Outcome] = {}
+        self.known: dict[str, ConfigOutcome] = {}
 
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` new Configs."""
@@ -65,7 +66,7 @@ class Search:
                 found.append((cfg, how))
         return found
 
-    def tell(self, outcomes: Sequence[Outcome]) -> None:
+    def tell(self, outcomes: Sequence[ConfigOutcome]) -> None:
         """What came of Configs that were asked for, or of others."""
         for each in outcomes:
             self.asked.add(each.cfg.digest)
@@ -76,7 +77,8 @@ class Search:
         return iter(())
 
     @property
-    def good(self) -> list[Outcome]:
+    def good(self) -> list[ConfigOutcome]:
+        """What came to an end with objectives."""
         return [each for each in self.known.values() if each.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
@@ -91,11 +93,11 @@ class Search:
             yield from ((cfg, "the rest") for cfg in self.space)
 
 
-class Random(Search):
+class RandomConfigs(ConfigSearch):
     """Any Config."""
 
 
-class Bottleneck(Search):
+class Bottleneck(ConfigSearch):
     """From each Config on the front: more of what limits it, also for as many bytes, less of what does not, and both.
 
     A tenth are random ones, so that no part of the space is cut off.
@@ -116,7 +118,7 @@ class Bottleneck(Search):
                 yield cfg, "at random"
             yield each
 
-    def _moves(self, outcome: Outcome) -> Iterator[Proposal]:
+    def _moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
         """From one Config, what is likely to help first."""
         cfg = outcome.cfg
         searched = set(self.space.searched)
@@ -152,7 +154,7 @@ class Bottleneck(Search):
         return self.space.moved(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
 
 
-class Nsga2(Search):
+class Nsga2(ConfigSearch):
     """NSGA-II (Deb and others, 2002): parents by tournaments of rank and crowding, fields crossed and mutated."""
 
     population = 32
@@ -201,15 +203,15 @@ def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64
     return found
 
 
-def _matrix(outcomes: Sequence[Outcome]) -> Floats:
+def _matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
     return np.array([each.objectives for each in outcomes], np.float64)
 
 
-SEARCHES: dict[str, type[Search]] = {"bottleneck": Bottleneck, "nsga2": Nsga2, "random": Random}
+SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, RandomConfigs), strict=True))
 
 
 def spread(
-    space: Space, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
+    space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
     """`count` Configs at random that fit, each far from those before it."""
     drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
@@ -221,7 +223,7 @@ def spread(
     return chosen
 
 
-def _apart(space: Space, one: Config, other: Config) -> float:
+def _apart(space: ConfigSpace, one: Config, other: Config) -> float:
     """In how many fields two Configs differ, by steps."""
     total = 0.0
     for name in space.searched:

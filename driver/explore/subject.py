@@ -22,14 +22,14 @@ from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
 from celosia.compiler.launch.image import Image
-from celosia.compiler.launch.lowering import Plan, lower
+from celosia.compiler.launch.lowering import LaunchLayers, lower
 from celosia.compiler.layer import Conv, Untileable
 from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import TIMED, Judge, Result, Status
+from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.config import Config
@@ -41,7 +41,7 @@ UNITS = tuple(unit.name.lower() for unit in Unit)
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExploredModel:
     """A model that is explored. digest: of its file."""
 
     name: str
@@ -49,13 +49,13 @@ class Subject:
     digest: str
 
     @staticmethod
-    def of(path: str | Path) -> Subject:
+    def of(path: str | Path) -> ExploredModel:
         """ModelError where there is no such file."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}") from None
-        return Subject(Path(path).stem, str(Path(path).resolve()), hashlib.sha256(data).hexdigest()[:32])
+        return ExploredModel(Path(path).stem, str(Path(path).resolve()), hashlib.sha256(data).hexdigest()[:32])
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,25 @@ class Cost:
 
 
 @lru_cache(maxsize=8)
-def _graph(subject: Subject, batch: int) -> tuple[ir.Model, int]:
+def _graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
     """The graph after its passes, and images in a run. ModelError."""
     found = specialise(subject.path, None, batch)
     PASSES.run(found.graph)
     return found.graph, batch if found.batched else 1
 
 
-def placed(subject: Subject, cfg: Config, products: bool = False) -> int:
+def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
     """Operators that stay on the CPU, tiles not looked at; or the products of those that do not. ModelError."""
     selection = select(_graph(subject, cfg.batch)[0], cfg)
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
-def nothing_on_accelerator(subject: Subject) -> str:
+def nothing_on_accelerator(subject: ExploredModel) -> str:
     """What is wrong with a model of which no Config can be judged."""
     return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
 
 
-def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
+def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 
     Untileable where a layer does not fit the scratchpads; ModelError.
@@ -128,7 +128,7 @@ def closed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
 
-def timed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
+def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Compiled, and its instructions on the timing model. ModelError."""
     graph, images = _graph(subject, cfg.batch)
     lowered = lower(cfg, graph, Planner(cfg))
@@ -144,16 +144,16 @@ def timed(subject: Subject, cfg: Config, memory: MemoryModel | str) -> Cost:
     return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
 
 
-def with_records(subject: Subject, cfg: Config, memory: str) -> int | None:
+def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
     """Cycles under the schedules that come with Celosia for this Config, as `compile` takes them; None without any."""
     if not (known := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
 
-    def network(plan: Plan, planner: Planner) -> Network:
+    def network(plan: LaunchLayers, planner: Planner) -> Network:
         return Network(cfg, *plan, planner)
 
-    def image(plan: Plan, planner: Planner) -> Image:
+    def image(plan: LaunchLayers, planner: Planner) -> Image:
         return apply(network(plan, planner), known, TIMED, known)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
@@ -165,9 +165,9 @@ RUNGS = {"closed": closed, "timed": timed}
 
 @dataclass(frozen=True)
 class Ask:
-    """A Job of a Fleet: a model on a Config at a rung of RUNGS. Its Result says the Cost as JSON."""
+    """A Job of a Fleet: a model on a Config at a rung of RUNGS. Its TrialResult says the Cost as JSON."""
 
-    subject: Subject
+    subject: ExploredModel
     cfg: Config
     rung: str
     memory: MemoryModel | str
@@ -177,19 +177,20 @@ class Ask:
         """The model, whose graph is loaded."""
         return self.subject.digest
 
-    def run(self) -> Result:
+    def run(self) -> TrialResult:
+        """Where the Job is measured; the Status says what went wrong."""
         try:
-            if Subject.of(self.subject.path).digest != self.subject.digest:
-                return Result(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
+            if ExploredModel.of(self.subject.path).digest != self.subject.digest:
+                return TrialResult(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
             cost = RUNGS[self.rung](self.subject, self.cfg, self.memory)
         except Untileable as error:
-            return Result(Status.REFUSED, detail=str(error))
+            return TrialResult(Status.REFUSED, detail=str(error))
         except ModelError as error:
-            return Result(Status.FAILED, detail=str(error))
-        return Result(Status.OK, max(1, cost.cycles), json.dumps(asdict(cost)))
+            return TrialResult(Status.FAILED, detail=str(error))
+        return TrialResult(Status.OK, max(1, cost.cycles), json.dumps(asdict(cost)))
 
 
-def cost_of(result: Result) -> Cost:
-    """What an Ask has found out; of a Result that is OK."""
+def cost_of(result: TrialResult) -> Cost:
+    """What an Ask has found out; of a TrialResult that is OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)

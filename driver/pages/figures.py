@@ -49,6 +49,7 @@ ROWS = 40
 
 
 def made_figure(height: int, tools: str = "", **options: Any) -> Any:
+    """A figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
     made = figure(
         height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
         background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
@@ -147,6 +148,7 @@ def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
+    """What is told of the part of `renderers` under the pointer, at most three."""
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
 
 
@@ -240,6 +242,7 @@ TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
 
 
 def layer_colour(number: int) -> str:
+    """The same for a layer in every figure."""
     return LAYER_COLOURS[number % len(LAYER_COLOURS)]
 
 

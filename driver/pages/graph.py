@@ -27,7 +27,7 @@ ROW, MIDDLE, EDGE = 26, 96, 6
 
 
 @dataclass(frozen=True)
-class Node:
+class DrawnNode:
     """place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers of nodes before it."""
 
     name: str
@@ -37,13 +37,13 @@ class Node:
     reads: tuple[int, ...] = ()
 
 
-def nodes_of_report(report: Mapping[str, Any]) -> list[Node]:
+def nodes_of_report(report: Mapping[str, Any]) -> list[DrawnNode]:
     """Of a report, which does not say what reads what: layers, then the CPU's operators."""
-    layers = [Node(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
-    return layers + [Node(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
+    layers = [DrawnNode(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
+    return layers + [DrawnNode(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
 
 
-def nodes(program: Program, report: Mapping[str, Any]) -> list[Node]:
+def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
     """Of a Program, with the edges; layers read what other layers left in the bytes of DRAM that they load."""
     return _Walk(program, report).nodes
 
@@ -56,7 +56,7 @@ class _Walk:
         self._made: dict[str, set[int]] = {}
         self._bytes = np.full(program.image_address, NOBODY, np.int32)
         self._rows = iter(report["layers"])
-        self.nodes = [Node(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
+        self.nodes = [DrawnNode(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
         self._made.update({each.name: {number} for number, each in enumerate(program.inputs)})
         for step in program.steps:
             if isinstance(step, LaunchStep):
@@ -67,7 +67,7 @@ class _Walk:
             self._add(each.name, program.shape_text(each), "border", "output", self._made.get(each.name, set()))
 
     def _add(self, name: str, what: str, place: str, why: str, reads: Iterable[int]) -> int:
-        self.nodes.append(Node(name, what, place, why, tuple(sorted(reads))))
+        self.nodes.append(DrawnNode(name, what, place, why, tuple(sorted(reads))))
         return len(self.nodes) - 1
 
     def _cpu(self, step: CpuStep | HostStep) -> None:
@@ -130,7 +130,7 @@ def _limit(row: Mapping[str, Any]) -> str:
 # Drawing ----------------------------------------------------------------------------------------------------
 
 
-def drawing(nodes: list[Node]) -> str:
+def drawing(nodes: list[DrawnNode]) -> str:
     """The rows as HTML, and beside them a line from each node to those that read it."""
     lines = "".join(_line(start, end) for end, node in enumerate(nodes) for start in node.reads)
     marks = "".join(
@@ -142,7 +142,7 @@ def drawing(nodes: list[Node]) -> str:
     return f'<div class="graph">{svg}<ol>{"".join(map(_row, nodes))}</ol></div>'
 
 
-def _row(node: Node) -> str:
+def _row(node: DrawnNode) -> str:
     told = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
     return f"<li><b>{escape(short(node.name, NAME))}</b> {told}</li>"
 

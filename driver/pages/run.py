@@ -11,7 +11,7 @@ from typing import Any
 from celosia.compiler.program import LayerInfo, PartInfo, Program
 from celosia.compiler.program.files import reading
 from celosia.driver.pages.activity import Activity, activity
-from celosia.driver.pages.graph import Node, drawing, nodes, nodes_of_report
+from celosia.driver.pages.graph import DrawnNode, drawing, nodes, nodes_of_report
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.driver.run import explain
@@ -98,7 +98,7 @@ def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], what: str) -> None:
 
 
 def _page(
-    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[Node], program: Program | None,
+    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[DrawnNode], program: Program | None,
     found: Activity | None, how: str,
 ) -> Page:  # fmt: skip
     cfg = Config.from_dict(report["config"])
@@ -132,7 +132,7 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, how: str, timed: bool, tra
 
 
 def _facts(
-    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: Sequence[Node]
+    report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: Sequence[DrawnNode]
 ) -> list[tuple[str, str]]:
     facts = []
     if report["cycles"]:
@@ -288,7 +288,7 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
     )  # fmt: skip
 
 
-def _graph(graph: list[Node], program: Program | None) -> Section:
+def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
     free = sum(each["place"] == "free" for each in program.placements) if program is not None else 0
     text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."

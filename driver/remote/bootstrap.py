@@ -18,6 +18,7 @@ MARK = b"\n<celosia>\n"
 
 
 def versions() -> "dict[str, Any]":
+    """Of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
     found: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
         try:
@@ -29,6 +30,7 @@ def versions() -> "dict[str, Any]":
 
 
 def digest(path: str) -> "str | None":
+    """The SHA-256 of a file, None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -37,6 +39,7 @@ def digest(path: str) -> "str | None":
 
 
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
+    """What the board has, and the names of the files asked for that it has not, or not so."""
     files = request["files"]
     missing = [each["name"] for each in files if digest(os.path.join(folder, each["name"])) != each["sha256"]]
     home = os.path.expanduser("~")
@@ -73,6 +76,7 @@ def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[s
 
 
 def main() -> None:
+    """Answers one request from standard input with a line of JSON behind MARK."""
     stream = sys.stdin.buffer
     answer: dict[str, Any] = {}
     try:

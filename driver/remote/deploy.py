@@ -31,7 +31,7 @@ PYTHON = (3, 10)
 
 
 @dataclass(frozen=True)
-class Board:
+class RemoteBoard:
     """What a board says of itself. missing: names of files that are not there yet."""
 
     machine: str
@@ -72,15 +72,15 @@ class Remote:
     def __init__(self, connection: Connection, folder: str = FOLDER, sudo: bool = False) -> None:
         self.connection, self.folder, self.sudo = connection, folder, sudo
 
-    def status(self, *files: File) -> Board:
+    def status(self, *files: File) -> RemoteBoard:
         """What the board has. SshError where it has no Python that can say so."""
         said = self._bootstrap("status", files)
-        return Board(
+        return RemoteBoard(
             said["machine"], tuple(said["python"]), said["numpy"], said["pynq"], said.get("pynq_error", ""),
             said["free"], tuple(said["missing"]),
         )  # fmt: skip
 
-    def install(self, board: Board, *files: File) -> int:
+    def install(self, board: RemoteBoard, *files: File) -> int:
         """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
         wanted = tuple(file for file in files if file.name in board.missing)
         size = sum(len(file.data) for file in wanted)
@@ -178,7 +178,7 @@ def skip_to_mark(stream: IO[bytes]) -> None:
         seen = (seen + byte)[-len(MARK) :]
 
 
-def complaints(board: Board, program: Program, device: str) -> list[str]:
+def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
     """What the board lacks to run `program` on `device`, a sentence each."""
     found = []
     if board.python < PYTHON:
@@ -197,7 +197,7 @@ def complaints(board: Board, program: Program, device: str) -> list[str]:
     return found
 
 
-def target_of(board: Board) -> str:
+def target_of(board: RemoteBoard) -> str:
     """The name of the target that the board's processor is. SshError where it is none."""
     from celosia.compiler.cpu.target import TARGETS
 
@@ -208,7 +208,7 @@ def target_of(board: Board) -> str:
     raise SshError(f"its processor is {board.machine}; Programs are compiled for {known}")
 
 
-def require(board: Board, program: Program, device: str, name: str) -> None:
+def require(board: RemoteBoard, program: Program, device: str, name: str) -> None:
     """ProgramError or SshError where the board cannot run `program`."""
     found = complaints(board, program, device)
     if found:

@@ -30,6 +30,7 @@ class File:
     data: bytes
 
     def to_dict(self) -> dict[str, Any]:
+        """What a request says of it."""
         return {"name": self.name, "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
 
 

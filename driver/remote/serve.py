@@ -78,6 +78,7 @@ def unpack(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def result_bytes(result: Result) -> bytes:
+    """A Result on its way; `load_result` reads it."""
     counters = [dataclasses.asdict(each) for each in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)

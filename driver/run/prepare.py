@@ -14,7 +14,7 @@ from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.files import reading
 from celosia.compiler.program.host.compiler import links_kernels
-from celosia.compiler.program.host.kernel import Kernel, host, load_library
+from celosia.compiler.program.host.kernel import CompiledKernel, host, load_library
 from celosia.compiler.program.host.op import HostError, check_size
 
 
@@ -59,7 +59,7 @@ def require_memory(program: Program, threads: int) -> None:
         raise ProgramError(str(error)) from None
 
 
-def _compiled(program: Program) -> list[Kernel]:
+def _compiled(program: Program) -> list[CompiledKernel]:
     llvm = links_kernels()
     if llvm is None:
         raise ProgramError(

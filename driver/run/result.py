@@ -63,6 +63,7 @@ class Result:
 
     @cached_property
     def report(self) -> dict[str, Any]:
+        """Plain data: cycles, layers, operators on the CPU, seconds of each step."""
         return self._report()
 
     def __repr__(self) -> str:

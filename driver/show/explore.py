@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from celosia.driver.explore.explorer import State
+from celosia.driver.explore.explorer import ExploreState
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.explore.result import ENDED
 from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset
@@ -19,7 +19,7 @@ from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
 
 
-def line(state: State) -> str:
+def line(state: ExploreState) -> str:
     """How far it is and what was left out, in a line."""
     text = f"exploring: {state.points:,} Configs measured, {state.rate:.2f} a second, {state.looked:,} looked at"
     if state.known:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def overview(program: Program) -> RenderableType:
+    """Model, Config, inputs and outputs, and how much of it runs where."""
     places = Counter(row["place"] for row in program.placements)
     table = Table(show_header=False, box=None, pad_edge=False)
     share = program.macs_accelerator / program.macs_total if program.macs_total else None

@@ -129,12 +129,13 @@ def blocks(report: dict[str, Any]) -> RenderableType | None:
     if not rows:
         return None
     table = new_table(
-        "Blocks, cycles alone by the timing model (of layers apart estimated, where that is far above)",
+        "Blocks, cycles behind the layer before, by the timing model",
         "block", ">kept on chip", ">cycles apart", ">as a block", ">in this run",
     )  # fmt: skip
     for row in rows:
         cycles = "-" if row["cycles"] is None else row["cycles"]
-        add_row(table, row["name"], megabytes(row["bytes_kept"]), row["cycles_apart"], row["cycles_together"], cycles)
+        apart = row["cycles_apart"] or "-"
+        add_row(table, row["name"], megabytes(row["bytes_kept"]), apart, row["cycles_together"], cycles)
     return table
 
 

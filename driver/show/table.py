@@ -36,12 +36,15 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: object) -> None:
+    """Adds a row; integers get thousands' commas, and no cell is taken for markup."""
     table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else printable(str(cell))) for cell in cells))
 
 
 def percent(value: float | None) -> str:
+    """A share with one decimal, "-" for None."""
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def megabytes(size: int) -> str:
+    """Bytes as MB or kB."""
     return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"

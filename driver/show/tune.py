@@ -14,7 +14,7 @@ from celosia.driver.show.table import add_row, new_table, percent
 
 if TYPE_CHECKING:
     from celosia.compiler.tune.progress import Progress
-    from celosia.compiler.tune.tuner import State
+    from celosia.compiler.tune.tuner import NetworkState
 
 
 def trials_line(state: Progress, what: str) -> str:
@@ -24,7 +24,7 @@ def trials_line(state: Progress, what: str) -> str:
     return text + f", {state.rate:,.1f} a second, at most {left} left"
 
 
-def tuning_line(state: State) -> str:
+def tuning_line(state: NetworkState) -> str:
     """How far a tuning is, in a line."""
     text = trials_line(state, state.stage)
     if math.isfinite(state.regret):
@@ -39,7 +39,7 @@ def left_out_text(left_out: Mapping[str, str]) -> str:
     return "".join(f"; {name} left out: {why}" for name, why in left_out.items())
 
 
-def tuning(state: State, most: int = 16) -> RenderableType:
+def tuning(state: NetworkState, most: int = 16) -> RenderableType:
     """The same, and the layers that take the most cycles."""
     table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:most]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celosia.compiler.tune.kernels.tuner import State
+from celosia.compiler.tune.kernels.tuner import KernelState
 from celosia.driver.show.table import add_row, new_table, percent
 from celosia.driver.show.tune import left_out_text, trials_line, trials_text
 
@@ -16,7 +16,7 @@ SHOWN = 16
 """Kernels in the live table: those that take the most time."""
 
 
-def tuning_line(state: State) -> str:
+def tuning_line(state: KernelState) -> str:
     """How far a tuning is, in a line."""
     text = trials_line(state, "kernels")
     if state.untuned:
@@ -24,7 +24,7 @@ def tuning_line(state: State) -> str:
     return text + left_out_text(state.left_out)
 
 
-def tuning(state: State) -> RenderableType:
+def tuning(state: KernelState) -> RenderableType:
     """The same, and the kernels that take the most time."""
     shown = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
     for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:

@@ -50,7 +50,7 @@ log = logging.getLogger("celosia.torch")
 
 
 @dataclass(frozen=True)
-class Options:
+class BackendOptions:
     """What `torch.compile(..., options={...})` may hold.
 
     config, accelerator, check: as of `celosia.compile`. device, threads: as of `Runtime`. programs: a list to which
@@ -66,7 +66,8 @@ class Options:
     quiet: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Options:
+    def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
+        """ValueError for a name that is no option."""
         names = [field.name for field in fields(cls)]
         for name in given or {}:
             if name not in names:
@@ -78,11 +79,11 @@ def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str,
     """Dynamo's entry: a callable for `graph`. ValueError for an unknown option."""
     places = enumerate(graph.graph.find_nodes(op="placeholder"))
     fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
-    return CompiledGraph(graph, Options.of(options), fixed, *_traced())
+    return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced())
 
 
 @dataclass
-class Origin:
+class GraphOrigin:
     """What graphs are made of: a module or a function. compiled: the pieces of code that a graph was compiled of, which
     are several where Python runs between graphs. told: what was warned of.
     """
@@ -92,24 +93,24 @@ class Origin:
     told: set[str] = field(default_factory=set)
 
 
-_origins: WeakKeyDictionary[Any, Origin] = WeakKeyDictionary()
+_origins: WeakKeyDictionary[Any, GraphOrigin] = WeakKeyDictionary()
 
 
-def _traced() -> tuple[Origin, CodeType | None]:
+def _traced() -> tuple[GraphOrigin, CodeType | None]:
     """What Dynamo is tracing, and the code of it."""
     try:
         frame = InstructionTranslator.current_tx()
     except AttributeError:  # a graph from elsewhere
-        return Origin("a graph"), None
+        return GraphOrigin("a graph"), None
     code = frame.f_code
     module = next((x for x in frame.f_locals.values() if isinstance(x, torch.nn.Module)), None)
     name = re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", code.co_qualname)
-    origin = Origin(name if module is None else type(module).__name__)
+    origin = GraphOrigin(name if module is None else type(module).__name__)
     return _origins.setdefault(code if module is None else module, origin), code
 
 
 @dataclass(frozen=True)
-class Specialised:
+class SpecialisedGraph:
     """What a graph is for one combination of shapes. run: gives results for arguments. fixed: the parameters, and their
     versions, whose contents it holds.
     """
@@ -137,12 +138,17 @@ class CompiledGraph:
     """
 
     def __init__(
-        self, graph: GraphModule, options: Options, fixed: Sequence[int], origin: Origin, code: CodeType | None
+        self,
+        graph: GraphModule,
+        options: BackendOptions,
+        fixed: Sequence[int],
+        origin: GraphOrigin,
+        code: CodeType | None,
     ) -> None:
         self.graph, self.options, self.fixed, self.origin, self.code = graph, options, fixed, origin, code
         self.owned = [*graph.parameters(), *graph.buffers()]
         self.scalars = {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if _is_scalar(node)}
-        self.cache: dict[tuple[Any, ...], Specialised] = {}
+        self.cache: dict[tuple[Any, ...], SpecialisedGraph] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.scalars:
@@ -179,7 +185,7 @@ class CompiledGraph:
             if x.device.type != "cpu":
                 raise TorchError(f"backend celosia takes tensors of the CPU, and one is on {x.device}; call .cpu()")
 
-    def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> Specialised:
+    def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> SpecialisedGraph:
         """Compile the graph for the shapes of `arguments`."""
         free = self._free(arguments)
         with torch.inference_mode(False), torch.no_grad():
@@ -191,7 +197,7 @@ class CompiledGraph:
             except (ExportError, ModelError) as error:
                 why = str(error).replace(_Bound.__name__, self.origin.name)
                 self._warn(f"{self.origin.name} to PyTorch: {why}")
-                return Specialised(lambda *arguments: _row(self.graph(*arguments)))
+                return SpecialisedGraph(lambda *arguments: _row(self.graph(*arguments)))
         places = iter(range(len(bound.results)))
         outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
 
@@ -199,7 +205,7 @@ class CompiledGraph:
             made = compute(*(arguments[i] for i in free))
             return tuple(x.value if isinstance(x, Plain) else made[x] for x in outputs)
 
-        return Specialised(run, tuple((x.detach(), _version(x)) for x in fixed))
+        return SpecialisedGraph(run, tuple((x.detach(), _version(x)) for x in fixed))
 
     def _computed(self, exported: ExportedProgram) -> Compute:
         """As a Program; where torch.onnx does not know an operator, as Programs before and after it."""
@@ -318,6 +324,7 @@ def to_numpy(x: torch.Tensor) -> Array:
 
 
 def to_torch(array: Array) -> torch.Tensor:
+    """A tensor that shares the array's memory; bfloat16, which numpy has not, through its bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(array))

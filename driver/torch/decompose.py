@@ -76,6 +76,7 @@ def transformer_encoder_layer(
 def addmm_activation(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Tensor:
+    """relu or gelu of beta bias + alpha a b."""
     y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
     return F.gelu(y) if use_gelu else F.relu(y)
 

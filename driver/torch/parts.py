@@ -30,6 +30,7 @@ def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
 
 
 def is_eager(part: str) -> bool:
+    """Whether the part of this name is run by PyTorch."""
     return part.endswith("eager")
 
 

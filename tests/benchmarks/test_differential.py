@@ -104,6 +104,72 @@ FOUND = {
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 2, 2] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
             d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5)
             e = MaxPool<kernel_shape = [2, 2]>(c) y = QuantizeLinear(e, t, u) }""",
+    "float weights before a result that is returned, then moved": """
+        (int8[1, 3, 4, 4] x) => (int8[5, 9] y, float[1, 5, 3, 3] r)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[2] to = {5, 9}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c) e = Reshape(r, to)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights before what moves their result, which is returned": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 3, 3, 5] y, float[1, 3, 3, 5] e)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) e = Transpose<perm = [0, 2, 3, 1]>(c)
+            y = QuantizeLinear(e, t, u) }""",
+    "float weights behind what another operator reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 3, 4, 4] n)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) e = Transpose<perm = [0, 1, 3, 2]>(d) n = Neg(e)
+            c = Conv(e, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights behind an Identity that is returned": """
+        (int8[3, 5] x) => (int8[3, 4] y, float[3, 5] i)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) i = Identity(d) c = Gemm(i, w_5_4, w_4) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a MatMul that is returned before a bias is added": """
+        (uint8[3, 5] x) => (uint8[3, 4] y, float[3, 4] c)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.02}, uint8 u = {120}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(w_4, c) y = QuantizeLinear(e, t, u) }""",
+    "float weights and a bias that operators make of constants": """
+        (int8[3, 5] x) => (int8[3, 4] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] to = {-1}> {
+            r = Mul(s, s) d = DequantizeLinear(x, r, z) w = Transpose(w_4_5) b = Reshape(w_1_4, to)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, u) }""",
+    "float weights of a Conv behind Pad, before BatchNormalization": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 4] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[8] p = {0, 0, 1, 0, 0, 0, 1, 1},
+         float[5] v = {0.5, 0.7, 0.9, 1.1, 1.3}> {
+            d = DequantizeLinear(x, s, z) e = Pad(d, p) c = Conv(e, w_5_3_2_2)
+            n = BatchNormalization(c, w_5, w_5, w_5, v) r = Relu(n) y = QuantizeLinear(r, t, u) }""",
+    "float weights of a Conv before Add and Mul": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, float two = {1.9}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2) a = Add(c, w_5_1_1) b = Mul(a, w_5_1_1)
+            m = Mul(b, two) y = QuantizeLinear(m, t, u) }""",
+    "float weights of a Conv that is returned before Mul": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] c)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before Mul, which is returned": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y, float[1, 5, 3, 3] b)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before Sub": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Sub(c, w_5_1_1)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a Conv before what is scaled from the left": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y)
+        <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) b = Mul(w_5_1_1, c)
+            y = QuantizeLinear(b, t, u) }""",
+    "float weights of a MatMul to which one number is added": """
+        (int8[3, 5] x) => (int8[3, 4] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = MatMul(d, w_5_4) e = Add(c, w_1) y = QuantizeLinear(e, t, u) }""",
+    "weights of a MatMul to which one number is added": """
+        (int8[2, 3, 5] x) => (int8[2, 3, 4] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_5_4, s) c = MatMul(d, w) e = Add(c, w_1)
+            y = QuantizeLinear(e, t, u) }""",
     "float weights beside 16-bit tensors": """
         (int16[1, 3, 4, 4] x) => (int16[1, 5, 3, 3] y)
         <float s = {0.0005}, int16 z = {3}, float t = {0.0002}, int16 u = {-3}> {
@@ -114,6 +180,13 @@ FOUND = {
         <float s = {0.05}, uint8 z = {130}, int8[3, 2] w8 = {9, -50, 30, 127, -128, 2}, float[2] sw = {0.01, 0.02},
          int8[2] zw = {0, 0}, int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
             d = DequantizeLinear(x, s, z) w = DequantizeLinear<axis = 1>(w8, sw, zw) b = DequantizeLinear(b32, sb)
+            c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
+    "weights by channel that the model quantises, and a bias of one row whose axis is wrong": """
+        (uint8[2, 3] x) => (uint8[2, 2] y)
+        <float s = {0.05}, uint8 z = {130}, float[2] sw = {0.01, 0.02}, uint8[2] zw = {128, 128},
+         int32[1, 2] b32 = {500, -700}, float[2] sb = {0.0005, 0.001}, float t = {0.02}> {
+            d = DequantizeLinear(x, s, z) q = QuantizeLinear<axis = 1>(w_3_2, sw, zw)
+            w = DequantizeLinear<axis = 1>(q, sw, zw) b = DequantizeLinear<axis = 0>(b32, sb)
             c = Gemm(d, w, b) y = QuantizeLinear(c, t, z) }""",
     "Cast, Dropout and Identity between quantised tensors": """
         (uint8[2, 9] x) => (uint8[2, 9] y) <float s = {0.05}, uint8 z = {130}, float t = {0.0078}, uint8 u = {0}> {
@@ -132,6 +205,16 @@ FOUND = {
             d = com.microsoft.DequantizeLinear(x, s, z) a = Cast<to = 1>(d)
             e = DequantizeLinear(w8_32_8, t) c = MatMul(a, e) b = Cast<to = 1>(c)
             y = com.microsoft.QuantizeLinear(b, s, z) }""",
+    "a product of floats that come from bytes by way of a Slice": """
+        (uint8[4, 32] x) => (float[4, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.01}, int64[1] a = {0}, int64[1] b = {99}, int64[1] c = {1}> {
+            d = DequantizeLinear(x, s, z) e = Slice(d, a, b, c) w = DequantizeLinear(w8_32_4, t)
+            y = MatMul(e, w) }""",
+    "a product of floats that come from bytes by way of a Flatten": """
+        (uint8[4, 32] x) => (uint8[4, 4] y)
+        <float s = {0.05}, uint8 z = {130}, float t = {0.01}, float q = {0.04}, int64[1] a = {0}> {
+            d = DequantizeLinear(x, s, z) e = Flatten(d) w = DequantizeLinear(w8_32_4, t)
+            g = Gemm(e, w, w_4) h = Unsqueeze(g, a) i = Squeeze(h, a) j = Flatten(i) y = QuantizeLinear(j, q, z) }""",
     "the epsilon of SkipLayerNormalization": """
         (float[2, 3, 5] x, float[2, 3, 5] y) => (float[2, 3, 5] z) <float s = {0.01}> {
             a = Mul(x, s) b = Mul(y, s) z = com.microsoft.SkipLayerNormalization(a, b, w_5, w_5) }""",
@@ -141,6 +224,9 @@ FOUND = {
     "the exponential of 16-bit values next to 0": """
         (uint16[1, 40] x) => (float[1, 40] y) <float s = {0.00001}, uint16 z = {255}> {
             d = com.microsoft.DequantizeLinear(x, s, z) y = Elu(d) }""",
+    "Selu of bytes next to 0": """
+        (uint8[1, 40] x) => (float[1, 40] y) <float s = {0.00002}, uint8 z = {117}> {
+            d = DequantizeLinear(x, s, z) y = Selu(d) }""",
     "a norm of equal elements": """
         (float[2, 6] x) => (float[2, 6] y) <float s = {0.3}> {
             a = Clip(x, s, s) y = LayerNormalization<axis = -1>(a, w_6, w_6) }""",
@@ -158,6 +244,12 @@ FOUND = {
         <float s = {1.14}, uint8 z = {128}, float t = {1.5}, uint8 u = {131}> {
             y = com.microsoft.QLinearAveragePool<auto_pad = "SAME_LOWER", kernel_shape = [1, 1], strides = [1, 3]>
                 (x, s, z, t, u) }""",
+    "a quantised mean of what Cast hands on": """
+        (uint8[2, 4, 9, 7] x) => (uint8[2, 4, 3, 7] y)
+        <float s = {0.015625}, uint8 z = {0}, float t = {0.125}, uint8 u = {55}> {
+            c = Cast<to = 2>(x)
+            y = com.microsoft.QLinearAveragePool<kernel_shape = [1, 3], strides = [3, 1], pads = [0, 1, 0, 1]>
+                (c, s, z, t, u) }""",
     "the mean and variance of one element": """
         (float[1, 1, 1] x) => (float[1, 1, 1] y) { y = MeanVarianceNormalization(x) }""",
     "GroupNormalization of opset 18": """

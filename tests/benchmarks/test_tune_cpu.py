@@ -23,7 +23,7 @@ def test_each_convolution_of_a_network_is_there_once() -> None:
 
 def test_a_kernel_is_tuned_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_cpu, "records_path", lambda: tmp_path / "records.jsonl")
-    size = tune_cpu.Size(3, 3, False)
+    size = tune_cpu.TuningSize(3, 3, False)
     with Fleet.local(1, 120.0) as fleet:
         chosen = list(tune_cpu.cases(("gelu",)))
         rows = list(tune_cpu.kernel_rows(chosen, size, fleet, lambda text: None, "command"))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from celosia.bitstreams import synthesis
 from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES
-from celosia.bitstreams.ecp5 import Design, build
+from celosia.bitstreams.devices import DEVICES, Design
+from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
 from celosia.hw.config import PRESETS

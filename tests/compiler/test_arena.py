@@ -16,8 +16,8 @@ import celosia
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.launch.arena import tensor_bytes
-from celosia.compiler.program import CpuStep, LaunchStep, Plan, Program
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program import ArenaPlan, CpuStep, LaunchStep, Program
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.runtime import Runtime
 
 X = np.linspace(-3, 3, 8 * 64, dtype=np.float32).reshape(8, 64)
@@ -27,7 +27,7 @@ def compiled(source: str) -> Program:
     return celosia.compile(proto(source), "tiny")
 
 
-def overwritten(program: Program, arena: Plan) -> list[str]:
+def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
     """Tensors that a step reads and whose bytes are not theirs any more: every byte knows who wrote it."""
     owner = np.full(arena.size, -1)
     content: dict[str, int] = {}  # tensor -> who wrote its bytes
@@ -93,7 +93,7 @@ def test_random_graphs(source: str) -> None:
     assert overwritten(program, program.arena) == []
     assert program.arena.size <= 1.10 * program.arena.lower_bound
     found = Runtime(program).run({"x": X}).outputs
-    plain = Runtime(replace(program, arena=Plan())).run({"x": X}).outputs
+    plain = Runtime(replace(program, arena=ArenaPlan())).run({"x": X}).outputs
     for name, array in plain.items():
         np.testing.assert_array_equal(found[name], array)
 
@@ -150,13 +150,13 @@ def test_tensors_inside_are_kept_as_they_were() -> None:
     program = compiled(CHAIN)
     names = {name for step in program.steps if isinstance(step, CpuStep) for name in step.outputs}
     kept = Runtime(program).run({"x": X}, keep=lambda name: name in names).outputs
-    plain = Runtime(replace(program, arena=Plan())).run({"x": X}, keep=lambda name: name in names).outputs
+    plain = Runtime(replace(program, arena=ArenaPlan())).run({"x": X}, keep=lambda name: name in names).outputs
     assert kept.keys() == plain.keys() == names
     for name, array in plain.items():
         np.testing.assert_array_equal(kept[name], array)
 
 
-def kernel(nodes: list[CpuNode], dims: tuple[int, ...] = (8, 64), dead: str = "x") -> Kernel:
+def kernel(nodes: list[CpuNode], dims: tuple[int, ...] = (8, 64), dead: str = "x") -> CompiledKernel:
     types = {"x": InputType(dims, "float32"), "z": InputType(dims, "float32")}
     made = CpuFunction(tuple(nodes), types, (nodes[-1].outputs[0],)).compile(frozenset({dead}))
     return made[0]

@@ -19,7 +19,7 @@ from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops import OPS, Unsupported
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.group import KINDS, group, saved_traffic
-from celosia.compiler.program.host.kernel import Kernel, address_of
+from celosia.compiler.program.host.kernel import CompiledKernel, address_of
 
 RNG = np.random.default_rng(0)
 
@@ -409,14 +409,14 @@ def test_a_saved_kernel_runs_and_a_damaged_one_is_refused() -> None:
     relu = compile_op("Relu", {}, [((3, 4), "float32")])
     data = relu.to_bytes()
     x = f(3, 4)
-    np.testing.assert_array_equal(Kernel.from_bytes(data)(x)[0], np.maximum(x, 0))
+    np.testing.assert_array_equal(CompiledKernel.from_bytes(data)(x)[0], np.maximum(x, 0))
     for at in (0, 20, len(data) // 2, len(data) - 1):
         bad = bytearray(data)
         bad[at] ^= 1
         with pytest.raises(ValueError, match="damaged"):
-            Kernel.from_bytes(bytes(bad))
+            CompiledKernel.from_bytes(bytes(bad))
     with pytest.raises(ValueError, match="damaged"):
-        Kernel.from_bytes(data[:30])
+        CompiledKernel.from_bytes(data[:30])
 
 
 def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

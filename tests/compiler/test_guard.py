@@ -23,15 +23,15 @@ from celosia.compiler.expr.loops import Store, Update, exprs
 from celosia.compiler.expr.nodes import Load
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 HEAD = "f(a: int64[4]) -> (b: int64[4]):\n"
 
 
-def kernel(text: str, like: str = "int64", size: int = 4, tables: tuple[np.ndarray, ...] = ()) -> Kernel:
+def kernel(text: str, like: str = "int64", size: int = 4, tables: tuple[np.ndarray, ...] = ()) -> CompiledKernel:
     """What a file holds: loops, and no code."""
     shape = ((like, (size,)),)
-    return Kernel("f", shape, shape, 0, b"", "", loops=text, tables=tables)
+    return CompiledKernel("f", shape, shape, 0, b"", "", loops=text, tables=tables)
 
 
 OUTSIDE = {
@@ -74,8 +74,8 @@ def test_as_they_are_written_they_end_the_process() -> None:
     text = HEAD + OUTSIDE["read where data says"]
     script = (
         "import numpy as np; from celosia.compiler.cpu.llvm import from_loops; "
-        "from celosia.compiler.program.host.kernel import Kernel; s = (('int64', (4,)),); "
-        f"from_loops(Kernel('f', s, s, 0, b'', '', loops={text!r}), trusted=True)(np.full(4, 2**60))"
+        "from celosia.compiler.program.host.kernel import CompiledKernel; s = (('int64', (4,)),); "
+        f"from_loops(CompiledKernel('f', s, s, 0, b'', '', loops={text!r}), trusted=True)(np.full(4, 2**60))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGSEGV
 

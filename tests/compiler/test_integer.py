@@ -69,7 +69,8 @@ def convolutions(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any], dict[str,
     group, cg, mg = draw(st.sampled_from([(1, 3, 5), (1, 8, 9), (2, 4, 4), (3, 5, 1), (6, 1, 1), (4, 2, 3), (1, 1, 8)]))
     kernel, dilations, strides, pads = pair(1, 5), pair(1, 2), pair(1, 3), pair(0, 2) + pair(0, 2)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    size = [draw(st.integers(r, r + 30)) for r in reach]
+    least = [max(1, r - before - after) for r, before, after in zip(reach, pads, pads[2:])]
+    size = [draw(st.integers(n, n + 30)) for n in least]
     x = some(draw(st.integers(0, 99)), (draw(st.integers(1, 2)), group * cg, *size), draw(BYTES))
     w = some(draw(st.integers(0, 99)), (group * mg, cg, *kernel), draw(BYTES))
     return x, w, {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
@@ -83,6 +84,16 @@ def test_convolutions(case: tuple[NDArray[Any], NDArray[Any], dict[str, Any]], b
     kernel = compile_op("ConvInteger", attrs, [(v.shape, v.dtype.name) for v in (x, w, zx, zw)])
     wide = zw.reshape(-1, 1, 1, 1) if by_channel else zw
     np.testing.assert_array_equal(kernel(x, w, zx, zw)[0], convolved(less_zero(x, zx), less_zero(w, wide), **attrs))
+
+
+@pytest.mark.parametrize("dilations, pads", [([2, 2], [1, 1, 1, 1]), ([1, 2], [0, 2, 0, 0]), ([1, 1], [2, 1, 0, 0])])
+def test_a_kernel_as_large_as_the_image_need_not_lie_on_it(dilations: list[int], pads: list[int]) -> None:
+    x, w, zx = some(0, (1, 3, 3, 3), "uint8"), some(1, (4, 3, 3, 3), "int8"), some(2, (), "uint8")
+    attrs: dict[str, Any] = {"dilations": dilations, "pads": pads, "strides": [3, 3]}
+    kernel = compile_op("ConvInteger", attrs, [(v.shape, v.dtype.name) for v in (x, w, zx)])
+    (y,) = kernel(x, w, zx)
+    np.testing.assert_array_equal(y, convolved(less_zero(x, zx), w.astype(np.int64), group=1, **attrs))
+    assert y.shape == (1, 4, 1, 1)
 
 
 @pytest.mark.parametrize(

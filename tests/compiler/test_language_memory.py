@@ -19,11 +19,11 @@ from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
 from celosia.compiler.expr.nodes import Const, Load
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.language.cpu import Lowered
+from celosia.compiler.language.cpu import CpuKernel
 
 
 def lowered(kernel: Any, grid: tuple[int, ...], *args: Any) -> Function:
-    return Lowered(kernel.name, kernel.trace(grid, args)[0]).function
+    return CpuKernel(kernel.name, kernel.trace(grid, args)[0]).function
 
 
 def floats(*shape: int) -> Any:

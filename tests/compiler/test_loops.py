@@ -1,6 +1,6 @@
 """The loops of a layer mean the layer: run by the interpreter, before anything is an instruction.
 
-What lies in DRAM is laid out as the definition says (`Place`), full of noise where no channel is.
+What lies in DRAM is laid out as the definition says (`DramPlace`), full of noise where no channel is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
-from celosia.compiler.tensorize.transfer import Place
+from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 
 from .layers import Builder, Int8, builders, meaning, windows
@@ -39,7 +39,7 @@ def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uin
     return storage.reshape(-1)
 
 
-def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: Place) -> NDArray[np.generic]:
+def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArray[np.generic]:
     """What lies at `place`; IndexError where the tensor leaves it."""
     item = tensor.nbytes // max(tensor.size, 1)
     last = place.offset + sum((n - 1) * step for n, step in zip(tensor.shape, place.strides)) + item

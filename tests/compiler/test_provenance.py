@@ -29,11 +29,11 @@ from celosia.compiler.layer import (
     Storage,
     Window,
 )
-from celosia.compiler.program import Plan
+from celosia.compiler.program import ArenaPlan
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Meaning, ProvenanceError, Run, VerifyError, verify, verify_provenance
 from celosia.hw.config import Config
@@ -52,7 +52,7 @@ class Program:
 
     net: Network
     image: Image
-    launches: list[list[Instruction]] = field(default_factory=list)
+    launches: list[list[Unencoded]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         cfg = self.net.cfg
@@ -87,28 +87,28 @@ class Program:
     def address(self, name: str) -> int:
         return self.image.addresses[self.storage(name)]
 
-    def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[Instruction]:
+    def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[Unencoded]:
         """Instructions of `layer` with `fields`."""
         return [
             i for i in self.launches[launch]
             if (i.opcode, i.layer) == (opcode, layer) and all(i.fields[name] == fields[name] for name in fields)
         ]  # fmt: skip
 
-    def loads(self, buffer: Buffer, layer: int = 0) -> list[Instruction]:
+    def loads(self, buffer: Buffer, layer: int = 0) -> list[Unencoded]:
         return self.find(Opcode.LOAD, layer, buffer=buffer)
 
-    def drop(self, instruction: Instruction) -> None:
+    def drop(self, instruction: Unencoded) -> None:
         self.launches[0] = [i for i in self.launches[0] if i is not instruction]
 
-    def insert_after(self, instruction: Instruction, new: Instruction) -> None:
+    def insert_after(self, instruction: Unencoded, new: Unencoded) -> None:
         at = next(n for n, i in enumerate(self.launches[0]) if i is instruction)
         self.launches[0].insert(at + 1, new)
 
 
-def _instruction(cfg: Config, word: int, layer: int) -> Instruction:
+def _instruction(cfg: Config, word: int, layer: int) -> Unencoded:
     opcode = opcode_of(word)
     assert opcode is not None
-    return Instruction(opcode, formats(cfg)[opcode].decode(word), layer)
+    return Unencoded(opcode, formats(cfg)[opcode].decode(word), layer)
 
 
 # The program that faults are planted in -------------------------------------------------------------------
@@ -236,14 +236,14 @@ def missing_block_of_the_reduction(p: Program) -> None:
 @fault(r"takes \d+ terms too many", Meaning.TERMS)
 def doubled_terms(p: Program) -> None:
     gemm = p.find(Opcode.GEMM, CONV)[0]
-    p.insert_after(gemm, Instruction(Opcode.GEMM, gemm.fields | {"accumulate": 1}, CONV))
+    p.insert_after(gemm, Unencoded(Opcode.GEMM, gemm.fields | {"accumulate": 1}, CONV))
 
 
 @fault(r"takes \d+ terms too many", Meaning.TERMS)
 def one_term_twice(p: Program) -> None:
     gemm = p.find(Opcode.GEMM, CONV)[0]
     once = dict.fromkeys((f"extent_{loop}" for loop in "nyxkrs"), 1)
-    p.insert_after(gemm, Instruction(Opcode.GEMM, gemm.fields | once | {"accumulate": 1}, CONV))
+    p.insert_after(gemm, Unencoded(Opcode.GEMM, gemm.fields | once | {"accumulate": 1}, CONV))
 
 
 @fault("as B instead of", Meaning.OPERAND)
@@ -384,7 +384,7 @@ def lost_stores_of_a_layer(p: Program) -> None:
 @fault("a second time", Meaning.ONCE)
 def store_twice(p: Program) -> None:
     i = p.find(Opcode.STORE, WHOLE)[0]
-    p.insert_after(i, Instruction(Opcode.STORE, dict(i.fields), WHOLE))
+    p.insert_after(i, Unencoded(Opcode.STORE, dict(i.fields), WHOLE))
 
 
 @fault("looks up another table", Meaning.OPERATION)
@@ -520,8 +520,8 @@ def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pyte
 def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory planning that puts everything at 0."""
 
-    def plan(lifetimes: list[Lifetime], alignment: int = 64) -> Plan:
-        return Plan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
+    def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
+        return ArenaPlan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
 
     monkeypatch.setattr(image_module, "plan", plan)
     net, image = _built.__wrapped__(CONFIGS["tiny"])

@@ -153,6 +153,8 @@ def onnxruntime_of(node: onnx.NodeProto, feed: dict[str, Array], opset: int) -> 
         ("Slice", [floats(3), ints(0), ints(1), ints(1)], {}, "axis 1 of 1 dimensions"),
         ("Split", [floats(3), ints(1, 1)], {"outputs": 2}, r"sizes \[1, 1\] of an axis of 3"),
         ("Add", [floats(2), floats(3)], {}, "could not be broadcast"),
+        ("DequantizeLinear", [np.zeros((1, 3), np.int8), floats(3)], {"axis": 0}, r"3 scales .* axis 0 of .*\[1, 3\]"),
+        ("QuantizeLinear", [floats(2), floats(2)], {}, r"2 scales .* axis 1 of .*\[2\]"),
         ("Expand", [floats(1), ints(1 << 40, 1 << 20)], {}, "memory"),
         ("Tile", [floats(1, 1), ints(1 << 40, 1 << 20)], {}, "memory"),
     ],

@@ -14,22 +14,12 @@ from hypothesis import strategies as st
 
 from celosia.compiler.expr import verify
 from celosia.compiler.layer import Untileable, Window
-from celosia.compiler.tensorize import space
+from celosia.compiler.tensorize import roofline
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import (
-    CUT,
-    ORDERS,
-    Decisions,
-    Problem,
-    candidates,
-    choose,
-    estimate,
-    ranked,
-    sample,
-    why_not,
-)
+from celosia.compiler.tensorize.roofline import choose, estimate, ranked
+from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, Problem, candidates, sample, why_not
 from celosia.hw.config import Config
 
 from .layers import CONFIGS, Builder, builders, windows
@@ -158,7 +148,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assume(p.in_blocks)
     points = list(candidates(cfg, p))
     assume(points)
-    many = space._estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])
+    many = roofline._estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])
     np.testing.assert_array_equal(many, [estimate(cfg, p, d) for d in points])
     assert (many > 0).all()
     best = ranked(cfg, p, count=len(points))
@@ -166,7 +156,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     costs = [estimate(cfg, p, d) for d in best]
     assert costs == sorted(costs) and costs[0] == many.min()
     rows = choose(cfg, p, rows_first=True)
-    assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= space.ROWS_FIRST_COST * costs[0])
+    assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= roofline.ROWS_FIRST_COST * costs[0])
 
 
 # Text -------------------------------------------------------------------------------------------------------------

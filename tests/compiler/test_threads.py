@@ -25,7 +25,7 @@ from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.compiler.program.host import threads
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.team import list_of, team
 from celosia.compiler.program.host.threads import ThreadsError, default_threads
 from celosia.driver.runtime import Runtime
@@ -74,7 +74,7 @@ def test_any_number_of_threads_gives_the_same(every_loop: None, op: str, attrs: 
     for count in (2, 3, 5, 16):
         for got, expected in zip(kernel(*arrays, threads=count), want):
             np.testing.assert_array_equal(got, expected)
-    for got, expected in zip(Kernel.from_bytes(kernel.to_bytes())(*arrays, threads=2), want):
+    for got, expected in zip(CompiledKernel.from_bytes(kernel.to_bytes())(*arrays, threads=2), want):
         np.testing.assert_array_equal(got, expected)
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
-from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Step, Trace
+from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
 from celosia.compiler.layer import Untileable, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.define import define
@@ -301,6 +301,6 @@ def test_garbage_in_a_trace_is_refused_or_does_what_it_says(data: st.DataObject)
 
 
 def test_a_step_prints_as_the_call() -> None:
-    assert str(Step("y", "split", ("row", 4, "peel"))) == 's["y"].split("row", 4, "peel")'
-    assert str(Step("", "cache_read", ("x", "inp", ["a", "b"]))) == 's.cache_read("x", "inp", ["a", "b"])'
-    assert str(Step("acc", "compute_at", ({"stage": "y"}, "row"))) == 's["acc"].compute_at(s["y"], "row")'
+    assert str(TraceStep("y", "split", ("row", 4, "peel"))) == 's["y"].split("row", 4, "peel")'
+    assert str(TraceStep("", "cache_read", ("x", "inp", ["a", "b"]))) == 's.cache_read("x", "inp", ["a", "b"])'
+    assert str(TraceStep("acc", "compute_at", ({"stage": "y"}, "row"))) == 's["acc"].compute_at(s["y"], "row")'

@@ -20,13 +20,14 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune import measure as measuring
-from celosia.compiler.tune.measure import JUDGES, Case, Job, Judge, Result, Status, measure, packed
-from celosia.compiler.tune.model import Model, ridge, trees
+from celosia.compiler.tune.cost_model import CostModel, ridge, trees
+from celosia.compiler.tune.measure import Judge, LayerCase, LayerJob, Status, TrialResult, measure, packed
+from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.tune.search import SEARCHES, Descent, Search
-from celosia.compiler.tune.space import Point, Space, layer_space
 from celosia.hw.config import Config
+from celosia.sim.devices import WITH_CYCLES
 
 from .layers import CONFIGS, Builder, Network, builders, windows
 from .layers import meaning as plain_meaning
@@ -120,7 +121,7 @@ def test_no_schedule_takes_less_than_its_bound(net: Network, data: st.DataObject
     (layer,), cfg = net.layers, net.cfg
     point = usual(cfg, layer)
     memory = data.draw(st.sampled_from(["zynq-hp", "ideal", "pynq-z2"]))
-    space, case = layer_space(cfg, layer, point, memory), Case(cfg, layer)
+    space, case = layer_space(cfg, layer, point, memory), LayerCase(cfg, layer)
     low = np.argsort(space.predicted / space.bounds)[:2].tolist()
     for number in {*space.sample(3, np.random.default_rng(1)), *low, space.number(point)}:
         cycles = case.cycles(space.points[number], memory)
@@ -136,7 +137,7 @@ def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: 
     alike = replace(layer, weights=np.ones_like(layer.weights), requantise=replace(
         layer.requantise, bias=np.zeros_like(layer.requantise.bias)
     ))  # fmt: skip
-    space, case = layer_space(cfg, alike, usual(cfg, alike)), Case(cfg, alike)
+    space, case = layer_space(cfg, alike, usual(cfg, alike)), LayerCase(cfg, alike)
     for point, bound in zip(space.points, space.bounds):
         assert case.cycles(point) >= bound
 
@@ -145,7 +146,7 @@ def test_bounds_are_near_what_schedules_take() -> None:
     """A bound that is too high by a tenth is found by what the test above does."""
     cfg = CONFIGS["tiny"]
     layer = conv(cfg, 32, 12, 32)
-    space, case = layer_space(cfg, layer, usual(cfg, layer)), Case(cfg, layer)
+    space, case = layer_space(cfg, layer, usual(cfg, layer)), LayerCase(cfg, layer)
     best = int(np.argmin(space.predicted))
     assert space.bounds[best] <= case.cycles(space.points[best]) < 1.1 * space.bounds[best]
 
@@ -254,7 +255,7 @@ def test_a_model_learns_what_the_estimate_gets_wrong() -> None:
     for learner in (ridge, trees):
         if learner is trees:
             pytest.importorskip("xgboost", reason="no 'xgboost'")
-        model = Model(learner)
+        model = CostModel(learner)
         assert (model.expected(wrong) == np.maximum(wrong.predicted, wrong.bounds)).all()
         for number in wrong.sample(150, np.random.default_rng(0)):
             model.learn(wrong, number, float(costs[number]))
@@ -269,14 +270,14 @@ def test_a_model_learns_what_the_estimate_gets_wrong() -> None:
 @given(networks())
 def test_every_kind_of_layer_can_be_tried(net: Network) -> None:
     (layer,), cfg = net.layers, net.cfg
-    result = measure(Job(cfg, packed(layer), usual(cfg, layer)))
+    result = measure(LayerJob(cfg, packed(layer), usual(cfg, layer)))
     assert (result.status, result.detail) == (Status.OK, "") and result.cycles > 0
 
 
 def test_a_trial_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
-    job = Job(cfg, packed(layer), usual(cfg, layer))
+    job = LayerJob(cfg, packed(layer), usual(cfg, layer))
     good = measure(job)
     assert good.status == Status.OK
     assert measure(replace(job, limit=good.cycles)) == replace(good, seconds=pytest.approx(0, abs=60))
@@ -294,7 +295,7 @@ def test_a_trial_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_schedule_that_makes_one_wrong_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = CONFIGS["tiny"]
-    case = Case(cfg, conv(cfg))
+    case = LayerCase(cfg, conv(cfg))
     image = case.image(usual(cfg, case.layers[0]))
     device = measuring.FunctionalDevice(cfg)
     case.fill(device, image)
@@ -318,8 +319,8 @@ def test_the_copies_of_a_layer_share_no_constants() -> None:
 def test_the_rtl_judges_as_the_timing_model_does() -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
-    job = Job(cfg, packed(layer), usual(cfg, layer))
-    timed, rtl = (measure(replace(job, judge=Judge(device))) for device in JUDGES)
+    job = LayerJob(cfg, packed(layer), usual(cfg, layer))
+    timed, rtl = (measure(replace(job, judge=Judge(device))) for device in WITH_CYCLES)
     assert timed.status == rtl.status == Status.OK
     assert abs(timed.cycles / rtl.cycles - 1) < 0.03
     assert measure(replace(job, judge=Judge("rtl"), limit=rtl.cycles // 2)).status == Status.CENSORED
@@ -342,7 +343,11 @@ def key(n: int = 1, workload: str = "w", measurer: str = "timed 1, zynq-hp", cfg
 def test_records_come_back(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     records = Records.load(path, must_exist=False)
-    results = {key(1): Result(Status.OK, 40), key(2): Result(Status.CENSORED, 90), key(3): Result(Status.WRONG, 0, "x")}
+    results = {
+        key(1): TrialResult(Status.OK, 40),
+        key(2): TrialResult(Status.CENSORED, 90),
+        key(3): TrialResult(Status.WRONG, 0, "x"),
+    }
     for each, result in results.items():
         records.add(each, result)
     again = Records.load(path)
@@ -353,11 +358,11 @@ def test_records_come_back(tmp_path: Path) -> None:
 
 def test_only_the_same_key_is_exact(tmp_path: Path) -> None:
     records = Records()
-    records.add(key(1, measurer="rtl 1, zynq-hp"), Result(Status.OK, 10))
+    records.add(key(1, measurer="rtl 1, zynq-hp"), TrialResult(Status.OK, 10))
     assert records.get(key(1)) is None
     found = records.best(CFG, "w", "timed 1, zynq-hp")
     assert found is not None and not found[2]  # another measurer: reported
-    records.add(key(2), Result(Status.OK, 20))
+    records.add(key(2), TrialResult(Status.OK, 20))
     found = records.best(CFG, "w", "timed 1, zynq-hp")
     assert found is not None and found[2] and found[1].cycles == 20
     assert records.best(CFG, "other", "timed 1, zynq-hp") is None
@@ -368,7 +373,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     records = Records(path)
     for n in range(1, 6):
-        records.add(key(n), Result(Status.OK, 100 + n))
+        records.add(key(n), TrialResult(Status.OK, 100 + n))
     lines = path.read_bytes().splitlines()
     lines[0] = lines[0].replace(b'"cycles":101', b'"cycles":1')  # a lie
     lines[1] = lines[1][:-9]
@@ -377,16 +382,16 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     lines[3] = json.dumps(row | {"status": "splendid"}).encode()
     path.write_bytes(b"\n".join([*lines, b"", b"[]", b"7"]))
     found = Records.load(path)
-    assert list(found.trials.values()) == [Result(Status.OK, 105)] and found.damaged == 6
-    found.add(key(9), Result(Status.OK, 1000))  # behind a line without an end
+    assert list(found.trials.values()) == [TrialResult(Status.OK, 105)] and found.damaged == 6
+    found.add(key(9), TrialResult(Status.OK, 1000))  # behind a line without an end
     assert len(Records.load(path).trials) == 2 and Records.load(path).damaged == 6
 
 
 def test_files_join_and_of_two_answers_the_worse_counts(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for path, results in (
-        (a, [Result(Status.OK, 5), Result(Status.HUNG)]),
-        (b, [Result(Status.OK, 7), Result(Status.OK, 3)]),
+        (a, [TrialResult(Status.OK, 5), TrialResult(Status.HUNG)]),
+        (b, [TrialResult(Status.OK, 7), TrialResult(Status.OK, 3)]),
     ):
         for n, result in enumerate(results, 1):
             Records(path).add(key(n), result)
@@ -400,7 +405,7 @@ def test_files_join_and_of_two_answers_the_worse_counts(tmp_path: Path) -> None:
 def _append(path: Path, worker: int) -> None:
     records = Records(path)
     for n in range(200):
-        records.add(key(n + 1, f"worker {worker} " + "x" * 300), Result(Status.OK, n + 1))
+        records.add(key(n + 1, f"worker {worker} " + "x" * 300), TrialResult(Status.OK, n + 1))
 
 
 def test_processes_write_at_once(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from celosia.compiler.tune import pool
-from celosia.compiler.tune.measure import Job, Judge, Result, Status, measure
+from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, Station
 from celosia.hw.config import PRESETS
 
 WORKER = """
 import os, pickle, signal, subprocess, sys, time
 from pathlib import Path
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.measure import TrialResult, Status
 
 folder = Path({folder!r})
 out = sys.stdout.buffer
@@ -36,7 +36,7 @@ while True:
     with open(folder / "log", "a") as log:
         log.write(f"{{number}}\\n")
     {does}
-    pickle.dump(Result(Status.OK, 1000 + number), out)
+    pickle.dump(TrialResult(Status.OK, 1000 + number), out)
     out.flush()
 """
 ONCE = """
@@ -64,14 +64,14 @@ def station(folder: Path, does: str = "pass", name: str = "process 0") -> Statio
     return Station(name, [sys.executable, str(script)])
 
 
-def jobs(count: int) -> list[Job]:
+def jobs(count: int) -> list[LayerJob]:
     """Trials that these workers know by their limits."""
-    return [Job(PRESETS["tiny"], b"", (), Judge(), number) for number in range(count)]
+    return [LayerJob(PRESETS["tiny"], b"", (), Judge(), number) for number in range(count)]
 
 
-def answers(fleet: Fleet, count: int) -> dict[int, Result]:
+def answers(fleet: Fleet, count: int) -> dict[int, TrialResult]:
     """What each trial was answered; none twice."""
-    found: list[tuple[int, Result]] = []
+    found: list[tuple[int, TrialResult]] = []
     fleet.run(jobs(count), lambda number, result: found.append((number, result)))
     assert len(found) == len({number for number, _ in found}) == count
     return dict(found)
@@ -125,9 +125,9 @@ class Broken:
     def __init__(self, name: str) -> None:
         self.name, self.asked = name, 0
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: LayerJob, deadline: float) -> TrialResult:
         self.asked += 1
-        return Result(Status.CRASHED, detail="the cable is out")
+        return TrialResult(Status.CRASHED, detail="the cable is out")
 
     def close(self) -> None:
         pass
@@ -181,7 +181,7 @@ def test_a_place_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
         executor.submit(stuck.wait)
         place = executed(executor, tmp_path)
         place.alive = lambda: False
-        assert place.measure(jobs(1)[0], 60) == Result(Status.CRASHED, detail="its worker is gone")
+        assert place.measure(jobs(1)[0], 60) == TrialResult(Status.CRASHED, detail="its worker is gone")
         stuck.set()
 
 
@@ -191,10 +191,10 @@ class Noting:
     def __init__(self, name: str) -> None:
         self.name, self.configs = name, list[str]()
 
-    def measure(self, job: Job, deadline: float) -> Result:
+    def measure(self, job: LayerJob, deadline: float) -> TrialResult:
         self.configs.append(job.cfg.name)
         time.sleep(0.01)
-        return Result(Status.OK, 1)
+        return TrialResult(Status.OK, 1)
 
     def close(self) -> None:
         pass
@@ -202,7 +202,7 @@ class Noting:
 
 def test_devices_keep_to_their_config() -> None:
     """A simulator is loaded anew for another one: two devices and two Configs make that once for each."""
-    mixed = [Job(PRESETS[("tiny", "pynq")[n % 2]], b"", (), Judge(), n) for n in range(40)]
+    mixed = [LayerJob(PRESETS[("tiny", "pynq")[n % 2]], b"", (), Judge(), n) for n in range(40)]
     devices = [Noting("a"), Noting("b")]
     with Fleet(devices) as fleet:
         for _ in range(2):
@@ -215,13 +215,13 @@ def test_devices_keep_to_their_config() -> None:
 def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
     """It is tried again; a trial that another version is asked for is not run at all."""
     (job,) = jobs(1)
-    results = iter([Result(Status.LOST, detail="the cable"), Result(Status.OK, 7)])
+    results = iter([TrialResult(Status.LOST, detail="the cable"), TrialResult(Status.OK, 7)])
     device = Broken("board:pynq")
     device.measure = lambda job, deadline: next(results)  # type: ignore[method-assign]
-    found: list[Result] = []
+    found: list[TrialResult] = []
     with Fleet([device]) as fleet:
         fleet.run([job], lambda number, result: found.append(result))
-    assert found == [Result(Status.OK, 7)] and fleet.left_out == {}
+    assert found == [TrialResult(Status.OK, 7)] and fleet.left_out == {}
     other = measure(replace(job, version=99))
     assert other.status == Status.FAILED and "99 was asked for; install the same Celosia" in other.detail
     nowhere = measure(replace(job, judge=Judge("ssh://root@pynq")))
@@ -231,7 +231,7 @@ def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
 def test_what_keeps_answers_may_fail(tmp_path: Path) -> None:
     """As where the disk is full: the error comes out, and soon."""
 
-    def full(number: int, result: Result) -> None:
+    def full(number: int, result: TrialResult) -> None:
         raise OSError("no space")
 
     with Fleet([station(tmp_path, name=f"process {n}") for n in range(2)]) as fleet, pytest.raises(OSError):

@@ -20,17 +20,17 @@ from celosia.compiler import expr as T
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, Workload, choosing
+from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.tune.kernels import trial as trials
 from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
 from celosia.compiler.tune.kernels.estimate import count
-from celosia.compiler.tune.kernels.plan import Cut, Plan
-from celosia.compiler.tune.kernels.space import MOST_CODE, Plans, beginning, examined, template
+from celosia.compiler.tune.kernels.plan import KernelPlan, LoopCut
+from celosia.compiler.tune.kernels.schedules import MOST_CODE, Plans, beginning, examined, template
 from celosia.compiler.tune.kernels.trial import KernelJob, packed, processor
-from celosia.compiler.tune.kernels.tuner import OWN, KernelTuner, State, measured_by, recorded, text
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.kernels.tuner import OWN, KernelState, KernelTuner, measured_by, recorded, text
+from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import Climb
@@ -40,16 +40,16 @@ from celosia.driver.tune_cpu import tune_cpu, tune_kernel
 Array = np.ndarray[Any, Any]
 
 
-def product(m: int = 9, n: int = 21, k: int = 10, dtype: str = "float32") -> Workload:
+def product(m: int = 9, n: int = 21, k: int = 10, dtype: str = "float32") -> KernelWorkload:
     """x w, and what a layer does with it."""
     x, w = T.placeholder((m, k), dtype, "x"), T.placeholder((k, n), dtype, "w")
     r = T.reduce_axis(k, "r")
     wide = "int32" if dtype == "int8" else dtype
     acc = T.compute((m, n), lambda i, j: T.sum(x[i, r].astype(wide) * w[r, j].astype(wide), r), "acc")
-    return Workload.of([T.compute((m, n), lambda i, j: T.maximum(acc[i, j], 0) + 1, "y")], [x, w])
+    return KernelWorkload.of([T.compute((m, n), lambda i, j: T.maximum(acc[i, j], 0) + 1, "y")], [x, w])
 
 
-def window(size: int = 11, channels: int = 18) -> Workload:
+def window(size: int = 11, channels: int = 18) -> KernelWorkload:
     """The largest of 3 x 3 by channel, with borders."""
     x = T.placeholder((size, size, channels), "float32", "x")
     padded = T.compute(
@@ -60,46 +60,46 @@ def window(size: int = 11, channels: int = 18) -> Workload:
         "padded",
     )
     a, b = T.reduce_axis(3, "a"), T.reduce_axis(3, "b")
-    return Workload.of([T.compute(x.shape, lambda i, j, c: T.max(padded[i + a, j + b, c], (a, b)), "y")], [x])
+    return KernelWorkload.of([T.compute(x.shape, lambda i, j, c: T.max(padded[i + a, j + b, c], (a, b)), "y")], [x])
 
 
-def softmax(rows: int = 7, columns: int = 37) -> Workload:
+def softmax(rows: int = 7, columns: int = 37) -> KernelWorkload:
     x = T.placeholder((rows, columns), "float32", "x")
     k, m = T.reduce_axis(columns, "k"), T.reduce_axis(columns, "m")
     top = T.compute((rows,), lambda i: T.max(x[i, k], k), "top")
     e = T.compute((rows, columns), lambda i, j: T.call("exp", x[i, j] - top[i]), "e")
     total = T.compute((rows,), lambda i: T.sum(e[i, m], m), "total")
-    return Workload.of([T.compute((rows, columns), lambda i, j: e[i, j] / total[i], "y")], [x])
+    return KernelWorkload.of([T.compute((rows, columns), lambda i, j: e[i, j] / total[i], "y")], [x])
 
 
-def in_order(rows: int = 6, columns: int = 40) -> Workload:
+def in_order(rows: int = 6, columns: int = 40) -> KernelWorkload:
     """Sums whose order counts, in numbers for which it shows."""
     x = T.placeholder((rows, columns), "float32", "x")
     k = T.reduce_axis(columns, "k")
-    return Workload.of([T.compute((rows,), lambda i: T.ordered_sum(x[i, k] * 1e4, k), "y")], [x])
+    return KernelWorkload.of([T.compute((rows,), lambda i: T.ordered_sum(x[i, k] * 1e4, k), "y")], [x])
 
 
-def turned(rows: int = 20, columns: int = 33) -> Workload:
+def turned(rows: int = 20, columns: int = 33) -> KernelWorkload:
     x = T.placeholder((rows, columns), "int8", "x")
-    return Workload.of([T.compute((columns, rows), lambda i, j: x[j, i] + 1, "y")], [x])
+    return KernelWorkload.of([T.compute((columns, rows), lambda i, j: x[j, i] + 1, "y")], [x])
 
 
-def equally_named() -> Workload:
+def equally_named() -> KernelWorkload:
     """Two tensors of one name, neither of which can be inlined."""
     x = T.placeholder((8, 12), "float32", "x")
     k, m = T.reduce_axis(12, "k"), T.reduce_axis(8, "m")
     rows = T.compute((8,), lambda i: T.sum(x[i, k], k), "sum")
     columns = T.compute((12,), lambda j: T.sum(x[m, j], m), "sum")
-    return Workload.of([T.compute((8, 12), lambda i, j: rows[i] * columns[j], "sum")], [x])
+    return KernelWorkload.of([T.compute((8, 12), lambda i, j: rows[i] * columns[j], "sum")], [x])
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {
+WORKLOADS: dict[str, Callable[[], KernelWorkload]] = {
     "product": product, "product of bytes": lambda: product(dtype="int8"), "window": window, "softmax": softmax,
     "in order": in_order, "turned": turned, "equally named": equally_named,
 }  # fmt: skip
 
 
-def given(workload: Workload) -> list[Array]:
+def given(workload: KernelWorkload) -> list[Array]:
     rng = np.random.default_rng(0)
     return [
         rng.integers(-128, 128, t.shape).astype(np.int8) if t.dtype == "int8"
@@ -108,13 +108,13 @@ def given(workload: Workload) -> list[Array]:
     ]  # fmt: skip
 
 
-def meaning(workload: Workload, arrays: Sequence[Array]) -> list[Array]:
+def meaning(workload: KernelWorkload, arrays: Sequence[Array]) -> list[Array]:
     """By the interpreter, of loops under no schedule."""
     return list(T.interpret(T.lower(workload.outputs, workload.inputs, "plain"), *arrays))
 
 
-def own(workload: Workload) -> Plan:
-    return Plan.of(schedule(workload.outputs))
+def own(workload: KernelWorkload) -> KernelPlan:
+    return KernelPlan.of(schedule(workload.outputs))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -123,7 +123,7 @@ def test_a_plan_is_its_schedule(name: str) -> None:
     plan = own(workload)
     again = workload.scheduled(Trace.from_json(json.loads(text(plan))))
     assert str(workload.loops(again)) == str(workload.loops(schedule(workload.outputs)))
-    assert Plan.of(again) == plan
+    assert KernelPlan.of(again) == plan
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -190,7 +190,7 @@ def test_two_plans_that_make_the_same_loops_are_equal() -> None:
     b[stage].split("i0", 4)
     b[stage].reorder("i1", "i0.o", "i0.i")
     b[stage].unroll("i0.i")
-    assert Plan.of(a) == Plan.of(b)
+    assert KernelPlan.of(a) == KernelPlan.of(b)
 
 
 def test_counts_know_tiles_of_registers() -> None:
@@ -213,7 +213,7 @@ def test_counts_know_tiles_of_registers() -> None:
 
 def test_what_takes_long_to_compile_is_no_point() -> None:
     workload = turned(256, 256)
-    plan = Plan.of(T.Schedule(workload.outputs))
+    plan = KernelPlan.of(T.Schedule(workload.outputs))
     loops = plan["y"]
     wide = replace(loops, kinds=frozenset((loop, "unrolled") for loop in loops.order))
     assert examined(workload, plan.with_stage("y", wide)) is None
@@ -239,7 +239,7 @@ def test_the_template_is_all_tiles_that_fit() -> None:
 # Trials --------------------------------------------------------------------------------------------------------------
 
 
-def job(workload: Workload, plan: Plan, **more: Any) -> KernelJob:
+def job(workload: KernelWorkload, plan: KernelPlan, **more: Any) -> KernelJob:
     return KernelJob(packed(workload), text(plan), seconds=0.001, **more)
 
 
@@ -254,7 +254,7 @@ def test_a_trial_has_picoseconds() -> None:
 
 def test_a_slow_schedule_is_given_up() -> None:
     workload = product(256, 256, 256)
-    plain = Plan.of(T.Schedule(workload.outputs))
+    plain = KernelPlan.of(T.Schedule(workload.outputs))
     result = job(workload, plain, usual=1000, limit=1500).run()
     assert result == replace(result, status=Status.CENSORED, cycles=1500)
 
@@ -273,7 +273,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
     workload = product()
     right = trials.compile_function
 
-    def planted(function: Any, **options: Any) -> Kernel:
+    def planted(function: Any, **options: Any) -> CompiledKernel:
         kernel = right(function, **options)
         if not options:  # the compiler's own, and what it is compared with
             return kernel
@@ -287,7 +287,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
             time.sleep(60)
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        monkeypatch.setattr(Kernel, "run", lambda *args: None)
+        monkeypatch.setattr(CompiledKernel, "run", lambda *args: None)
         return kernel
 
     monkeypatch.setattr(trials, "compile_function", planted)
@@ -313,20 +313,20 @@ class Pretended:
         self.asked: list[KernelJob] = []
         self.most, self.failing = most, failing
 
-    def measure(self, job: Any, deadline: float) -> Result:
+    def measure(self, job: Any, deadline: float) -> TrialResult:
         if len(self.asked) >= self.most:
             raise KeyboardInterrupt
         self.asked.append(job)
         if self.failing:
-            return Result(Status.CRASHED, detail="planted")
+            return TrialResult(Status.CRASHED, detail="planted")
         sizes = [args[1] for _, primitive, *args in json.loads(job.trace) if primitive == "split"]
-        return Result(Status.OK, 1_000_000 + 10_000 * sum(sizes))
+        return TrialResult(Status.OK, 1_000_000 + 10_000 * sum(sizes))
 
     def close(self) -> None:
         pass
 
 
-def tuned(records: Records, device: Pretended, trials: int = 30, seed: int = 0) -> tuple[State, dict[str, Trace]]:
+def tuned(records: Records, device: Pretended, trials: int = 30, seed: int = 0) -> tuple[KernelState, dict[str, Trace]]:
     with Fleet([device]) as fleet:
         tuner = KernelTuner(records, fleet, trials, seed=seed)
         return tuner.state, tuner.tune([(product(), 3), (softmax(), 1)])
@@ -376,7 +376,7 @@ def test_climb_reaches_what_is_best() -> None:
     space.fill()
     search = Climb(space, np.random.default_rng(0))
 
-    def cost(plan: Plan) -> float:
+    def cost(plan: KernelPlan) -> float:
         return 100.0 + sum(abs(cut.factor - 5) for _, loops in plan.stages for cut in loops.cuts)
 
     while numbers := search.ask(4):
@@ -386,21 +386,23 @@ def test_climb_reaches_what_is_best() -> None:
     assert len(search.known) < 400
 
 
-def records_of(path: Path, workload: Workload, plan: Plan, where: str, own_time: int, time_: int) -> Records:
+def records_of(
+    path: Path, workload: KernelWorkload, plan: KernelPlan, where: str, own_time: int, time_: int
+) -> Records:
     records = Records(path)
     records.add(
-        Key(workload.name, where, text(own(workload)), measured_by(True, False)), Result(Status.OK, own_time, OWN)
+        Key(workload.name, where, text(own(workload)), measured_by(True, False)), TrialResult(Status.OK, own_time, OWN)
     )
-    records.add(Key(workload.name, where, text(plan), measured_by(True, False)), Result(Status.OK, time_))
+    records.add(Key(workload.name, where, text(plan), measured_by(True, False)), TrialResult(Status.OK, time_))
     return records
 
 
-def other_plan(workload: Workload) -> Plan:
+def other_plan(workload: KernelWorkload) -> KernelPlan:
     plan = own(workload)
     name, loops = next((name, loops) for name, loops in plan.stages if loops.cuts)
     cut = loops.cuts[0]
     return plan.with_stage(
-        name, replace(loops, cuts=(Cut(cut.loop, max(1, cut.factor // 2), cut.tail), *loops.cuts[1:]))
+        name, replace(loops, cuts=(LoopCut(cut.loop, max(1, cut.factor // 2), cut.tail), *loops.cuts[1:]))
     )
 
 
@@ -413,7 +415,7 @@ def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
         other.trace
     )
     short = Records()
-    short.add(Key(workload.name, processor(), text(other), measured_by(False, False)), Result(Status.OK, 1))
+    short.add(Key(workload.name, processor(), text(other), measured_by(False, False)), TrialResult(Status.OK, 1))
     assert recorded(short) == {}
 
 
@@ -462,11 +464,12 @@ def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     records = Records(path)
     for workload, _ in met.met.values():
         records.add(
-            Key(workload.name, processor(), text(own(workload)), measured_by(True, False)), Result(Status.OK, 100, OWN)
+            Key(workload.name, processor(), text(own(workload)), measured_by(True, False)),
+            TrialResult(Status.OK, 100, OWN),
         )
         records.add(
             Key(workload.name, processor(), '[["nobody","split","i0",4]]', measured_by(True, False)),
-            Result(Status.OK, 1),
+            TrialResult(Status.OK, 1),
         )
     said: list[str] = []
     compile_model(model, accelerator=False, records=path, progress=said.append)
@@ -495,9 +498,9 @@ def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
     """A model whose weights do not fit is measured so, and its records are not those of a small one."""
     small = product(4, 64, 64)
     _, w = small.inputs
-    weights = Workload.of(small.outputs, small.inputs, [w])
+    weights = KernelWorkload.of(small.outputs, small.inputs, [w])
     assert weights.constant_bytes == 64 * 64 * 4
-    assert Workload.of(small.outputs, small.inputs).constant_bytes == 0
+    assert KernelWorkload.of(small.outputs, small.inputs).constant_bytes == 0
     device = Pretended()
     for times, cold in ((1, False), (10_000, True)):
         records = Records()
@@ -505,7 +508,7 @@ def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
             KernelTuner(records, fleet, 2).tune([(weights, times)])
         assert {key.measurer.endswith("cold") for key in records.trials} == {cold}
         assert device.asked[-1].cold is cold
-    case = trials.Case(weights)
+    case = trials.KernelCase(weights)
     copies = case._copies
     assert len(copies) > 1
     assert all(row[0] is case.arrays[0] and row[1] is not case.arrays[1] for row in copies)
@@ -513,17 +516,17 @@ def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
 
 
 def test_a_kernel_without_inputs_is_timed() -> None:
-    workload = Workload.of([T.compute((32, 32), lambda i, j: (i * j).astype("float32"), "table")], [])
+    workload = KernelWorkload.of([T.compute((32, 32), lambda i, j: (i * j).astype("float32"), "table")], [])
     assert job(workload, own(workload)).run().status == Status.OK
 
 
 def test_what_cannot_be_compared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain loops that do not compile end the trial, not who measures."""
 
-    def fails(*args: Any, **options: Any) -> Kernel:
+    def fails(*args: Any, **options: Any) -> CompiledKernel:
         raise ValueError("planted")
 
     monkeypatch.setattr(trials, "compile_function", fails)
     trials._case.cache_clear()
-    assert job(product(), own(product())).run() == Result(Status.REFUSED, detail="planted")
+    assert job(product(), own(product())).run() == TrialResult(Status.REFUSED, detail="planted")
     trials._case.cache_clear()

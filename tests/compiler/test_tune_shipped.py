@@ -11,7 +11,7 @@ from celosia.compiler.launch import blocks
 from celosia.compiler.launch.blocks import CHAIN
 from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
-from celosia.compiler.tune.measure import TIMED, Result, Status
+from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import Network, chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.driver.run.explain import estimate
@@ -95,9 +95,9 @@ def test_what_is_asked_for(tmp_path: Path) -> None:
     assert given is not None and given.trials == {}
     path = tmp_path / "r.jsonl"
     key = Key("w", PRESETS["pynq"].digest, "[]", "m")
-    Records(path).add(key, Result(Status.OK, 7))
+    Records(path).add(key, TrialResult(Status.OK, 7))
     own = shipped.asked_for(path)
-    assert own is not None and own.trials == {key: Result(Status.OK, 7)}
+    assert own is not None and own.trials == {key: TrialResult(Status.OK, 7)}
     together = own.joined(shipped.shipped(PRESETS["pynq"]))
     assert together.trials == own.trials | shipped.shipped(PRESETS["pynq"]).trials and together.path == path
     assert key not in shipped.shipped(PRESETS["pynq"]).trials

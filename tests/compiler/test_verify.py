@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Instruction
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
-from celosia.compiler.vthread.verify import Report, Rule, VerifyError, verify
+from celosia.compiler.vthread.verify import Report, Rule, VerifyError, order, verify
+from celosia.compiler.vthread.verify.decode import InstructionShape
 from celosia.hw.config import Config
 from celosia.hw.isa import (
     GEMM_LOOPS,
@@ -47,7 +48,8 @@ CONFIGS = {
     "4x8-taps": Config(block_in=4, block_out=8, taps=3, tap_depth=8, **_SMALL),
 }
 CFG = CONFIGS["4x4"]
-Stream = list[Instruction]
+NO_SHAPE = InstructionShape((), (), 0, False)
+Stream = list[Unencoded]
 
 
 def check(cfg: Config, stream: Stream) -> Report:
@@ -78,14 +80,14 @@ def prologue(cfg: Config) -> Stream:
         Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
     } | ({Buffer.TAP: cfg.tap_depth} if cfg.taps else {})  # fmt: skip
     stream = [
-        Instruction(
+        Unencoded(
             Opcode.LOAD,
             dict(buffer=buffer, dram_addr=ARENA, x_size=size, y_size=1, z_size=1, sram_x=1, widen=buffer == Buffer.ACC),
         )
         for buffer, size in sizes.items()
     ]
     copy = _extents(VECTOR_LOOPS) | dict(extent_x=cfg.out_depth, a_x=1, dst_x=1, destination=Destination.OUT)
-    return [*stream, Instruction(Opcode.VECTOR, copy)]
+    return [*stream, Unencoded(Opcode.VECTOR, copy)]
 
 
 def soup(cfg: Config, seed: int, count: int) -> Stream:
@@ -120,23 +122,23 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
             dram_addr=cfg.piece_bytes * rng.randint(0, 100), dram_y=cfg.piece_bytes * rng.randint(4, 10),
         )  # fmt: skip
 
-    def draw() -> Instruction:
+    def draw() -> Unencoded:
         opcode = rng.choices(list(Opcode), (3, 3, 3, 3))[0]
         if opcode == Opcode.LOAD:
             sizes = [(Buffer.INP, cfg.inp_depth * cfg.inp_pieces), (Buffer.WGT, cfg.wgt_depth),
                      (Buffer.VIN, cfg.vin_depth * cfg.out_pieces)]  # fmt: skip
             buffer, depth = rng.choice([*sizes, (Buffer.TAP, cfg.tap_depth)] if cfg.taps else sizes)
-            return Instruction(opcode, dict(buffer=buffer) | block("sram", depth))
+            return Unencoded(opcode, dict(buffer=buffer) | block("sram", depth))
         if opcode == Opcode.STORE:
-            return Instruction(opcode, block("sram", cfg.out_depth * cfg.out_pieces))
+            return Unencoded(opcode, block("sram", cfg.out_depth * cfg.out_pieces))
         f = _extents(GEMM_LOOPS if opcode == Opcode.GEMM else VECTOR_LOOPS)
         if opcode == Opcode.GEMM:
             f |= lines("acc", "yx", cfg.acc_depth) | dict(accumulate=rng.randint(0, 1), extent_k=rng.randint(1, 2))
             f |= within("inp", "yxk", cfg.inp_depth, f) | within("wgt", "yxk", cfg.wgt_depth, f)
-            return Instruction(opcode, f)
+            return Unencoded(opcode, f)
         return vector(f | dict(requantise=rng.randint(0, 1)))
 
-    def vector(f: dict[str, int]) -> Instruction:
+    def vector(f: dict[str, int]) -> Unencoded:
         """Whatever it writes of vin is in one half of it, and what it reads in the other."""
         half = rng.randint(0, 1)
         depths = {Destination.OUT: cfg.out_depth}
@@ -157,7 +159,7 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
                 f |= within("tap", "r", cfg.tap_depth, f)
         if destination == Destination.VIN:
             f["dst_base"] += (1 - half) * vin
-        return Instruction(Opcode.VECTOR, f)
+        return Unencoded(Opcode.VECTOR, f)
 
     stream = prologue(cfg) + [draw() for _ in range(count)]
     insert_tokens(cfg, stream, ARENA)
@@ -165,10 +167,10 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
 
 
 def _copy(stream: Stream) -> Stream:
-    return [Instruction(i.opcode, dict(i.fields)) for i in stream]
+    return [Unencoded(i.opcode, dict(i.fields)) for i in stream]
 
 
-def _masks(instruction: Instruction, kind: str) -> Iterator[Unit]:
+def _masks(instruction: Unencoded, kind: str) -> Iterator[Unit]:
     return (unit for unit in Unit if instruction.fields.get(kind, 0) >> unit & 1)
 
 
@@ -332,23 +334,23 @@ LOAD, GEMM, VECTOR, STORE = (1 << unit for unit in Unit)
 def sound() -> Stream:
     """Load inputs and weights, multiply, requantise, store."""
     return [
-        Instruction(Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)),
-        Instruction(Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)),
-        Instruction(
+        Unencoded(Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)),
+        Unencoded(Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)),
+        Unencoded(
             Opcode.LOAD,
             dict(buffer=Buffer.WGT, x_size=2, y_size=1, z_size=1, sram_x=1, dram_addr=ARENA + 64, post=GEMM),
         ),
-        Instruction(
+        Unencoded(
             Opcode.GEMM,
             _extents(GEMM_LOOPS)
             | dict(extent_x=4, extent_k=2, inp_x=1, inp_k=4, wgt_k=1, acc_x=1, wait=LOAD, post=VECTOR),
         ),
-        Instruction(
+        Unencoded(
             Opcode.VECTOR,
             _extents(VECTOR_LOOPS)
             | dict(extent_x=4, a_x=1, dst_x=1, requantise=1, destination=Destination.OUT, wait=LOAD | GEMM, post=STORE),
         ),
-        Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=1024, wait=VECTOR)),
+        Unencoded(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=1024, wait=VECTOR)),
     ]  # fmt: skip
 
 
@@ -369,7 +371,7 @@ def sets(index: int, **fields: int) -> Callable[[Stream], Stream]:
 
 
 def inserts(index: int, opcode: Opcode, **fields: int) -> Callable[[Stream], Stream]:
-    return lambda stream: [*stream[:index], Instruction(opcode, fields), *stream[index:]]
+    return lambda stream: [*stream[:index], Unencoded(opcode, fields), *stream[index:]]
 
 
 LAST_INP = CFG.inp_depth - 1
@@ -429,10 +431,10 @@ FAULTS: list[tuple[Callable[[Stream], Stream], Rule, str]] = [
     (
         lambda stream: [
             stream[0],
-            *(Instruction(Opcode.LOAD, dict(ROW, wait=STORE)) for _ in range(17)),
+            *(Unencoded(Opcode.LOAD, dict(ROW, wait=STORE)) for _ in range(17)),
             *stream[1:5],
             sets(5, post=LOAD)(stream)[5],
-            *(Instruction(Opcode.STORE, dict(ROW, post=LOAD)) for _ in range(16)),
+            *(Unencoded(Opcode.STORE, dict(ROW, post=LOAD)) for _ in range(16)),
         ],
         Rule.PROGRESS,
         r"instruction 1 \(LOAD\) never gets a token from STORE while the fetch is held up at 17",
@@ -508,15 +510,42 @@ def test_semaphores_too_small_for_a_stream_are_found() -> None:
     """LOAD runs ahead of GEMM by as many tokens as a semaphore holds; three need a queue of three to go on."""
 
     def ahead(cfg: Config, count: int) -> Rule | None:
-        loads = [Instruction(Opcode.LOAD, dict(ROW, buffer=Buffer.INP, sram_base=n, post=GEMM)) for n in range(count)]
-        weights = [Instruction(Opcode.LOAD, dict(ROW, buffer=Buffer.WGT))]
-        gemms = [Instruction(Opcode.GEMM, _extents(GEMM_LOOPS) | dict(inp_base=n, wait=LOAD)) for n in range(count)]
+        loads = [Unencoded(Opcode.LOAD, dict(ROW, buffer=Buffer.INP, sram_base=n, post=GEMM)) for n in range(count)]
+        weights = [Unencoded(Opcode.LOAD, dict(ROW, buffer=Buffer.WGT))]
+        gemms = [Unencoded(Opcode.GEMM, _extents(GEMM_LOOPS) | dict(inp_base=n, wait=LOAD)) for n in range(count)]
         return broken(cfg, weights + loads + gemms)
 
     small = Config(block_in=4, block_out=4, queue_depth=2, token_bits=2, **_SMALL)
     assert ahead(small, 5) is None  # three tokens given, two loads in the queue
     assert ahead(small, 6) == Rule.PROGRESS
     assert ahead(CFG, 6) is None
+
+
+@pytest.mark.parametrize("name", ["4x4", "4x4-tokens2"])
+def test_program_order_is_an_execution_exactly_where_the_closed_form_says_so(name: str) -> None:
+    cfg, seen = CONFIGS[name], set[bool]()
+    for seed in range(300):
+        rng = random.Random(seed)
+        units = rng.choices(list(Unit), k=12)
+        stream = [Unencoded(next(o for o, u in UNIT_OF.items() if u == unit), {}) for unit in units]
+        waits, posts = [0] * len(units), [0] * len(units)
+        for _ in range(rng.randrange(1, 9)):
+            giver, taker = sorted(rng.sample(range(len(units)), 2), reverse=rng.random() < 0.1)
+            if units[giver] != units[taker]:
+                posts[giver] |= 1 << units[taker]
+                waits[taker] |= 1 << units[giver]
+        decoded = [
+            order.Decoded(index, i.opcode, UNIT_OF[i.opcode], {"wait": wait, "post": post}, [], NO_SHAPE)
+            for index, (i, wait, post) in enumerate(zip(stream, waits, posts))
+        ]
+        try:
+            _, in_order = order._pair_tokens(cfg, decoded)
+            executed = order._execute(cfg, decoded)
+        except VerifyError:
+            continue
+        assert in_order == (executed == list(range(len(units))))
+        seen.add(in_order)
+    assert seen == {True, False}
 
 
 def test_a_word_of_the_wrong_size_is_refused() -> None:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -489,6 +490,14 @@ def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatc
         "running 100 samples ...", "running 100 samples: 20 of 100, 0.3 a second, 0:04:00 left",
         "running 100 samples: 90 of 100, 0.5 a second, 0:00:20 left",
     ]  # fmt: skip
+
+
+def test_a_stage_that_takes_long_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celosia.driver.progress.LINE_SECONDS", 0.05)
+    with Stages() as stages:
+        stages("waiting")
+        time.sleep(0.3)
+    assert "waiting: " in capsys.readouterr().err
 
 
 # What is wrong ------------------------------------------------------------------------------------------------

@@ -257,14 +257,14 @@ def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
 
 def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
     loaded = celosia.Program.load(program)
-    board = deploy.Board("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
+    board = deploy.RemoteBoard("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
     with pytest.raises(
         SshError, match=r"its Python is 3.8.2; 3.10 or newer .*; it has no numpy.*; it has no pynq"
     ) as found:
         deploy.require(board, loaded, "board", "it")
     assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
     with pytest.raises(SshError, match="its processor is mips; Programs are compiled for armv7l, aarch64"):
-        deploy.target_of(deploy.Board("mips", (3, 10), "1", "1", "", 1, ()))
+        deploy.target_of(deploy.RemoteBoard("mips", (3, 10), "1", "1", "", 1, ()))
     empty.python.unlink()
     (empty.home / ".profile").write_text("PATH=/nothing\n")
     with connected("board") as connection, pytest.raises(SshError, match="board has no python3; install Python"):

@@ -26,17 +26,17 @@ from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import Usage
 from celosia.compiler.layer import Untileable
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
+from celosia.driver.explore.configs import ConfigSpace, board_of
 from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import energy_uj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
-from celosia.driver.explore.space import Space, board_of
-from celosia.driver.explore.subject import Ask, Subject, closed, timed
+from celosia.driver.explore.subject import Ask, ExploredModel, closed, timed
 from celosia.driver.pages.front import told_of_preset
 from celosia.hw.config import PRESETS, Config
 
@@ -67,7 +67,7 @@ def pooled() -> onnx.ModelProto:
 
 
 def random_config(rng: np.random.Generator) -> Config:
-    space = Space.of(BOARD, {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "wgt_depth": [64, 256]})
+    space = ConfigSpace.of(BOARD, {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "wgt_depth": [64, 256]})
     found = space.sample(rng)
     assert found is not None
     return found
@@ -80,7 +80,7 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
     rng, tight = np.random.default_rng(0), 0.0
     for name, proto in (("quantised", quantised()), ("pooled", pooled())):
         onnx.save(proto, tmp_path / f"{name}.onnx")
-        one = Subject.of(tmp_path / f"{name}.onnx")
+        one = ExploredModel.of(tmp_path / f"{name}.onnx")
         for _ in range(6):
             cfg = random_config(rng)
             try:
@@ -98,13 +98,13 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
 
 def test_what_shares_products_takes_as_many_cycles(model: Path) -> None:
     """Only `packed` is left out of what is asked for."""
-    one = Subject.of(model)
+    one = ExploredModel.of(model)
     cfg = PRESETS["tiny"]
     assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, packed=False), MEMORY)
 
 
 def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
-    one, tiny = Subject.of(model), replace(PRESETS["tiny"], forward=False)
+    one, tiny = ExploredModel.of(model), replace(PRESETS["tiny"], forward=False)
 
     def figures(cfg: Config, clock: float = 100.0) -> dict[str, float]:
         shares = {"lut": 0.1, "ff": 0.2, "dsp": 0.3, "ram": 0.4}
@@ -125,7 +125,7 @@ def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
 def brute(path: Path, left: float = 0.05) -> set[str]:
     """Digests of the front of SPACE, each Config compiled and timed on its own, all pairs compared."""
     device, found = DEVICES[BOARD.platform.device], {}
-    for cfg in Space.of(BOARD, SPACE):
+    for cfg in ConfigSpace.of(BOARD, SPACE):
         used = Resources.of(cfg, device)
         shares = used.shares(device)
         if max(shares.values()) > 1 - left:
@@ -202,9 +202,9 @@ def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.Monkey
     class Dying:
         name = "a board that dies"
 
-        def measure(self, job: Job, deadline: float) -> Result:
+        def measure(self, job: Job, deadline: float) -> TrialResult:
             assert isinstance(job, Ask)
-            return job.run() if job.rung == "closed" else Result(Status.HUNG, detail="no answer")
+            return job.run() if job.rung == "closed" else TrialResult(Status.HUNG, detail="no answer")
 
         def close(self) -> None:
             pass
@@ -248,7 +248,7 @@ def test_a_run_that_is_killed_goes_on(model: Path, expected: set[tuple[float, fl
         while time.monotonic() < until and not (points.exists() and b'"timed"' in points.read_bytes()):
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    known = Points(tmp_path / "out", context_of([Subject.of(model)], "pynq-z2", MEMORY)).known
+    known = Points(tmp_path / "out", context_of([ExploredModel.of(model)], "pynq-z2", MEMORY)).known
     measured = {digest for digest, point in known.items() if point.measured}
     assert measured
     found = explore(model, space=SPACE, folder=tmp_path / "out")
@@ -282,7 +282,7 @@ def test_no_more_configs_are_measured_than_were_asked_for(most: int, model: Path
 
 
 def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> None:
-    line = "explore", model, "--jobs", 1, "--budget", "0s", "-o", tmp_path / "out"
+    line = "explore", model, "--jobs", 1, "--budget", "0.001s", "-o", tmp_path / "out"
     code, out, err = call(*line)
     assert code == 0, err
     report, told = json.loads((tmp_path / "out" / "front.json").read_text()), " ".join(out.split())
@@ -442,6 +442,7 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
         (["@quantised.onnx", "@quantised.onnx", "-o", "out"], "two models are called 'quantised'; give one of them"),
         (["@quantised.onnx", "-o", "out", "--board", "nexys"], "there is no board 'nexys'; take pynq-z1, pynq-z2"),
         (["@quantised.onnx", "-o", "out", "--budget", "soon"], "'soon' is no time; write it as 90s, 30m or 2h"),
+        (["@quantised.onnx", "-o", "out", "--budget", "0"], "in 0 s nothing can be explored; give more, as 10m"),
         (["@quantised.onnx", "-o", "out", "--space", "gone.toml"], "cannot read the space gone.toml"),
         (["@quantised.onnx", "-o", "out", "--memory", "gone"], "there is no memory model 'gone'"),
         (["@x.npy", "-o", "out"], "x.npy"),

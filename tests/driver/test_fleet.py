@@ -18,7 +18,7 @@ from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.tune.measure import Job, Judge, Result, Status, measure, packed
+from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import network_measurer
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
@@ -42,26 +42,26 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 
 @pytest.fixture(scope="module")
-def jobs() -> list[Job]:
+def jobs() -> list[LayerJob]:
     """Six trials of two layers on `tiny`."""
-    found: list[Job] = []
+    found: list[LayerJob] = []
     cfg = PRESETS["tiny"]
     for layer in (Shape(12, 5, 8, 3).layer(cfg), Shape(8, 6, 8, 1).layer(cfg)):
         space = space_of(cfg, layer)
         best = sorted(range(len(space)), key=space.base.__getitem__)[:3]
-        found.extend(Job(cfg, packed(layer), space.points[n]) for n in best)
+        found.extend(LayerJob(cfg, packed(layer), space.points[n]) for n in best)
     return found
 
 
-def judged(jobs: list[Job], judge: Judge) -> list[Job]:
-    return [Job(job.cfg, job.layer, job.decisions, judge) for job in jobs]
+def judged(jobs: list[LayerJob], judge: Judge) -> list[LayerJob]:
+    return [LayerJob(job.cfg, job.layer, job.decisions, judge) for job in jobs]
 
 
-def answers(devices: Fleet, jobs: list[Job], kept: Any = lambda number, result: None) -> list[Result]:
+def answers(devices: Fleet, jobs: list[LayerJob], kept: Any = lambda number, result: None) -> list[TrialResult]:
     """What each was answered; none twice."""
-    found: dict[int, Result] = {}
+    found: dict[int, TrialResult] = {}
 
-    def keep(number: int, result: Result) -> None:
+    def keep(number: int, result: TrialResult) -> None:
         assert number not in found
         found[number] = result
         kept(number, result)
@@ -84,7 +84,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard
 
 @needs_ssh
 @pytest.mark.rtl
-def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[Job]) -> None:
+def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJob]) -> None:
     """In one session, whose end leaves nothing behind."""
     with fleet_for(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD))
@@ -95,15 +95,15 @@ def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[Job]) -
     runs = [command for command in board.commands if "runner" in command]
     assert len(runs) == 1
     assert board.processes[-1].wait(20) is not None
-    limited = [Job(job.cfg, job.layer, job.decisions, BOARD, limit=50) for job in jobs[:1]]
+    limited = [LayerJob(job.cfg, job.layer, job.decisions, BOARD, limit=50) for job in jobs[:1]]
     with fleet_for(BOARD, base=BASE) as devices:
         assert answers(devices, limited)[0].status == Status.CENSORED
 
 
 @needs_ssh
 @pytest.mark.rtl
-def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[Job]) -> None:
-    def cut(number: int, result: Result) -> None:
+def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[LayerJob]) -> None:
+    def cut(number: int, result: TrialResult) -> None:
         if number in (1, 3):
             board.connection.abort()
 
@@ -115,7 +115,7 @@ def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[Job]) -> Non
 
 @needs_ssh
 @pytest.mark.rtl
-def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list[Job], tmp_path: Path) -> None:
+def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list[LayerJob], tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(config.read_text().replace(f"Port {board.port}", "Port 1"))
     kept: list[int] = []
@@ -126,7 +126,7 @@ def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list
 
 @needs_ssh
 @pytest.mark.rtl
-def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[Job]) -> None:
+def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[LayerJob]) -> None:
     """The process here, and the ssh that it has started, end by the deadline."""
     board.wrap = lambda command: "sleep 600"
     with fleet_for(BOARD, deadline=4, base=BASE) as devices:
@@ -138,11 +138,11 @@ def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[Job]) -> No
 
 @needs_ssh
 @pytest.mark.rtl
-def test_errors_of_a_board_are_answers(board: FakeBoard, jobs: list[Job]) -> None:
+def test_errors_of_a_board_are_answers(board: FakeBoard, jobs: list[LayerJob]) -> None:
     with fleet_for(BOARD) as devices:  # where a board's processor has its registers: not here
         (result,) = answers(devices, judged(jobs[:1], BOARD))
     assert result.status == Status.FAILED and result.detail
-    other = [Job(PRESETS["pynq"], job.layer, job.decisions, BOARD) for job in jobs[:1]]
+    other = [LayerJob(PRESETS["pynq"], job.layer, job.decisions, BOARD) for job in jobs[:1]]
     with fleet_for(BOARD, base=BASE) as devices:
         (result,) = answers(devices, other)
     assert result.status in (Status.FAILED, Status.REFUSED)
@@ -235,7 +235,7 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: P
 STATION = """
 import os, pickle, signal, subprocess, sys, time
 from pathlib import Path
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.tune.measure import TrialResult, Status
 
 folder = Path({folder!r})
 while True:
@@ -248,7 +248,7 @@ while True:
     if number == 2 and not (folder / "died").exists():
         (folder / "died").touch()
         {does}
-    pickle.dump(Result(Status.OK, 1000 + number), sys.stdout.buffer)
+    pickle.dump(TrialResult(Status.OK, 1000 + number), sys.stdout.buffer)
     sys.stdout.buffer.flush()
 """
 
@@ -297,11 +297,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             worker.wait()
 
 
-def numbered(count: int) -> list[Job]:
-    return [Job(PRESETS["tiny"], b"", (), limit=number) for number in range(count)]
+def numbered(count: int) -> list[LayerJob]:
+    return [LayerJob(PRESETS["tiny"], b"", (), limit=number) for number in range(count)]
 
 
-def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: list[Job], models: Path) -> None:
+def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: list[LayerJob], models: Path) -> None:
     cluster.worker("one")
     cluster.worker("two")
     with fleet_for(Judge(), pool=cluster.pool) as devices:

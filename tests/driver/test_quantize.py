@@ -229,6 +229,17 @@ def test_what_is_done_to_images_is_said_once(tmp_path: Path, model: Path) -> Non
     assert ".png" not in CliRunner().invoke(app, line).stderr
 
 
+def test_an_image_in_a_folder_of_its_class_is_called_with_it(tmp_path: Path, model: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.fromarray(np.full((12, 20, 3), 40, np.uint8)).save(tmp_path / "pictures" / name / "0.png")
+    told: list[str] = []
+    celosia.quantize(model, tmp_path / "pictures", tmp_path / "out.onnx", config="tiny", told=told.append)
+    assert {each.split(" is resized")[0] for each in told} == {str(Path("cat", "0.png")), str(Path("dog", "0.png"))}
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

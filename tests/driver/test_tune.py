@@ -18,16 +18,14 @@ import celosia
 from celosia.compiler.launch.blocks import CHAIN
 from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
-from celosia.compiler.tune.measure import TIMED, Job, Result, Status, measure, packed
-from celosia.compiler.tune.model import LEARNERS
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import Network, apply, network_schedule
-from celosia.compiler.tune.pool import DEADLINE, Fleet
+from celosia.compiler.tune.points import layer_space
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.search import SEARCHES
-from celosia.compiler.tune.space import layer_space
-from celosia.compiler.tune.tuner import State
+from celosia.compiler.tune.tuner import NetworkState
 from celosia.driver import cli
-from celosia.driver.cli.tuning import LearnerName, SearchName
 from celosia.driver.cli.tuning import tune as command_line
 from celosia.driver.tune import Tuning, tune
 from celosia.hw.isa import instruction_bytes
@@ -86,7 +84,7 @@ def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(models:
                 space = layer_space(network.cfg, each.layer, each.usual)
                 assert space.legal(space.number(each.usual))
                 for number in space.sample(16, np.random.default_rng(0)):
-                    result = measure(Job(network.cfg, packed(each.layer), space.points[number]))
+                    result = measure(LayerJob(network.cfg, packed(each.layer), space.points[number]))
                     found.append((space.legal(number), result.status))
         return network.image, ""
 
@@ -112,7 +110,7 @@ def test_an_interrupted_tuning_loses_nothing(models: Path, tuned: tuple[Path, Tu
     _, whole = tuned
     path = tmp_path / "r.jsonl"
 
-    def stop(state: State) -> None:
+    def stop(state: NetworkState) -> None:
         if state.measured == 7:
             raise KeyboardInterrupt
 
@@ -136,13 +134,13 @@ def test_processes_find_what_this_one_finds(models: Path, tuned: tuple[Path, Tun
 def lying(path: Path, cycles: int) -> Records:
     """Records in which every layer's worst schedule takes `cycles`, and the network nothing is known of."""
     truth, lies = Records.load(path), Records()
-    worst: dict[str, tuple[Key, Result]] = {}
+    worst: dict[str, tuple[Key, TrialResult]] = {}
     for key, result in truth.trials.items():
         if result.cost and not key.workload.startswith("network") and key.workload not in worst:
             known = truth.by_workload[key.workload, key.config].items()
             worst[key.workload] = max(((k, r) for k, r in known if r.cost), key=lambda each: each[1].cycles)
     for key, _ in worst.values():
-        lies.add(key, Result(Status.OK, cycles))
+        lies.add(key, TrialResult(Status.OK, cycles))
     return lies
 
 
@@ -169,7 +167,7 @@ def test_schedules_that_do_not_fit_are_refused_with_the_reason(models: Path, tun
         if not key.workload.startswith("network"):
             point = [d.to_json() | {"n": 99} for d in schedule_of(key.schedule)]
             bad = Key(key.workload, key.config, json.dumps(point), key.measurer)
-            wrong.add(bad, Result(Status.OK, 10_000))
+            wrong.add(bad, TrialResult(Status.OK, 10_000))
     told = []
 
     def improve(network: Network) -> tuple[Image, str]:
@@ -230,7 +228,7 @@ def test_a_file_of_records_counts_beside_what_comes_with_celosia(
 ) -> None:
     shutil.copy(tuned[0], presets)
     key = Key("another network's", celosia.Config.load("tiny").digest, "[]", TIMED.version)
-    Records(tmp_path / "r.jsonl").add(key, Result(Status.OK, 5))
+    Records(tmp_path / "r.jsonl").add(key, TrialResult(Status.OK, 5))
     program = celosia.compile(models / "quantised.onnx", "tiny", records=tmp_path / "r.jsonl")
     assert cycles(program) == tuned[1].report["cycles"]
 
@@ -254,7 +252,7 @@ def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[
 def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
     """As `python -m benchmarks.shipped` picks them: none can be left out."""
     path, found = tuned
-    lines: dict[Key, Result] = {}
+    lines: dict[Key, TrialResult] = {}
 
     def improve(network: Network) -> tuple[Image, str]:
         found = winners(network, Records.load(path))
@@ -275,7 +273,7 @@ def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Pat
     for name in decided if len(decided) > 1 else ():
         fewer = Records()
         rest = {other: point for other, point in decided.items() if other != name}
-        fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), Result(Status.OK, 1))
+        fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), TrialResult(Status.OK, 1))
 
         def with_fewer(network: Network, fewer: Records = fewer) -> tuple[Image, str]:
             image, told = apply(network, fewer, TIMED)
@@ -340,9 +338,3 @@ def test_a_trial_has_as_long_on_every_device() -> None:
     }
     assert defaults == {DEADLINE} == {600.0}
     assert signature(command_line).parameters["deadline"].default is None
-
-
-def test_the_command_knows_every_search_and_learner() -> None:
-    """Its own lists keep the start of the command line from importing the tuner."""
-    assert [each.value for each in SearchName] == [*SEARCHES]
-    assert [each.value for each in LearnerName] == [*LEARNERS]

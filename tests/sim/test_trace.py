@@ -1,13 +1,10 @@
 """The timeline of a run."""
 
-import json
-from pathlib import Path
-
 from celosia.sim.device import Event
-from celosia.sim.trace import timeline, write_timeline
+from celosia.sim.trace import timeline
 
 
-def test_overlapping_instructions_of_a_unit_follow_each_other(tmp_path: Path) -> None:
+def test_overlapping_instructions_of_a_unit_follow_each_other() -> None:
     events = [Event("gemm", 0, 10, 110), Event("gemm", 1, 90, 210), Event("store", 2, 5, 6)]
     rows = [row for row in timeline(events, ["first"])["traceEvents"] if row["ph"] == "X"]
     assert [(row["name"], row["tid"], row["ts"], row["dur"]) for row in rows] == [
@@ -15,5 +12,4 @@ def test_overlapping_instructions_of_a_unit_follow_each_other(tmp_path: Path) ->
         ("gemm 0 first", 1, 0.1, 1.0),
         ("gemm 1", 1, 1.1, 1.0),
     ]
-    write_timeline(tmp_path / "t.json", events)
-    assert len(json.loads((tmp_path / "t.json").read_text())["traceEvents"]) == 4 + 3
+    assert len(timeline(events)["traceEvents"]) == 4 + 3

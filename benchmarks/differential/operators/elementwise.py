@@ -21,6 +21,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def unary(net: Net) -> list[str]:
+    """Operators of one float tensor, within the range where they are defined."""
     draw = net.draw
     op = draw.choice((
         "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log",
@@ -41,6 +42,7 @@ def unary(net: Net) -> list[str]:
 
 
 def unary_with_attributes(net: Net) -> list[str]:
+    """Activation functions with parameters."""
     draw = net.draw
     number = draw.choice((0.0, 0.1, 0.5, 1.0, 1.7))
     op, attrs = draw.choice((
@@ -55,6 +57,7 @@ def unary_with_attributes(net: Net) -> list[str]:
 
 
 def of_integers(net: Net) -> list[str]:
+    """Operators of one tensor of integers."""
     draw = net.draw
     op = draw.choice(("Abs", "Neg", "Sign", "Relu", "BitwiseNot", "Identity", "Clip"))
     dtype = draw.choice(INTEGERS)
@@ -66,6 +69,7 @@ def of_integers(net: Net) -> list[str]:
 
 
 def clip(net: Net) -> list[str]:
+    """Clip of floats, with none, one or both limits."""
     draw, dtype = net.draw, net.draw.choice(FLOATS)
     low, high = sorted(draw.uniform(-2, 2) for _ in range(2))
     limits = draw.choice(((), (low,), (low, high), (None, high)))
@@ -74,6 +78,7 @@ def clip(net: Net) -> list[str]:
 
 
 def binary(net: Net) -> list[str]:
+    """Arithmetic of two tensors that are broadcast."""
     draw = net.draw
     op = draw.choice(("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "PRelu"))
     dtype = draw.choice(("float32", "float32", "float32", "float64", "int32", "int64", "float16", "int8", "uint8"))
@@ -93,6 +98,7 @@ def binary(net: Net) -> list[str]:
 
 
 def comparison(net: Net) -> list[str]:
+    """Comparisons and logic of two tensors that are broadcast."""
     draw = net.draw
     op = draw.choice(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor"))
     dtype = "bool" if op in ("And", "Or", "Xor") else draw.choice(NUMBERS)
@@ -104,6 +110,7 @@ def comparison(net: Net) -> list[str]:
 
 
 def bits(net: Net) -> list[str]:
+    """Shifts and logic of bits."""
     draw = net.draw
     op = draw.choice(("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
     dtype = draw.choice(("uint8", "uint32", "uint64") if op == "BitShift" else ("uint8", "int32", "int64", "int8"))
@@ -115,6 +122,7 @@ def bits(net: Net) -> list[str]:
 
 
 def variadic(net: Net) -> list[str]:
+    """Sum, Mean, Max and Min of one to four tensors."""
     draw = net.draw
     op, shape = draw.choice(("Sum", "Mean", "Max", "Min")), any_shape(draw)
     names = [either(net, draw.floats(broadcast_shape(draw, shape)), constant=0.3) for _ in range(draw.randint(1, 4))]
@@ -122,6 +130,7 @@ def variadic(net: Net) -> list[str]:
 
 
 def where(net: Net) -> list[str]:
+    """Where, with three operands that are broadcast."""
     draw, dtype = net.draw, net.draw.choice(("float32", "int64", "uint8", "float64"))
     shape = any_shape(draw)
     names = [
@@ -131,6 +140,7 @@ def where(net: Net) -> list[str]:
 
 
 def cast(net: Net) -> list[str]:
+    """Cast, of values that the other type can hold."""
     draw = net.draw
     kinds = ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
     source, target = draw.choice(kinds), draw.choice(kinds)

@@ -53,6 +53,7 @@ def _channels(net: Net, shape: Sequence[int], dtype: str) -> tuple[Array, Array 
 
 
 def dequantize(net: Net) -> list[str]:
+    """DequantizeLinear, by tensor, by channel or by block."""
     draw = net.draw
     shape = any_shape(draw, 1, 4)
     dtype = draw.choice(("int8", "uint8", "int32", *(("int16", "uint16") if net.opset >= 21 else ())))
@@ -64,11 +65,13 @@ def dequantize(net: Net) -> list[str]:
 
 
 def dynamic_quantize(net: Net) -> list[str]:
+    """DynamicQuantizeLinear."""
     x = operand(net, any_shape(net.draw, 1, 4), spread=net.draw.choice((0.1, 5.0)))
     return net.add_all("DynamicQuantizeLinear", x, outputs=3)
 
 
 def qlinear_binary(net: Net) -> list[str]:
+    """QLinearAdd and QLinearMul."""
     draw, dtype = net.draw, byte_type(net.draw)
     operands = []
     for shape in any_pair(draw):
@@ -77,6 +80,7 @@ def qlinear_binary(net: Net) -> list[str]:
 
 
 def qlinear_unary(net: Net) -> list[str]:
+    """QLinearSigmoid and QLinearLeakyRelu."""
     draw, dtype = net.draw, byte_type(net.draw)
     op = draw.choice(("QLinearSigmoid", "QLinearLeakyRelu"))
     attrs = some_of(draw, alpha=draw.choice((0.1, 0.3))) if op == "QLinearLeakyRelu" else {}
@@ -85,6 +89,7 @@ def qlinear_unary(net: Net) -> list[str]:
 
 
 def qlinear_softmax(net: Net) -> list[str]:
+    """QLinearSoftmax."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = any_shape(draw, 1, 4, 9)
     operands = [operand(net, shape, dtype), *meaning_of(net, dtype), *meaning_of(net, dtype)]
@@ -92,6 +97,7 @@ def qlinear_softmax(net: Net) -> list[str]:
 
 
 def qlinear_concat(net: Net) -> list[str]:
+    """QLinearConcat of one to three tensors."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = list(any_shape(draw, 1, 4))
     axis = any_axis(draw, len(shape))
@@ -103,6 +109,7 @@ def qlinear_concat(net: Net) -> list[str]:
 
 
 def qlinear_where(net: Net) -> list[str]:
+    """QLinearWhere."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = any_shape(draw, 1, 4)
     operands = [either(net, draw.array(bool, shape))]  # a condition that is broadcast may crash onnxruntime
@@ -112,6 +119,7 @@ def qlinear_where(net: Net) -> list[str]:
 
 
 def qlinear_pool(net: Net) -> list[str]:
+    """QLinearAveragePool and QLinearGlobalAveragePool."""
     draw, dtype, (front, size) = net.draw, byte_type(net.draw), any_image(net.draw)
     operands = [operand(net, (*front, *size), dtype), *meaning_of(net, dtype), *meaning_of(net, dtype)]
     if draw.chance(0.3):
@@ -124,6 +132,7 @@ def qlinear_pool(net: Net) -> list[str]:
 
 
 def qlinear_conv(net: Net) -> list[str]:
+    """QLinearConv, with groups and weights of 7 bits."""
     draw, dtype, (front, size) = net.draw, byte_type(net.draw), any_image(net.draw)
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
     out, kernel = group * draw.randint(1, 4), [draw.randint(1, 3) for _ in size]

@@ -19,6 +19,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def movement(net: Net) -> list[str]:
+    """One of MOVEMENTS, of a tensor of any type."""
     draw = net.draw
     dtype = draw.choice(("float32", "float32", "int8", "uint8", "int64", "float64", "bool"))
     shape = any_shape(draw, 1)

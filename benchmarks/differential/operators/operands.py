@@ -23,10 +23,12 @@ def either(net: Net, value: Any, dtype: Any = None, constant: float = 0.5) -> st
 
 
 def operand(net: Net, shape: Sequence[int], dtype: Any = "float32", spread: float = 2.0) -> str:
+    """An input of the model with random values. Returns its name."""
     return net.input(net.draw.array(dtype, shape, spread))
 
 
 def any_shape(draw: Draw, low: int = 0, high: int = 5, most: int = 6) -> tuple[int, ...]:
+    """`low` to `high` sizes from 1 to `most`."""
     return draw.shape(draw.randint(low, high), most)
 
 
@@ -37,6 +39,7 @@ def broadcast_shape(draw: Draw, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def any_pair(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes that are broadcast to one."""
     shape = any_shape(draw)
     return tuple(
         draw.sample([broadcast_shape(draw, shape), shape if draw.chance() else broadcast_shape(draw, shape)], 2)
@@ -44,6 +47,7 @@ def any_pair(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def any_axis(draw: Draw, rank: int) -> int:
+    """From the front or, negative, from the end."""
     return draw.randint(-rank, rank - 1)
 
 
@@ -72,6 +76,7 @@ def meaning_of(net: Net, dtype: Any) -> list[str]:
 
 
 def byte_type(draw: Draw) -> str:
+    """int8 or uint8."""
     return draw.choice(("int8", "uint8"))
 
 

@@ -18,6 +18,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def normalisation(net: Net) -> list[str]:
+    """Of images: batch, instance, group, Lp, local response, mean and variance."""
     draw, (front, size) = net.draw, any_image(net.draw)
     channels = front[1]
     x = operand(net, (*front, *size))
@@ -52,6 +53,7 @@ def normalisation(net: Net) -> list[str]:
 
 
 def layer_norm(net: Net) -> list[str]:
+    """LayerNormalization, and what onnxruntime has beside it."""
     draw = net.draw
     shape = any_shape(draw, 2, 4, 9)
     axis = any_axis(draw, len(shape))
@@ -75,6 +77,7 @@ def layer_norm(net: Net) -> list[str]:
 
 
 def recurrent(net: Net) -> list[str]:
+    """LSTM, GRU and RNN, in one or both directions."""
     draw, op = net.draw, net.draw.choice(("LSTM", "GRU", "RNN"))
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     steps, batch, inner, hidden = draw.shape(4, 5)

@@ -18,6 +18,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def reduction(net: Net) -> list[str]:
+    """All ONNX reductions, over up to two axes or all."""
     draw = net.draw
     op = "Reduce" + draw.choice(("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"))
     shape, dtype = any_shape(draw, 0 if draw.chance(0.1) else 1), draw.choice(NUMBERS)
@@ -39,6 +40,7 @@ def reduction(net: Net) -> list[str]:
 
 
 def arg(net: Net) -> list[str]:
+    """ArgMax and ArgMin, with ties."""
     draw = net.draw
     shape = any_shape(draw, 1)
     attrs = some_of(
@@ -49,6 +51,7 @@ def arg(net: Net) -> list[str]:
 
 
 def softmax(net: Net) -> list[str]:
+    """Softmax, LogSoftmax and Hardmax."""
     draw = net.draw
     shape = any_shape(draw, 1, 5, 9)
     op = draw.choice(("Softmax", "Softmax", "LogSoftmax", "Hardmax"))
@@ -57,6 +60,7 @@ def softmax(net: Net) -> list[str]:
 
 
 def cumsum(net: Net) -> list[str]:
+    """CumSum, either way."""
     draw = net.draw
     shape = any_shape(draw, 1)
     axis = either(net, any_axis(draw, len(shape)), np.int64, 0.8)
@@ -65,6 +69,7 @@ def cumsum(net: Net) -> list[str]:
 
 
 def top_k(net: Net) -> list[str]:
+    """TopK, with ties."""
     draw = net.draw
     shape = any_shape(draw, 1, 4, 8)
     axis = any_axis(draw, len(shape))
@@ -85,6 +90,7 @@ def matmul(net: Net) -> list[str]:
 
 
 def fused_matmul(net: Net) -> list[str]:
+    """onnxruntime's FusedMatMul."""
     draw = net.draw
     m, k, n = draw.shape(3, 7)
     a, b = draw.randint(0, 1), draw.randint(0, 1)
@@ -95,6 +101,7 @@ def fused_matmul(net: Net) -> list[str]:
 
 
 def gemm(net: Net) -> list[str]:
+    """Gemm, with any C that is broadcast."""
     draw, dtype = net.draw, net.draw.choice(("float32", "float32", "float64"))
     m, k, n = draw.shape(3, 12)
     a, b = draw.randint(0, 1), draw.randint(0, 1)
@@ -106,6 +113,7 @@ def gemm(net: Net) -> list[str]:
 
 
 def einsum(net: Net) -> list[str]:
+    """Einsum of one or two operands."""
     draw = net.draw
     equation = draw.choice((
         "ij,jk->ik", "bij,bjk->bik", "ij->ji", "ij->", "ij,ij->i", "bhid,bhjd->bhij", "ii->i", "...ij,...jk->...ik",

@@ -17,6 +17,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def conv(net: Net) -> list[str]:
+    """Conv of one to three axes, with groups."""
     draw, (front, size) = net.draw, any_image(net.draw)
     kernel = [draw.randint(1, 3) for _ in size]
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
@@ -28,6 +29,7 @@ def conv(net: Net) -> list[str]:
 
 
 def conv_transpose(net: Net) -> list[str]:
+    """ConvTranspose of one to three axes, with every way to say its padding."""
     draw, (front, size) = net.draw, any_image(net.draw, 5)
     kernel, strides = [draw.randint(1, 3) for _ in size], [draw.randint(1, 3) for _ in size]
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
@@ -50,6 +52,7 @@ def conv_transpose(net: Net) -> list[str]:
 
 
 def pool(net: Net) -> list[str]:
+    """MaxPool, AveragePool and LpPool."""
     draw, (front, size) = net.draw, any_image(net.draw)
     op = draw.choice(("MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool"))
     kernel = [draw.randint(1, min(4, n)) for n in size]
@@ -69,6 +72,7 @@ def pool(net: Net) -> list[str]:
 
 
 def global_pool(net: Net) -> list[str]:
+    """Pools of whole images."""
     draw, (front, size) = net.draw, any_image(net.draw)
     op = draw.choice(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
     attrs = some_of(draw, p=draw.randint(1, 3)) if op == "GlobalLpPool" else {}
@@ -76,6 +80,7 @@ def global_pool(net: Net) -> list[str]:
 
 
 def resize(net: Net) -> list[str]:
+    """Resize, in all of its modes."""
     draw, (front, size) = net.draw, any_image(net.draw, 7)
     mode = draw.choice(("nearest", "linear", "cubic"))
     modes = ["asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel"]
@@ -102,6 +107,7 @@ def resize(net: Net) -> list[str]:
 
 
 def grid_sample(net: Net) -> list[str]:
+    """GridSample of images, with places outside of them."""
     draw = net.draw
     n, c, h, w = draw.shape(4, 5)
     modes = ("linear", "nearest", "cubic") if net.opset >= 20 else ("bilinear", "nearest", "bicubic")

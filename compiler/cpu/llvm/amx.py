@@ -26,7 +26,7 @@ TILE_A, TILE_B = 6, 7
 
 
 @dataclass(frozen=True)
-class Nest:
+class AmxNest:
     """What a nest reads and writes: (tensor, index) of each operand, and elements from one row, or step, to the next.
     columns: the loop over them, if there is one."""
 
@@ -45,10 +45,11 @@ class Nest:
 
     @property
     def width(self) -> int:
+        """Columns of the product, 1 without a loop over them."""
         return 1 if self.columns is None else self.columns.extent
 
 
-def match(nest: For, features: frozenset[str]) -> Nest | None:
+def match(nest: For, features: frozenset[str]) -> AmxNest | None:
     """`nest` as tiles, where the processor has them and it is one."""
     if not features >= TILES or nest.kind != "serial" or nest.extent < TILE_STEPS:
         return None
@@ -80,7 +81,7 @@ def match(nest: For, features: frozenset[str]) -> Nest | None:
         return None
     if columns is not None and (steps(columns.var)[0] != 0 or None in steps(columns.var)):
         return None
-    return Nest(
+    return AmxNest(
         nest.var, nest.extent, rows.extent, columns, x, w, (tensor, index), of_rows[0], of_k[1], of_rows[2],
         (rows.var, lanes.var),
     )  # fmt: skip
@@ -102,15 +103,18 @@ def configure(b: Any, module: Any, rows: int) -> None:
 
 
 def release(b: Any, module: Any) -> None:
+    """Writes the instruction that gives all tiles back."""
     b.call(_declared(module, "tilerelease"), [])
 
 
 def load(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    """Writes the load of a tile: its rows are `row_bytes` apart from `place` on."""
     fn = _declared(b.module, "tileloadd64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), place, I64(row_bytes)])
 
 
 def store(b: Any, tile: int, place: V, row_bytes: int) -> None:
+    """Writes the store of a tile: its rows are `row_bytes` apart from `place` on."""
     fn = _declared(b.module, "tilestored64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), place, I64(row_bytes)])
 

@@ -25,10 +25,12 @@ from celosia.compiler.expr.nodes import is_float
 
 
 def unsigned(dtype: str) -> bool:
+    """Whether LLVM's instructions for it are the unsigned ones."""
     return dtype.startswith(("uint", "bool"))
 
 
 def compare(b: Any, op: str, dtype: str, x: V, y: V) -> V:
+    """x op y as i1, of scalars or vectors; with NaN all but "ne" are false."""
     sign = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}[op]
     if is_float(dtype):
         return b.fcmp_unordered(sign, x, y) if op == "ne" else b.fcmp_ordered(sign, x, y)
@@ -48,6 +50,7 @@ def index_division(b: Any, op: str, plain: bool, x: V, y: V) -> V:
 
 
 def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False) -> V:
+    """x op y of element type `dtype`, scalars or vectors. any_order: sums of floats may be regrouped."""
     if is_float(dtype):
         flags = ("reassoc",) if any_order else ()
         match op:
@@ -221,6 +224,7 @@ class _F32:
 
 
 def exp32(b: Any, x: V) -> V:
+    """exp of float32, of scalars or vectors."""
     f = _F32(b, x)
     magic = f.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
     x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
@@ -235,6 +239,7 @@ def exp32(b: Any, x: V) -> V:
 
 
 def log32(b: Any, x: V) -> V:
+    """The natural logarithm of float32, of scalars or vectors."""
     f = _F32(b, x)
     tiny = b.fcmp_ordered("<", x, f.c(1.1754943508222875e-38))
     scaled = f.where(tiny, b.fmul(x, f.c(8388608.0)), x)
@@ -275,6 +280,7 @@ def tanh32(b: Any, x: V) -> V:
 
 
 def erf32(b: Any, x: V) -> V:
+    """The error function of float32, of scalars or vectors."""
     f = _F32(b, x)
     size = intrinsic(b, "llvm.fabs", x)
     s = b.fmul(x, x)

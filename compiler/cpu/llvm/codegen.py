@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import amx, dot, operations
-from celosia.compiler.cpu.llvm.writer import I64, V, Writer, aligned
+from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V, aligned
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.streamed import streamed
@@ -76,7 +76,7 @@ def _body(
     body, *given = _function(module, name, tensors + 2, (I64, I64))
     body.linkage = "internal"
     body.attributes.add("noinline")  # what is known of the pointers is that of arguments
-    writer = Writer(body, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
+    writer = BodyWriter(body, _places(function, given), given[-3], phase.loop, (given[-2], given[-1]))
     for tensor, at in places.items():
         writer.memory[tensor] = writer.entry.gep(given[-4], [I64(at)], inbounds=True, source_etype=ir.IntType(8))
     stmt = phase.body

@@ -25,12 +25,7 @@ from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.files import replacing
-from celosia.compiler.program.host.kernel import Kernel
-
-
-def cache_dir() -> Path:
-    """Where objects are kept."""
-    return cache_folder() / "kernels"
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 
 def _fills_registers(function: Function) -> bool:
@@ -54,20 +49,20 @@ def _sources() -> str:
 def _place(loops: str, how: object) -> Path:
     """The file of a loop nest's kernel."""
     name = hashlib.sha256(f"{_sources()}\n{other() or host()}\n{how}\n{loops}".encode()).hexdigest()
-    return cache_dir() / f"{name}.kernel"
+    return cache_folder() / "kernels" / f"{name}.kernel"
 
 
-def _found(path: Path) -> Kernel | None:
+def _found(path: Path) -> CompiledKernel | None:
     """The kernel in a file of the cache, where it is there undamaged."""
     try:
-        kernel = Kernel.from_bytes(path.read_bytes())
+        kernel = CompiledKernel.from_bytes(path.read_bytes())
         used(path)
         return kernel
     except (OSError, ValueError):
         return None
 
 
-def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
+def cached(loops: str, how: object, make: Callable[[], CompiledKernel]) -> CompiledKernel:
     """The kernel of a loop nest as text, from disk where it is there undamaged. how: what else it depends on."""
     path = _place(loops, how)
     kernel = _found(path)
@@ -85,11 +80,11 @@ def cached(loops: str, how: object, make: Callable[[], Kernel]) -> Kernel:
 
 MAX_KERNELS = 4096
 """Kernels held by what they compute, before all are dropped."""
-_kernels: dict[tuple[object, ...], Kernel] = {}
+_kernels: dict[tuple[object, ...], CompiledKernel] = {}
 
 
-def compile_function(function: Function, features: frozenset[str] | None = None, keep: bool = True) -> Kernel:
-    """Machine code for a loop nest, for the target; the same Kernel for the same loops.
+def compile_function(function: Function, features: frozenset[str] | None = None, keep: bool = True) -> CompiledKernel:
+    """Machine code for a loop nest, for the target; the same CompiledKernel for the same loops.
 
     features: those to choose instructions by, see render. keep: False for code that is wanted once. The code for
     another processor is an object file to be linked with others (`link_library`); its symbol is unique.
@@ -107,7 +102,7 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
     return kernel
 
 
-def from_loops(given: Kernel, trusted: bool = False) -> Kernel:
+def from_loops(given: CompiledKernel, trusted: bool = False) -> CompiledKernel:
     """`given`, which is loops, with machine code for the target. Not `trusted`, its loops are checked, and every index
     that is not certainly inside its tensor is kept there (expr/guard.py).
 
@@ -128,7 +123,7 @@ def from_loops(given: Kernel, trusted: bool = False) -> Kernel:
     return known
 
 
-def _parsed(given: Kernel, trusted: bool) -> Function:
+def _parsed(given: CompiledKernel, trusted: bool) -> Function:
     names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED)}$", given.loops, re.MULTILINE)
     function = replace(
         parse(given.loops, constants=dict(zip(names, given.tables, strict=True))), in_place=given.in_place
@@ -136,7 +131,7 @@ def _parsed(given: Kernel, trusted: bool) -> Function:
     return function if trusted else guarded(function)
 
 
-def _remembered(key: tuple[object, ...], kernel: Kernel) -> Kernel:
+def _remembered(key: tuple[object, ...], kernel: CompiledKernel) -> CompiledKernel:
     if len(_kernels) >= MAX_KERNELS:
         _kernels.clear()
     _kernels[key] = kernel
@@ -158,13 +153,13 @@ def _tables(function: Function) -> tuple[NDArray[Any], ...]:
     return tuple(t.value for t in found if t.value is not None and t.size > TABLE_LIMIT)
 
 
-def _compile(function: Function, features: frozenset[str] | None) -> Kernel:
+def _compile(function: Function, features: frozenset[str] | None) -> CompiledKernel:
     rendered = render(function, features)
     text, name, processor = rendered.text, function.name, other()
     if processor is not None:
         name = f"{function.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         text = text.replace(f'@"{function.name}', f'@"{name}')
-    return Kernel(
+    return CompiledKernel(
         name,
         tuple((t.dtype, t.shape) for t in function.inputs),
         tuple((t.dtype, t.shape) for t in function.outputs),

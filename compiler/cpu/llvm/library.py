@@ -14,7 +14,7 @@ from pathlib import Path
 from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
 from celosia.compiler.cpu.target import Target, compiling_for
-from celosia.compiler.program.host.kernel import Kernel
+from celosia.compiler.program.host.kernel import CompiledKernel
 
 
 class LinkError(RuntimeError):
@@ -24,7 +24,7 @@ class LinkError(RuntimeError):
 FLAGS = ("-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
 
 
-def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
+def link_library(kernels: Iterable[CompiledKernel], target: Target) -> bytes:
     """One shared object of the kernels' code, and of what runs them on threads, for `target`, which is another
     processor. It is kept on disk. LinkError.
 
@@ -41,7 +41,9 @@ def link_library(kernels: Iterable[Kernel], target: Target) -> bytes:
         objects["team.o"] = team_object()
         digests = [(name, hashlib.sha256(code).hexdigest()) for name, code in objects.items()]
         how = metadata.version("ziglang"), target.zig, FLAGS
-        return cached(repr(digests), how, lambda: Kernel("library", (), (), 0, _linked(objects, target), "")).code
+        return cached(
+            repr(digests), how, lambda: CompiledKernel("library", (), (), 0, _linked(objects, target), "")
+        ).code
 
 
 def _linked(objects: dict[str, bytes], target: Target) -> bytes:

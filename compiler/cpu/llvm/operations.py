@@ -23,16 +23,19 @@ SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 def llvm_type(dtype: str) -> Any:
+    """LLVM's type of an element. ValueError where the CPU has none."""
     if dtype not in LLVM_TYPES:
         raise ValueError(f"the CPU has no element type {dtype}")
     return LLVM_TYPES[dtype]
 
 
 def is_vector(value: V) -> bool:
+    """Whether it is a vector, not a scalar."""
     return isinstance(value.type, ir.VectorType)
 
 
 def constant(dtype: str, value: float) -> V:
+    """A scalar of element type `dtype`; integers wrap."""
     type_ = llvm_type(dtype)
     if dtype == "bfloat16":
         value = int(np.array(value, numpy_dtype(dtype)).view(np.uint16))
@@ -280,6 +283,7 @@ def int_power(b: Any, x: V, y: V) -> V:
 
 
 def features(b: Any) -> frozenset[str]:
+    """Of the processor that the module of builder `b` is for, in LLVM's names."""
     return getattr(b.module, "features", frozenset())
 
 

@@ -11,7 +11,7 @@ from celosia.compiler.cpu.llvm import amx, arithmetic, dot, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.expr.affine import apart, flatten, in_range, linear, nonnegative
+from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
@@ -39,10 +39,12 @@ STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
 def memory_type(dtype: str) -> Any:
+    """LLVM's type of an element in memory: a bool is a byte there."""
     return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
 
 
 def aligned(size: int) -> int:
+    """Bytes that `size` of them take in the workspace."""
     return -(-max(size, 1) // ALIGN) * ALIGN
 
 
@@ -60,7 +62,7 @@ class _Rows:
         self.tiles: dict[Any, list[V]] = {}
 
 
-class Writer:
+class BodyWriter:
     """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
 
     def __init__(
@@ -85,6 +87,7 @@ class Writer:
     # Statements
 
     def stmt(self, s: Stmt, env: dict[Var, V]) -> None:
+        """Writes a statement. env: the values of its variables."""
         match s:
             case Block(body):
                 for each in body:
@@ -132,7 +135,7 @@ class Writer:
             return self.stmt(body, env | {var: I64(0)})
         return self._range(var, I64(0), I64(extent), body, env)
 
-    def _tiles(self, loop: For, nest: amx.Nest, env: dict[Var, V]) -> None:
+    def _tiles(self, loop: For, nest: amx.AmxNest, env: dict[Var, V]) -> None:
         """16 steps at a time in tiles, the rest in vectors."""
         if not self.tile_rows:
             self.tile_rows = nest.rows
@@ -243,7 +246,7 @@ class Writer:
         """How far lanes lie apart in memory; None where that is not a constant."""
         if self.vector is None or self.lane is not None:
             return 0
-        return apart(tensor, index, self.vector[0])
+        return stride_along(tensor, index, self.vector[0])
 
     def _in_lane(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
         saved, self.lane = self.lane, lane
@@ -294,7 +297,7 @@ class Writer:
         rows, vector = self.rows, self.vector
         if rows is None or vector is None or rows.extent != vector[1] or rows.extent.bit_count() != 1:
             return None
-        if tensor in rows.written or apart(tensor, index, rows.var) != 1:
+        if tensor in rows.written or stride_along(tensor, index, rows.var) != 1:
             return None
         key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
         if key not in rows.tiles:
@@ -361,6 +364,7 @@ class Writer:
     # Expressions
 
     def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Writes an expression, each part of it once for a `memo`, and returns its value."""
         key = (id(e), self.lane)
         if key not in memo:
             memo[key] = self._expr(e, env, memo), e  # holding `e` keeps its id its own

@@ -22,17 +22,42 @@ from celosia.compiler.cpu.ops import (  # they fill the table
     shape,
 )
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
-from celosia.compiler.cpu.ops.shape import VIEWS, view_shape
+from celosia.compiler.cpu.ops.shape import view_shape
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
+from celosia.compiler.program.host import hostops
+from celosia.compiler.program.traits import named, traits
 
 __all__ = [
-    "OPS", "VIEWS", "Node", "Unsupported", "attention", "blocked", "build", "contrib", "convolution", "elementwise",
-    "grouped", "normalisation", "pooling", "products", "quantized", "recurrent", "reductions", "resize", "shape",
+    "OPS",
+    "VIEWS",
+    "Node",
+    "Unsupported",
+    "attention",
+    "blocked",
+    "build",
+    "contrib",
+    "convolution",
+    "elementwise",
+    "grouped",
+    "hostops",
+    "named",
+    "normalisation",
+    "pooling",
+    "products",
+    "quantized",
+    "recurrent",
+    "reductions",
+    "resize",
+    "shape",
+    "traits",
     "view_shape",
 ]  # fmt: skip
+
+VIEWS = named("view")
+"""Operators that only change the shape: their output may share the memory of their input."""
 
 
 def build(
@@ -72,7 +97,7 @@ def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
     types = {t.dtype for t in inputs if t is not None}
     if "bfloat16" in types and op not in ("Cast", "CastLike"):
         return "bfloat16"
-    return "float16" if "float16" in types and op in COMPUTE_WIDE else ""
+    return "float16" if "float16" in types and traits(op).wide else ""
 
 
 def _outside(tensors: Iterable[Tensor]) -> str:
@@ -104,17 +129,6 @@ def _reads(e: Expr) -> Iterator[Load]:
         yield e
     for child in (e.cond,) if isinstance(e, Select) else e.children():
         yield from _reads(child)
-
-
-COMPUTE_WIDE = frozenset((
-    "Sigmoid", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish", "Softplus", "Softsign", "Tanh", "Erf", "Elu", "Selu",
-    "Celu", "HardSwish", "Pow", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum",
-    "ReduceSumSquare", "ReduceProd", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
-    "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Conv",
-    "ConvTranspose", "MatMul", "MatMulNBits", "Gemm", "AveragePool", "GlobalAveragePool", "Resize", "LSTM", "GRU",
-    "RNN", "GroupQueryAttention",
-))  # fmt: skip
-"""Operators that take several steps for a result: those of float16 are in float32, and the result is rounded once."""
 
 
 def _cast(tensor: Tensor, source: str, target: str) -> Tensor:

@@ -11,6 +11,7 @@ from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, trans
 from celosia.compiler.cpu.ops.normalisation import softmax
 from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
+from celosia.compiler.program.traits import Kind
 
 Added = Callable[[tuple[Expr, ...]], Expr] | None
 """What is added to the score at (b, h, row, column)."""
@@ -74,7 +75,7 @@ def added_to_scores(hide: Added, extra: Tensor | None) -> Added:
     return lambda i: at(extra, i) if hide is None else hide(i) + at(extra, i)
 
 
-@op("MultiHeadAttention")
+@op("MultiHeadAttention", kind=Kind.OPAQUE)
 def multi_head_attention(node: Node) -> list[Tensor]:
     """Query, key, value, bias, mask of keys, what is added to scores, past keys and values; also the present ones."""
     count = int(node.attrs["num_heads"])
@@ -103,7 +104,7 @@ def multi_head_attention(node: Node) -> list[Tensor]:
     return [y, k, v][: node.outputs]
 
 
-@op("QAttention")
+@op("QAttention", kind=Kind.OPAQUE)
 def quantised_attention(node: Node) -> list[Tensor]:
     """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
     x, w = node.input(0), node.input(1)
@@ -113,7 +114,7 @@ def quantised_attention(node: Node) -> list[Tensor]:
     return _attention(node, both, (both.shape[2] // 3,) * 3, optional(node, 5), optional(node, 8))
 
 
-@op("com.microsoft.Attention")
+@op("com.microsoft.Attention", kind=Kind.OPAQUE)
 def attention(node: Node) -> list[Tensor]:
     """x, w [inputs, queries + keys + values], bias, mask, past, what is added to scores; also what is present."""
     for name in ("do_rotary", "past_present_share_buffer"):
@@ -148,7 +149,7 @@ def _attention(
     return [y, T.compute((2, *k.shape), lambda n, *i: select(T.equal(n, 0), k[i], v[i]), "present")]
 
 
-@op("com.microsoft.RotaryEmbedding")
+@op("com.microsoft.RotaryEmbedding", kind=Kind.OPAQUE)
 def rotary_embedding(node: Node) -> Tensor:
     """x [B, S, heads * D] or [B, heads, S, D], places [B, S] or the first of them, cosines and sines [places, R / 2]:
     the first R of D elements as pairs, each turned by the angle of its place.

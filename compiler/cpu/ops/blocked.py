@@ -19,9 +19,10 @@ from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
+from celosia.compiler.program.traits import Kind
 
 
-@op("Block")
+@op("Block", kind=Kind.COMPLEX)
 def block(node: Node) -> Tensor:
     """[N, C, ...] to [N, C/c, ..., c]; attribute block: c."""
     x, c = node.input(0), int(node.attrs["block"])
@@ -31,7 +32,7 @@ def block(node: Node) -> Tensor:
     return T.compute((n, channels // c, *size, c), lambda ni, b, *at: x[(ni, b * c + at[-1], *at[:-1])], "block")
 
 
-@op("Unblock")
+@op("Unblock", kind=Kind.COMPLEX)
 def unblock(node: Node) -> Tensor:
     """[N, C/c, ..., c] to [N, C, ...]."""
     x = node.input(0)
@@ -40,7 +41,7 @@ def unblock(node: Node) -> Tensor:
     return replace(y, shape=(n, blocks * c, *size))
 
 
-@op("BlockedConv")
+@op("BlockedConv", kind=Kind.COMPLEX)
 def blocked_conv(node: Node) -> Tensor:
     """Conv to [N, M/m, H, W, m] of x, [N, C/c, H, W, c] or [N, C, H, W], with w [M/m, C/group/c, h, w, c, m], bias [M].
 
@@ -101,8 +102,9 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
     return read
 
 
-@op("BlockedMaxPool")
+@op("BlockedMaxPool", kind=Kind.COMPLEX)
 def blocked_max_pool(node: Node) -> Tensor:
+    """The largest of each window; padding counts as nothing."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, lowest(x.dtype))
@@ -114,8 +116,9 @@ def blocked_max_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool")
 
 
-@op("BlockedAveragePool")
+@op("BlockedAveragePool", kind=Kind.COMPLEX)
 def blocked_average_pool(node: Node) -> Tensor:
+    """The mean of each window, over as many elements as ONNX counts."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, wrap(0, x.dtype))
@@ -128,7 +131,7 @@ def blocked_average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "average_pool")
 
 
-@op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool")
+@op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool", kind=Kind.REDUCTION)
 def blocked_global_pool(node: Node) -> Tensor:
     """[N, C/c, ..., c] to [N, C, 1, ...]."""
     x = node.input(0)

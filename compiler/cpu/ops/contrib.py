@@ -16,6 +16,7 @@ from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm
 from celosia.compiler.cpu.ops.quantized import quantize
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
 
@@ -28,14 +29,17 @@ def apply(node: Node, name: str, *inputs: Tensor | None, values: Sequence[Array 
 
 
 def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
+    """Axes in the order `perm`."""
     return apply(node, "Transpose", x, perm=list(perm))
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
+    """Times `factor`."""
     return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
 
 
 def optional(node: Node, i: int) -> Tensor | None:
+    """Input `i`, None where it is left out."""
     return node.input(i) if node.has(i) else None
 
 
@@ -57,7 +61,7 @@ def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
 # Products ----------------------------------------------------------------------------------------------------------
 
 
-@op("FusedMatMul", "TransposeMatMul")
+@op("FusedMatMul", "TransposeMatMul", kind=Kind.OPAQUE)
 def fused_matmul(node: Node) -> Tensor:
     """alpha times the product of a and b, of which batches or matrices may be transposed."""
     sides = []
@@ -72,13 +76,14 @@ def fused_matmul(node: Node) -> Tensor:
     return scaled(apply(node, "MatMul", *sides), float(node.attrs.get("alpha", 1.0)))
 
 
-@op("FusedGemm")
+@op("FusedGemm", kind=Kind.OPAQUE)
 def fused_gemm(node: Node) -> Tensor:
+    """Gemm, then an activation function."""
     attrs = {name: node.attrs[name] for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
     return activated(node, apply(node, "Gemm", *node.inputs, **attrs), ("alpha", "beta"))
 
 
-@op("FusedConv")
+@op("FusedConv", kind=Kind.OPAQUE, weights=1)
 def fused_conv(node: Node) -> Tensor:
     """x, w, bias, and what is added before the activation function."""
     attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
@@ -88,7 +93,7 @@ def fused_conv(node: Node) -> Tensor:
     return activated(node, y, ())
 
 
-@op("DynamicQuantizeMatMul")
+@op("DynamicQuantizeMatMul", kind=Kind.OPAQUE)
 def dynamic_quantize_matmul(node: Node) -> Tensor:
     """x, w, scale and zero point of w, bias: x is quantised by its own range."""
     made = OPS["DynamicQuantizeLinear"](Node("DynamicQuantizeLinear", {}, (node.input(0),), (None,), 3, 21, node.name))
@@ -99,8 +104,9 @@ def dynamic_quantize_matmul(node: Node) -> Tensor:
     return apply(node, "MatMulIntegerToFloat", *inputs, values=(*known, *(None,) * (len(inputs) - len(known))))
 
 
-@op("MatMulInteger16")
+@op("MatMulInteger16", kind=Kind.OPAQUE)
 def matmul_integer16(node: Node) -> Tensor:
+    """Products of int16, their sums in int32."""
     wide = [T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input(0), node.input(1))]
     return apply(node, "MatMul", *wide)
 
@@ -109,7 +115,7 @@ BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 
 """Blocks of weights of so many bits whose products at accuracy_level 4 are of bytes in onnxruntime, on x86-64."""
 
 
-@op("RoundBlocks")
+@op("RoundBlocks", kind=Kind.OPAQUE)
 def round_blocks(node: Node) -> Tensor:
     """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
     what onnxruntime's products of bytes make of activations; float32.
@@ -131,7 +137,7 @@ def round_blocks(node: Node) -> Tensor:
     return T.compute(x.shape, body, "rounded")
 
 
-@op("MatMulNBits")
+@op("MatMulNBits", kind=Kind.OPAQUE, wide=True)
 def matmul_nbits(node: Node) -> Tensor:
     """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
 
@@ -169,7 +175,7 @@ def matmul_nbits(node: Node) -> Tensor:
     return apply(node, "Add", y, node.input(5)) if node.has(5) else y
 
 
-@op("ConvTransposeWithDynamicPads")
+@op("ConvTransposeWithDynamicPads", kind=Kind.OPAQUE)
 def conv_transpose_with_pads(node: Node) -> Tensor:
     """x, w, pads, bias."""
     attrs = dict(node.attrs)
@@ -181,13 +187,14 @@ def conv_transpose_with_pads(node: Node) -> Tensor:
 # Normalisation -----------------------------------------------------------------------------------------------------
 
 
-@op("SimplifiedLayerNormalization")
+@op("SimplifiedLayerNormalization", kind=Kind.OPAQUE)
 def simplified_layer_normalization(node: Node) -> list[Tensor]:
+    """By the root of the mean square, without a mean."""
     x = node.input(0)
     return _by_root_mean_square(node, x, node.input(1), node.axis(-1, len(x.shape)))[: node.outputs]
 
 
-@op("SkipSimplifiedLayerNormalization")
+@op("SkipSimplifiedLayerNormalization", kind=Kind.OPAQUE)
 def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
     """x, skip, gamma, bias; outputs 0, 2 (one over the root) and 3 (the sum)."""
     tensors = [node.input(0), node.input(1), *([node.input(3)] if node.has(3) else [])]
@@ -208,7 +215,7 @@ def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> lis
     return [y, inverse]
 
 
-@op("EmbedLayerNormalization")
+@op("EmbedLayerNormalization", kind=Kind.OPAQUE)
 def embed_layer_normalization(node: Node) -> list[Tensor]:
     """Words, segments, their embeddings and those of places, gamma, beta, mask, places; also the sum of each mask, and
     the sum of the embeddings."""
@@ -216,7 +223,7 @@ def embed_layer_normalization(node: Node) -> list[Tensor]:
     return _embedded(node, tables, node.input(5), optional(node, 6), optional(node, 7), optional(node, 8))
 
 
-@op("QEmbedLayerNormalization")
+@op("QEmbedLayerNormalization", kind=Kind.OPAQUE)
 def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
     """The same with embeddings, gamma and beta as bytes; inputs 8 to 17 are scales, then zero points."""
 
@@ -263,7 +270,7 @@ def _embedded(
 # Others ------------------------------------------------------------------------------------------------------------
 
 
-@op("QLinearWhere")
+@op("QLinearWhere", kind=Kind.OPAQUE, scale=7)
 def qlinear_where(node: Node) -> Tensor:
     """condition, x, sx, zx, y, sy, zy, s, z."""
     kind = node.input(1).dtype
@@ -278,7 +285,7 @@ def qlinear_where(node: Node) -> Tensor:
     return node.elementwise(chosen, node.input(0), node.input(1), node.input(4))
 
 
-@op("NhwcMaxPool")
+@op("NhwcMaxPool", kind=Kind.OPAQUE)
 def nhwc_max_pool(node: Node) -> Tensor:
     """Of bytes whose channels are innermost."""
     rank = len(node.input(0).shape)
@@ -286,15 +293,17 @@ def nhwc_max_pool(node: Node) -> Tensor:
     return transposed(node, apply(node, "MaxPool", x, **node.attrs), (0, *range(2, rank), 1))
 
 
-@op("ExpandDims")
+@op("ExpandDims", kind=Kind.OPAQUE)
 def expand_dims(node: Node) -> Tensor:
+    """A new axis of size 1. Unsupported where it is no constant."""
     x, axis = node.input(0), int(node.constant(1, "axis").reshape(()))
     axis = axis if axis >= 0 else axis + len(x.shape) + 1
     return reshaped(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
-@op("CDist")
+@op("CDist", kind=Kind.OPAQUE)
 def pairwise_distances(node: Node) -> Tensor:
+    """[rows of a, rows of b], Euclidean or their squares."""
     a, b = node.input(0), node.input(1)
     k = T.reduce_axis(a.shape[1], "k")
 
@@ -308,7 +317,7 @@ def pairwise_distances(node: Node) -> Tensor:
     return T.compute(total.shape, lambda *i: call("sqrt", total[i]), "distances")
 
 
-@op("UnfoldTensor")
+@op("UnfoldTensor", kind=Kind.OPAQUE)
 def unfold(node: Node) -> Tensor:
     """Windows of `size` along `dim`, `step` apart, as the last axis."""
     x = node.input(0)
@@ -317,6 +326,7 @@ def unfold(node: Node) -> Tensor:
     return T.compute(shape, lambda *i: x[(*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1])], "unfold")
 
 
-@op("SampleOp")
+@op("SampleOp", kind=Kind.OPAQUE)
 def sample(node: Node) -> Tensor:
+    """Its input."""
     return apply(node, "Identity", node.input(0))

@@ -12,6 +12,7 @@ from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 from celosia.compiler.program.host.windows import spread
+from celosia.compiler.program.traits import Kind
 
 SMALL = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""
@@ -88,8 +89,9 @@ def _convolution_by_plane(
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
 
-@op("Conv")
+@op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv(node: Node) -> Tensor:
+    """With a bias where there is one; groups, strides, dilation, any number of axes."""
     x, w = node.input(0), node.input(1)
     zero = wrap(0, x.dtype)
     if not node.has(2):
@@ -98,8 +100,9 @@ def conv(node: Node) -> Tensor:
     return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
 
 
-@op("ConvTranspose")
+@op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
 def conv_transpose(node: Node) -> Tensor:
+    """With a bias where there is one; groups, strides, dilation, any number of axes."""
     bias = node.input(2) if node.has(2) else None
     return transposed(
         node, node.input(0), node.input(1), lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m]

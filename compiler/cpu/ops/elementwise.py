@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import OPS, Node, Unsupported, at, op
+from celosia.compiler.cpu.ops.registry import Node, Unsupported, at, op
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind, Moves
 
 
 def one(x: Expr) -> Expr:
+    """1 of the element type of `x`."""
     return wrap(1, x.dtype)
 
 
@@ -24,6 +26,7 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; NaN stays."""
     zero = wrap(0, x.dtype)
     if x.dtype.startswith("uint"):
         return select(T.equal(x, zero), zero, one(x))
@@ -39,70 +42,83 @@ def softplus(x: Expr) -> Expr:
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
+    """By erf, or by tanh where `approximate` says so."""
     if approximate == "tanh":
         return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
+    """0 between -limit and limit, else nearer to 0 by `bias`."""
     return select(x < -limit, x + bias, select(x > limit, x - bias, 0))
 
 
 Attrs = dict[str, Any]
-UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {
-    "Identity": lambda x, a: x,
-    "Dropout": lambda x, a: x,
-    "Abs": lambda x, a: call("abs", x),
-    "Neg": lambda x, a: -x,
-    "Reciprocal": lambda x, a: one(x) / x,
-    "Round": lambda x, a: call("round_even", x),
-    "Sign": lambda x, a: sign(x),
-    "Not": lambda x, a: x ^ True,
-    "BitwiseNot": lambda x, a: x ^ -1,
-    "IsNaN": lambda x, a: call("isnan", x),
-    "Relu": lambda x, a: T.maximum(x, 0),
-    "Sigmoid": lambda x, a: sigmoid(x),
-    "Softplus": lambda x, a: softplus(x),
-    "Softsign": lambda x, a: x / (call("abs", x) + 1),
-    "LeakyRelu": lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x),
-    "ThresholdedRelu": lambda x, a: select(x > a.get("alpha", 1.0), x, 0),
-    "Elu": lambda x, a: select(x < 0, (call("exp", x) - 1) * a.get("alpha", 1.0), x),
-    "Celu": lambda x, a: (
-        T.maximum(x, 0) + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0)
-    ),
-    "Selu": lambda x, a: (
-        select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
-        * a.get("gamma", 1.05070102214813232421875)
-    ),
-    "HardSigmoid": lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1),
-    "HardSwish": lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1),
-    "Gelu": lambda x, a: gelu(x, a.get("approximate", "none")),
-    "Shrink": lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)),
-    "Mish": lambda x, a: x * call("tanh", softplus(x)),
-    "Swish": lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)),
-    "QuickGelu": lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)),
-}
-# Those that are an intrinsic function of the same name.
-DIRECT = (
-    "Exp", "Log", "Sqrt", "Tanh", "Erf", "Floor", "Ceil", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh",
-    "Asinh", "Acosh", "Atanh",
-)  # fmt: skip
+UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {}
+
+
+def unary(name: str, body: Callable[[Expr, Attrs], Expr], **facts: Any) -> None:
+    """An operator of one operand, as a function of an element and the attributes."""
+    UNARY[name] = body
+    op(name, kind=Kind.INJECTIVE, **facts)(_unary)
 
 
 def _unary(node: Node) -> Tensor:
     if node.op == "Dropout" and node.has(2) and bool(node.constant(2, "training_mode")):
         raise node.fail("training mode")
-    if node.op in DIRECT:
-        return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
     return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
 
 
-for _name in (*UNARY, *DIRECT):
-    OPS[_name] = _unary
+unary("Identity", lambda x, a: x, moves=Moves.ALL, view=True)
+unary("Dropout", lambda x, a: x, view=True, shape_inputs=(2,))
+unary("Abs", lambda x, a: call("abs", x))
+unary("Neg", lambda x, a: -x)
+unary("Reciprocal", lambda x, a: one(x) / x)
+unary("Round", lambda x, a: call("round_even", x))
+unary("Sign", lambda x, a: sign(x))
+unary("Not", lambda x, a: x ^ True)
+unary("BitwiseNot", lambda x, a: x ^ -1)
+unary("IsNaN", lambda x, a: call("isnan", x))
+unary("Relu", lambda x, a: T.maximum(x, 0))
+unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
+unary("Softplus", lambda x, a: softplus(x), wide=True)
+unary("Softsign", lambda x, a: x / (call("abs", x) + 1), wide=True)
+unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
+unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
+unary("Elu", lambda x, a: select(x < 0, (call("exp", x) - 1) * a.get("alpha", 1.0), x), wide=True)
+unary(
+    "Celu",
+    lambda x, a: T.maximum(x, 0) + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
+    wide=True,
+)
+unary(
+    "Selu",
+    lambda x, a: (
+        select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
+        * a.get("gamma", 1.05070102214813232421875)
+    ),
+    wide=True,
+)
+unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))
+unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), wide=True)
+unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), wide=True)
+unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)))
+unary("Mish", lambda x, a: x * call("tanh", softplus(x)), wide=True)
+unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=True)
+unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)))
 
 
-@op("IsInf")
+@op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True)
+@op("Exp", "Log", "Sqrt", "Floor", "Ceil", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE)
+@op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE)
+def intrinsic(node: Node) -> Tensor:
+    """Of the intrinsic function of the same name."""
+    return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
+
+
+@op("IsInf", kind=Kind.INJECTIVE)
 def is_inf(node: Node) -> Tensor:
+    """bool, of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
 
     def body(x: Expr) -> Expr:
@@ -173,29 +189,37 @@ def _binary(node: Node) -> Tensor:
 
 
 for _name in BINARY:
-    OPS[_name] = _binary
+    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow")(_binary)
 
 
-@op("Min", "Max", "Sum", "Mean")
+VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Min": T.minimum, "Max": T.maximum, "Sum": lambda x, y: x + y, "Mean": lambda x, y: x + y,
+}  # fmt: skip
+
+
+@op(*VARIADIC, kind=Kind.INJECTIVE)
 def variadic(node: Node) -> Tensor:
+    """Of any number of tensors, broadcast."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
 
     def body(*values: Expr) -> Expr:
         total = values[0]
         for value in values[1:]:
-            total = {"Min": T.minimum, "Max": T.maximum}.get(node.op, lambda x, y: x + y)(total, value)
+            total = VARIADIC[node.op](total, value)
         return total / len(values) if node.op == "Mean" else total
 
     return node.elementwise(body, *tensors)
 
 
-@op("Where")
+@op("Where", kind=Kind.INJECTIVE, moves=Moves.JOIN)
 def where(node: Node) -> Tensor:
+    """Of three tensors, broadcast."""
     return node.elementwise(select, node.input(0), node.input(1), node.input(2))
 
 
-@op("Clip")
+@op("Clip", kind=Kind.INJECTIVE)
 def clip(node: Node) -> Tensor:
+    """Within bounds, of attributes or inputs; one that is NaN bounds nothing."""
     x = node.input(0)
     bounds: list[Expr | None] = [
         wrap(node.attrs[name], x.dtype) if name in node.attrs else node.scalar(i, x.dtype) if node.has(i) else None
@@ -211,21 +235,24 @@ def clip(node: Node) -> Tensor:
     return node.elementwise(body, x)
 
 
-@op("Cast")
+@op("Cast", kind=Kind.INJECTIVE)
 def cast(node: Node) -> Tensor:
+    """To the type that the attribute names. Unsupported where the CPU has none."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
     if target is None:
         raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")
     return node.elementwise(lambda x: x.astype(target), node.input(0))
 
 
-@op("CastLike")
+@op("CastLike", kind=Kind.INJECTIVE)
 def cast_like(node: Node) -> Tensor:
+    """To the type of the second input."""
     return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
 
 
-@op("BiasGelu", "FastGelu")
+@op("BiasGelu", "FastGelu", kind=Kind.COMPLEX)
 def bias_gelu(node: Node) -> Tensor:
+    """gelu(x + bias), by erf or by tanh."""
     kind = "tanh" if node.op == "FastGelu" else "none"
     if not node.has(1):
         return node.elementwise(lambda x: gelu(x, kind), node.input(0))

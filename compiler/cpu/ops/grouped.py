@@ -12,12 +12,13 @@ from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, trans
 from celosia.compiler.cpu.ops.normalisation import softmax
 from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.program.traits import Kind
 
 REFUSED = ("sliding_window_cache", "qk_output", "kv_cache_bit_width")
 LEAST = float(np.finfo(np.float32).min)
 
 
-@op("GroupQueryAttention")
+@op("GroupQueryAttention", kind=Kind.OPAQUE, shape_inputs=(6,), wide=True)
 def group_query_attention(node: Node) -> list[Tensor]:
     """Query, key, value, past key and value, the last place of each sample, how many places there are at most, cosines
     and sines, places, what is added to scores, sinks of heads.

@@ -24,7 +24,7 @@ from celosia.compiler.cpu.ops.products import at_lead
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
-from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
 from celosia.compiler.program.host.sizes import broadcast
 
 ONES = 0x01010101  # the four bytes of a uint32
@@ -72,6 +72,7 @@ def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
 
 
 def dot(x: Expr, w: Expr, axes: Any) -> Expr:
+    """The sum over `axes` of four products each, of bytes, in int32."""
     return T.sum(call("dot4", x, w), axes)
 
 
@@ -184,58 +185,60 @@ def convolution(
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
     if len(x.shape) < 3 or len(w.shape) != len(x.shape) or c != w.shape[1] * group or m % group:
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
-    cg, mg = c // group, m // group
+    cg = c // group
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     if cg == 0:
         nothing = wrap(0, "int32")
         return T.compute(
             (n, m, *window.out), lambda ni, mi, *o: finish(nothing if bias is None else bias[mi], mi), "conv"
         )
-    if window.kernel == window.size and group == prod(window.out) == 1:
+    if window.whole and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
-    image, weights, steps = pack.image(), pack.weights(_as_int8), pack.steps
-    moves = [prod(pack.lines[d + 1 :]) for d in range(len(pack.lines))]
-    length = sum((o - 1) * move for o, move in zip(window.out, moves)) + 1
-    count = cg * prod(window.kernel)
-
-    def correction(mi: Expr) -> Expr:
-        ks = tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(steps))
-        total = zx * (wrap(count, "int32") * zw.at(mi) - dot(wrap(ONES, "uint32"), weights[(mi, *ks)], ks))
-        return total if bias is None else total + bias[mi]
-
-    offset = T.compute((m,), correction, "offset")
-
-    def sum_at(right: Callable[[Index], Expr], ni: Expr, g: Expr, place: Expr) -> Expr:
-        ks = tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(steps))
-        return dot(image.flat(pack.start(image, ni, g, ks) + place), right(ks), ks)
-
-    sums: Tensor | None = None
-    if not zw.none:
-        ones = pack.weights(lambda v: wrap(1, "int8"))
-        sums = T.compute(
-            (n, group, length), lambda ni, g, p: sum_at(lambda ks: ones[(g * mg, *ks)], ni, g, p), "window_sums"
-        )
-
-    def plane(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
-        channel = g * mg + mi
-        acc = sum_at(lambda ks: weights[(channel, *ks)], ni, g, place) + offset[channel]
-        if sums is not None:
-            acc = acc - zw.at(channel) * sums[ni, g, place]
-        return finish(acc, channel)
-
-    planes = T.compute((n, group, mg, length), plane, "conv")
-    if length == prod(window.out):
+    planes = _planes(pack, zx, zw, bias, finish)
+    if pack.length == prod(window.out):
         return replace(planes, shape=(n, m, *window.out))
     planes = replace(planes, stored=True)
 
     def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
         place: Expr = wrap(0, INDEX)
-        for i, move in zip(o, moves):
+        for i, move in zip(o, pack.moves):
             place = place + i * move
-        return planes.flat((ni * m + mi) * length + place)
+        return planes.flat((ni * m + mi) * pack.length + place)
 
     return T.compute((n, m, *window.out), body, "lines")
+
+
+def _planes(pack: _Packing, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
+    """The sums of windows that begin at each element of a packed image, [N, group, M/group, length], through finish."""
+    image, weights = pack.image(), pack.weights(_as_int8)
+    m, count = weights.shape[0], pack.cg * prod(pack.window.kernel)
+    n, group, mg = image.shape[0], pack.group, m // pack.group
+
+    def correction(mi: Expr) -> Expr:
+        ks = pack.axes()
+        total = zx * (wrap(count, "int32") * zw.at(mi) - dot(wrap(ONES, "uint32"), weights[(mi, *ks)], ks))
+        return total if bias is None else total + bias[mi]
+
+    offset = T.compute((m,), correction, "offset")
+
+    def sum_at(right: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
+        ks = pack.axes()
+        return dot(image.flat(pack.start(image, ni, g, ks) + place), right[(channel, *ks)], ks)
+
+    sums: Tensor | None = None
+    if not zw.none:
+        ones = pack.weights(lambda v: wrap(1, "int8"))
+        sums = T.compute((n, group, pack.length), lambda ni, g, p: sum_at(ones, g * mg, ni, g, p), "window_sums")
+
+    def plane(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
+        channel = g * mg + mi
+        acc = sum_at(weights, channel, ni, g, place) + offset[channel]
+        if sums is not None:
+            acc = acc - zw.at(channel) * sums[ni, g, place]
+        return finish(acc, channel)
+
+    return T.compute((n, group, mg, pack.length), plane, "conv")
 
 
 def _one_window(
@@ -257,6 +260,7 @@ class _Packing:
 
     steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
     in each dimension. phases, lines: of the packed image, how many remainders of the stride and how many lines of each.
+    moves: elements from one line to the next, in each dimension; length: from the first window to the end of the last.
     """
 
     def __init__(
@@ -272,6 +276,12 @@ class _Packing:
         self.flip = x.dtype == "int8"
         self.pad = (zx.astype("uint8") ^ (128 if self.flip else 0)).astype(x.dtype)
         self.extents = tuple(line * s for line, s in zip(self.lines, window.stride))
+        self.moves = [prod(self.lines[d + 1 :]) for d in range(len(self.lines))]
+        self.length = sum((o - 1) * move for o, move in zip(window.out, self.moves)) + 1
+
+    def axes(self) -> tuple[Axis, ...]:
+        """New ones, for the reduction."""
+        return tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(self.steps))
 
     def image(self) -> Tensor:
         """[N, group * channel steps, phases..., lines...] of uint32."""

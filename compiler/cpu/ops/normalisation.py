@@ -10,10 +10,12 @@ from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.program.traits import Kind
 
 
-@op("Softmax", "LogSoftmax")
+@op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True)
 def softmax(node: Node) -> Tensor:
+    """Along an axis, or all axes from one on before opset 13."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -28,8 +30,9 @@ def softmax(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: e[i] * at(scale, i), "softmax")
 
 
-@op("Hardmax")
+@op("Hardmax", kind=Kind.REDUCTION)
 def hardmax(node: Node) -> Tensor:
+    """1 at the first of the largest along an axis, else 0. Unsupported over several axes."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -82,14 +85,15 @@ def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Ten
     return [T.compute(x.shape, body, "layer_norm"), mean, inverse]
 
 
-@op("LayerNormalization")
+@op("LayerNormalization", kind=Kind.REDUCTION, wide=True)
 def layer_normalization(node: Node) -> list[Tensor]:
+    """Over all axes from one on; mean and inverse deviation are further outputs."""
     x = node.input(0)
     bias = node.input(2) if node.has(2) else None
     return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias)[: node.outputs]
 
 
-@op("SkipLayerNormalization")
+@op("SkipLayerNormalization", kind=Kind.REDUCTION)
 def skip_layer_normalization(node: Node) -> list[Tensor]:
     """com.microsoft: LayerNormalization of a sum. Inputs: x, skip, gamma, beta, bias; outputs 0 and 3 (the sum)."""
     tensors = [node.input(0), node.input(1), *([node.input(4)] if node.has(4) else [])]
@@ -99,8 +103,9 @@ def skip_layer_normalization(node: Node) -> list[Tensor]:
     return [y, mean, inverse, total][: node.outputs]
 
 
-@op("RMSNormalization")
+@op("RMSNormalization", kind=Kind.REDUCTION, wide=True)
 def rms_normalization(node: Node) -> Tensor:
+    """By the root of the mean square of all axes from one on."""
     x, scale = node.input(0), node.input(1)
     axes = range(node.axis(-1, len(x.shape)), len(x.shape))
     count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
@@ -110,7 +115,7 @@ def rms_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
 
 
-@op("InstanceNormalization")
+@op("InstanceNormalization", kind=Kind.REDUCTION, wide=True)
 def instance_normalization(node: Node) -> Tensor:
     """As onnxruntime's x * factor + (bias - mean * factor): where a channel is nearly constant, what cancels shows."""
     x, scale, bias = node.input(0), node.input(1), node.input(2)
@@ -128,8 +133,9 @@ def instance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda n, c, *s: x[(n, c, *s)] * factor[n, c] + shift[n, c], "instance_norm")
 
 
-@op("GroupNormalization")
+@op("GroupNormalization", kind=Kind.REDUCTION, wide=True)
 def group_normalization(node: Node) -> Tensor:
+    """Over groups of channels and all pixels; parameters by channel or by group."""
     x, scale, bias = node.input(0), node.input(1), node.input(2)
     groups = int(node.attrs.get("num_groups", x.shape[1]))
     size = x.shape[1] // groups
@@ -146,8 +152,9 @@ def group_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, body, node.op.lower())
 
 
-@op("BatchNormalization")
+@op("BatchNormalization", kind=Kind.INJECTIVE, wide=True)
 def batch_normalization(node: Node) -> Tensor:
+    """By given statistics. Unsupported in training mode."""
     if node.attrs.get("training_mode", 0):
         raise node.fail("training mode")
     # In onnxruntime's order: of what follows, some take the difference to something near.
@@ -158,7 +165,7 @@ def batch_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * factor[i[1]] + shift[i[1]], "batch_norm")
 
 
-@op("MeanVarianceNormalization")
+@op("MeanVarianceNormalization", kind=Kind.REDUCTION, wide=True)
 def mean_variance_normalization(node: Node) -> Tensor:
     """As onnxruntime's: nothing keeps a variance of 0 from dividing, and axes that x has not are left out."""
     x = node.input(0)
@@ -167,8 +174,9 @@ def mean_variance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / call("sqrt", at(variance, i)), "mean_variance")
 
 
-@op("LpNormalization")
+@op("LpNormalization", kind=Kind.REDUCTION, wide=True)
 def lp_normalization(node: Node) -> Tensor:
+    """By the norm along an axis; 0 where that is 0."""
     x, p = node.input(0), int(node.attrs.get("p", 2))
     axis = node.axis(-1, len(x.shape))
     total = reduced(x, [axis], True, lambda v, ks: T.sum(call("abs", v) if p == 1 else v * v, ks), "total")
@@ -180,8 +188,9 @@ def lp_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, body, "lp_normalization")
 
 
-@op("LRN")
+@op("LRN", kind=Kind.COMPLEX, wide=True)
 def lrn(node: Node) -> Tensor:
+    """By squares of neighbouring channels."""
     x, size = node.input(0), int(node.attrs["size"])
     alpha, beta, bias = (node.attrs.get(k, d) for k, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     before = (size - 1) // 2

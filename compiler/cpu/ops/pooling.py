@@ -12,6 +12,7 @@ from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Expr, Tensor, is_float, wrap
 from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.program.traits import Kind, Moves
 
 
 def lowest(dtype: str) -> Expr:
@@ -19,8 +20,9 @@ def lowest(dtype: str) -> Expr:
     return wrap(float(np.finfo(dtype).min), dtype) if is_float(dtype) else start_value("max", dtype)
 
 
-@op("MaxPool")
+@op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True)
 def max_pool(node: Node) -> Tensor:
+    """Any number of axes, dilation. Unsupported with indices."""
     if node.outputs > 1:
         raise node.fail("the second output, indices")
     x = node.input(0)
@@ -30,8 +32,9 @@ def max_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
 
 
-@op("AveragePool")
+@op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True)
 def average_pool(node: Node) -> Tensor:
+    """Any number of axes, over as many elements as ONNX counts."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, x.dtype))
@@ -43,8 +46,10 @@ def average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), body, "average_pool")
 
 
-@op("GlobalAveragePool", "GlobalMaxPool")
+@op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True)
+@op("GlobalMaxPool", kind=Kind.REDUCTION)
 def global_pool(node: Node) -> Tensor:
+    """Of whole images, which become [n, c, 1, ...]."""
     x = node.input(0)
     axes = range(2, len(x.shape))
     if node.op == "GlobalMaxPool":

@@ -12,6 +12,7 @@ from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind
 
 
 def product(
@@ -89,6 +90,7 @@ def _panels(b: Tensor, width: int) -> Tensor:
 
 
 def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
+    """`index` for the axes of `t` before its matrix, 0 where they are broadcast."""
     own = index[len(index) - (len(t.shape) - 2) :] if len(t.shape) > 2 else ()
     return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(own, t.shape))
 
@@ -113,13 +115,15 @@ def matmul_any(
     return y if shape == y.shape else reshaped(y, shape)
 
 
-@op("MatMul")
+@op("MatMul", kind=Kind.COMPLEX, wide=True)
 def matmul(node: Node) -> Tensor:
+    """Batches are broadcast; vectors are rows or columns."""
     return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
-@op("Gemm")
+@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True)
 def gemm(node: Node) -> Tensor:
+    """alpha A B + beta C, C broadcast. Unsupported for shapes that do not fit."""
     a, b = node.input(0), node.input(1)
     alpha, beta = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)
     c = node.input(2) if node.has(2) else None

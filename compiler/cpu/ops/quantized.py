@@ -20,6 +20,7 @@ from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
 
@@ -51,8 +52,9 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
     raise node.fail(f"input {i} has shape {list(p.shape)} for {list(x.shape)} and axis {axis}")
 
 
-@op("QuantizeLinear")
+@op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)))
 def quantize_linear(node: Node) -> Tensor:
+    """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
     x = node.input(0)
     dtype = node.input(2).dtype if node.has(2) else ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0)), "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
@@ -65,8 +67,9 @@ def quantize_linear(node: Node) -> Tensor:
     return T.compute(x.shape, body, "quantize")
 
 
-@op("DequantizeLinear")
+@op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)))
 def dequantize_linear(node: Node) -> Tensor:
+    """By tensor, channel or block, to the type of the scale."""
     x = node.input(0)
 
     def body(*i: Expr) -> Expr:
@@ -79,8 +82,9 @@ def dequantize_linear(node: Node) -> Tensor:
     return T.compute(x.shape, body, "dequantize")
 
 
-@op("DynamicQuantizeLinear")
+@op("DynamicQuantizeLinear", kind=Kind.OPAQUE)
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
+    """uint8, with the scale and zero point that the values need."""
     x = node.input(0)
     axes = range(len(x.shape))
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
@@ -117,7 +121,7 @@ def _eight_bits(*tensors: Tensor) -> str:
     return tensors[-1].dtype
 
 
-@op("QLinearConv")
+@op("QLinearConv", kind=Kind.COMPLEX, heavy=True, weights=3, windows=True, scale=6)
 @with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
@@ -134,7 +138,7 @@ def qlinear_conv(node: Node) -> Tensor:
     return integer.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
 
 
-@op("QLinearConvTranspose")
+@op("QLinearConvTranspose", kind=Kind.COMPLEX, scale=6)
 def qlinear_conv_transpose(node: Node) -> Tensor:
     """Ours: inputs as those of QLinearConv, weights [C, M/group, ...] and attributes as those of ConvTranspose."""
     x, w = node.input(0), node.input(3)
@@ -154,15 +158,17 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
     return transposed(node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - move), finish)
 
 
-@op("ConvInteger")
+@op("ConvInteger", kind=Kind.COMPLEX, heavy=True, weights=1, windows=True)
 def conv_integer(node: Node) -> Tensor:
+    """Sums in int32."""
     x, w = node.input(0), node.input(1)
     zx, zw = left_zero(node, 2, x.dtype), right_zero(node, 3, w.dtype)
     return integer.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
 
 
-@op("QLinearMatMul")
+@op("QLinearMatMul", kind=Kind.COMPLEX, scale=6)
 def qlinear_matmul(node: Node) -> Tensor:
+    """The second matrix may have a scale for each column."""
     a, b = node.input(0), node.input(3)
     sa, sb = node.scalar(1, F32), node.input(4)
     sy, kind = node.scalar(6, F32), _eight_bits(a, b, node.input(7))
@@ -176,7 +182,7 @@ def qlinear_matmul(node: Node) -> Tensor:
     return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
 
 
-@op("MatMulInteger", "MatMulIntegerToFloat")
+@op("MatMulInteger", "MatMulIntegerToFloat", kind=Kind.COMPLEX)
 def matmul_integer(node: Node) -> Tensor:
     """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
     a, b = node.input(0), node.input(1)
@@ -194,7 +200,7 @@ def matmul_integer(node: Node) -> Tensor:
     return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
 
 
-@op("QGemm")
+@op("QGemm", kind=Kind.COMPLEX, heavy=True, like=("Gemm", (0, 3)), scale=7)
 def qgemm(node: Node) -> Tensor:
     """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
     a, b = node.input(0), node.input(3)
@@ -227,7 +233,7 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
-@op("QLinearAdd")
+@op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, like=("Add", (0, 3)), scale=6)
 def qlinear_add(node: Node) -> Tensor:
     """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them."""
     a, b = node.input(0), node.input(3)
@@ -247,8 +253,9 @@ def qlinear_add(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-@op("QLinearMul")
+@op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6)
 def qlinear_mul(node: Node) -> Tensor:
+    """Of bytes, broadcast."""
     a, b = node.input(0), node.input(3)
     sa, sb, sc, zc = (node.scalar(i, F32) for i in (1, 4, 6, 7))
     za, zb = node.scalar(2, "int32"), node.scalar(5, "int32")
@@ -265,6 +272,7 @@ def qlinear_mul(node: Node) -> Tensor:
 
 
 def dequantized(node: Node, x: Expr, scale: int = 1, zero: int = 2) -> Expr:
+    """float32 of a byte; scale, zero: numbers of the inputs that say how."""
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
@@ -286,8 +294,9 @@ def logistic(x: Expr) -> Expr:
     return p * x / q + 0.5
 
 
-@op("QLinearSigmoid", "QLinearLeakyRelu")
+@op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3)
 def qlinear_unary(node: Node) -> Tensor:
+    """Sigmoid or LeakyRelu of bytes."""
     alpha = node.attrs.get("alpha", 0.01)
 
     def body(x: Expr) -> Expr:
@@ -298,7 +307,7 @@ def qlinear_unary(node: Node) -> Tensor:
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearConcat")
+@op("QLinearConcat", kind=Kind.COMPLEX, like=("Concat", slice(2, None, 3)), scale=0)
 def qlinear_concat(node: Node) -> Tensor:
     """sy, zy, then (x, sx, zx) for each part."""
     starts = range(2, len(node.inputs), 3)
@@ -312,13 +321,15 @@ def qlinear_concat(node: Node) -> Tensor:
     return concatenate(node, tensors, axis, [rescale(i) for i in starts])
 
 
-@op("QLinearGlobalAveragePool")
+@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3)
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
+    """Channels may be the last axis."""
     return global_average(node)
 
 
 def global_average(node: Node) -> Tensor:
+    """The mean of each image [n, c, ...] of bytes, requantised."""
     x = node.input(0)
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
@@ -329,7 +340,7 @@ def global_average(node: Node) -> Tensor:
     return reduced(x, range(2, len(x.shape)), True, mean, "average")
 
 
-@op("QLinearMean")
+@op("QLinearMean", kind=Kind.REDUCTION, scale=3)
 def qlinear_mean(node: Node) -> Tensor:
     """Ours: x, sx, zx, sy, zy; the mean over rows and columns with the factor that the accelerator has."""
     x = node.input(0)
@@ -342,7 +353,7 @@ def qlinear_mean(node: Node) -> Tensor:
     return reduced(x, range(2, len(x.shape)), True, mean, "average")
 
 
-@op("Table")
+@op("Table", kind=Kind.COMPLEX)
 def table(node: Node) -> Tensor:
     """Ours: x, table; entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
     entries, signed = node.input(1), node.input(0).dtype == "int8"
@@ -354,7 +365,7 @@ def table(node: Node) -> Tensor:
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearAveragePool")
+@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3)
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements, but for a window that is the image."""
@@ -374,7 +385,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), body, "average")
 
 
-@op("QLinearSoftmax")
+@op("QLinearSoftmax", kind=Kind.REDUCTION, like=("Identity", (0,)), scale=3)
 def qlinear_softmax(node: Node) -> Tensor:
     """Powers from a table of 256, relative to the largest input."""
     x = node.input(0)

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.elementwise import DIRECT, UNARY
+from celosia.compiler.cpu.ops.elementwise import UNARY
 from celosia.compiler.cpu.ops.products import product
 from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
 from celosia.compiler.program.host.activations import Activation, activations
+from celosia.compiler.program.traits import Kind
 
 States = tuple[Tensor, ...]
-NAMES = {name.lower(): name for name in (*UNARY, *DIRECT)}
+NAMES = {name.lower(): name for name in UNARY}
 
 
 def activated(node: Node, x: Expr, function: Activation) -> Expr:
@@ -150,8 +151,9 @@ class _Layer:
         return T.compute(self.state, element, "last")
 
 
-@op("RNN")
+@op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True)
 def rnn(node: Node) -> list[Tensor]:
+    """All states [times, directions, batch, hidden], and the last ones."""
     layer = _Layer(node, 1, ["Tanh"])
 
     def step(t: Expr, states: States) -> list[Tensor]:
@@ -166,7 +168,7 @@ def rnn(node: Node) -> list[Tensor]:
     return layer.outputs([layer.initial(5)], step)
 
 
-@op("GRU")
+@op("GRU", kind=Kind.COMPLEX, wide=True, heavy=True)
 def gru(node: Node) -> list[Tensor]:
     """Gates: update, reset, and the new state, of which the reset state is a part before or after its product."""
     layer, after = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
@@ -194,7 +196,7 @@ def gru(node: Node) -> list[Tensor]:
     return layer.outputs([layer.initial(5)], step)
 
 
-@op("LSTM")
+@op("LSTM", kind=Kind.COMPLEX, wide=True, heavy=True)
 def lstm(node: Node) -> list[Tensor]:
     """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
     onnxruntime, not the cell that comes out."""

@@ -10,6 +10,7 @@ from typing import Any
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, at, limits, op
 from celosia.compiler.expr import Axis, Expr, Tensor, call, is_float, select, wrap
+from celosia.compiler.program.traits import Kind
 
 
 def reduced(
@@ -52,8 +53,11 @@ EXTREMES = ("ReduceMax", "ReduceMin")
 """Reductions that compute with integers as such. The others do so in float64."""
 
 
-@op(*REDUCTIONS, "ReduceLogSumExp")
+@op(*EXTREMES, kind=Kind.REDUCTION, shape_inputs=(1,))
+@op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
+@op("ReduceLogSumExp", kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
 def reduce(node: Node) -> Tensor:
+    """Over some axes or all; of integers in doubles."""
     x = node.input(0)
     if node.op in EXTREMES or is_float(x.dtype):
         return _reduced(node, x)
@@ -86,8 +90,9 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
     return T.compute(s.shape, lambda *i: cut(call("log", s[i])) + shift[i], "logsumexp")
 
 
-@op("ArgMax", "ArgMin")
+@op("ArgMax", "ArgMin", kind=Kind.REDUCTION)
 def arg(node: Node) -> Tensor:
+    """int64 along an axis, of equal ones the first or the last; NaN is the best."""
     x = node.input(0)
     axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
     best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")
@@ -105,7 +110,7 @@ MOST_CHOSEN = 16
 """Largest k of a TopK that is computed as so many maxima; a longer one is sorted by the host."""
 
 
-@op("TopK")
+@op("TopK", kind=Kind.OPAQUE)
 def top_k(node: Node) -> list[Tensor]:
     """k maxima of numbers that are all different: the value in the upper half, how early it comes in the lower."""
     x = node.input(0)

@@ -14,6 +14,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.traits import Kind, state
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -42,18 +43,22 @@ class Node:
     name: str = ""
 
     def fail(self, why: str) -> Unsupported:
+        """An Unsupported that names the operator."""
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
     def has(self, i: int) -> bool:
+        """Whether input `i` is given."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def input(self, i: int) -> Tensor:
+        """Input `i`. Unsupported where it is left out."""
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
             raise self.fail(f"input {i} is missing")
         return tensor
 
     def constant(self, i: int, what: str) -> Array:
+        """The array of input `i`, which is `what`. Unsupported where it is no constant."""
         if not self.has(i) or self.values[i] is None:
             raise self.fail(f"{what} (input {i}) is not a constant")
         value = self.values[i]
@@ -72,6 +77,7 @@ class Node:
         return [int(v) for v in np.atleast_1d(self.constant(i, attr))] if self.has(i) else None
 
     def axis(self, default: int, rank: int) -> int:
+        """The attribute, from the front. Unsupported where there is no such axis."""
         axis = int(self.attrs.get("axis", default))
         if not -rank <= axis < max(rank, 1):
             raise self.fail(f"axis {axis} of {rank} dimensions")
@@ -99,12 +105,13 @@ Builder = Callable[[Node], Tensor | Sequence[Tensor]]
 OPS: dict[str, Builder] = {}
 
 
-def op(*names: str) -> Callable[[Builder], Builder]:
-    """Adds a builder to the table."""
+def op(*names: str, kind: Kind, **facts: Any) -> Callable[[Builder], Builder]:
+    """Adds a builder to the table, and what compiler/program/traits.py says of such operators to their rows."""
 
     def add(builder: Builder) -> Builder:
         for name in names:
             OPS[name] = builder
+            state(name, kind=kind, **facts)
         return builder
 
     return add
@@ -136,6 +143,7 @@ def clamp(x: Expr, lo: float, hi: float) -> Expr:
 
 
 def limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest value of an integer type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
@@ -146,4 +154,5 @@ def saturate(x: Expr, dtype: str) -> Expr:
 
 
 def round_even(x: Expr) -> Expr:
+    """To the nearest integer, ties to even ones, as a float."""
     return T.call("round_even", x)

@@ -19,6 +19,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
 from celosia.compiler.program.host.op import memory_bytes
+from celosia.compiler.program.traits import Kind, Moves
 
 F32 = np.float32
 Float32 = NDArray[np.float32]
@@ -28,7 +29,7 @@ HALF_WAY = 1e-6
 
 
 @dataclass(frozen=True)
-class Axis:
+class ResizedAxis:
     """An axis of `size` elements that gets `out`, and the part of it that tf_crop_and_resize takes."""
 
     number: int
@@ -39,7 +40,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Taps:
+class ResizeTaps:
     """Output element o is the sum over t of weight[o, t] * input[index[o, t]]."""
 
     index: Indices
@@ -49,7 +50,7 @@ class Taps:
 # Where things are ---------------------------------------------------------------------------------------------------
 
 
-def coordinates(node: Node, a: Axis) -> Float32:
+def coordinates(node: Node, a: ResizedAxis) -> Float32:
     """Where in the input each output element lies."""
     o, last = np.arange(a.out, dtype=F32), F32(a.size - 1)
     half = F32(0.5)
@@ -78,7 +79,7 @@ def coordinates(node: Node, a: Axis) -> Float32:
             raise node.fail(f"coordinate_transformation_mode {other}")
 
 
-def nearest_element(node: Node, a: Axis) -> Indices:
+def nearest_element(node: Node, a: ResizedAxis) -> Indices:
     """The element of the input that each of the output is."""
     x = coordinates(node, a).astype(np.float64)
     below = np.floor(x)
@@ -99,7 +100,7 @@ def nearest_element(node: Node, a: Axis) -> Indices:
     return elements
 
 
-def outside(node: Node, a: Axis) -> NDArray[np.bool_]:
+def outside(node: Node, a: ResizedAxis) -> NDArray[np.bool_]:
     """Which elements of the output lie beside the input."""
     x = coordinates(node, a)
     return (x < 0) | (x > F32(a.size - 1))
@@ -108,26 +109,27 @@ def outside(node: Node, a: Axis) -> NDArray[np.bool_]:
 # Weights ------------------------------------------------------------------------------------------------------------
 
 
-def linear_taps(node: Node, a: Axis) -> Taps:
+def linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
     """Two neighbours; the last element, which has none, counts as both."""
     x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
     left = np.minimum(x.astype(np.int64), a.size - 1)
     index = np.stack([left, np.minimum(left + 1, a.size - 1)], 1)
     weight = np.abs(x[:, None] - index[:, ::-1].astype(F32))
     weight[index[:, 0] == index[:, 1]] = 0.5
-    return Taps(index, weight)
+    return ResizeTaps(index, weight)
 
 
-def integer_linear_taps(node: Node, a: Axis) -> Taps:
+def integer_linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
     """The same with weights in units of 2^-10."""
     x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
     index = linear_taps(node, a).index
     weight = np.abs((x * F32(1024)).astype(np.int32)[:, None] - index[:, ::-1].astype(np.int32) * 1024)
     weight[index[:, 0] == index[:, 1]] = 512
-    return Taps(index, weight)
+    return ResizeTaps(index, weight)
 
 
-def cubic_taps(node: Node, a: Axis) -> Taps:
+def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
+    """Of four neighbours along an axis."""
     x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
     below = np.floor(x)
     s = x - below
@@ -143,10 +145,10 @@ def cubic_taps(node: Node, a: Axis) -> Taps:
     if node.attrs.get("exclude_outside", 0):
         weight[(index < 0) | (index >= a.size)] = 0
         weight = weight / in_order(weight)[:, None]
-    return Taps(np.clip(index, 0, a.size - 1), weight)
+    return ResizeTaps(np.clip(index, 0, a.size - 1), weight)
 
 
-def filter_taps(node: Node, a: Axis) -> Taps:
+def filter_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
     """Of antialias: a filter stretched over the elements that shrink to one. What it has beside the input counts for
     the element at the edge, or for nothing with `exclude_outside`.
     """
@@ -172,7 +174,7 @@ def filter_taps(node: Node, a: Axis) -> Taps:
     total = in_order(weight)
     kept = kept * (1 / np.where(total == 0, F32(1), total))[:, None]
     used = np.any(kept != 0, 0)
-    return Taps(np.clip(taps, 0, a.size - 1)[:, used], kept[:, used])
+    return ResizeTaps(np.clip(taps, 0, a.size - 1)[:, used], kept[:, used])
 
 
 def _filter(node: Node, d: Float32, cubic: bool) -> Float32:
@@ -205,7 +207,7 @@ def chosen(x: Tensor, axis: int, index: Indices) -> Tensor:
     return T.compute((*x.shape[:axis], len(index), *x.shape[axis + 1 :]), body, "resize")
 
 
-def along(x: Tensor, axis: int, t: Taps) -> Tensor:
+def along(x: Tensor, axis: int, t: ResizeTaps) -> Tensor:
     """The weighted sum along `axis`, from left to right, in the type of the weights or that of a float64."""
     dtype = x.dtype if x.dtype == "float64" else t.weight.dtype.name
     index, weight = T.constant(t.index, "index"), T.constant(t.weight.astype(dtype), "weight")
@@ -218,7 +220,7 @@ def along(x: Tensor, axis: int, t: Taps) -> Tensor:
     return T.compute((*x.shape[:axis], len(t.index), *x.shape[axis + 1 :]), body, "resize")
 
 
-def between(x: Tensor, axes: Sequence[int], taps: Sequence[Taps]) -> Tensor:
+def between(x: Tensor, axes: Sequence[int], taps: Sequence[ResizeTaps]) -> Tensor:
     """The corners around each element, the innermost axis first, times the product of their weights."""
     dtype = x.dtype if x.dtype == "float64" else taps[0].weight.dtype.name
     index = [T.constant(t.index, "index") for t in taps]
@@ -247,7 +249,7 @@ def converted(y: Tensor, dtype: str, change: Callable[[Expr], Expr] = lambda v: 
     return y if y.dtype == dtype else T.compute(y.shape, lambda *i: change(y[i]).astype(dtype), "converted")
 
 
-def linear(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+def linear(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
     """Bytes with channels last have integer weights in onnxruntime, others float ones; both are truncated."""
     numbers = [a.number for a in axes]
     if len(numbers) > 3:
@@ -258,7 +260,7 @@ def linear(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
     return converted(between(x, numbers, [linear_taps(node, a) for a in axes]), x.dtype)
 
 
-def filtered(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+def filtered(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
     """Innermost axis first. Bytes are rounded after each, with weights in units of 2^-22, to what a uint8 can be."""
     y = x
     for a in reversed(axes):
@@ -267,7 +269,7 @@ def filtered(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
         t = filter_taps(node, a)
         if x.dtype in ("int8", "uint8"):
             exact = (t.weight * F32(1 << 22)).astype(np.float64)
-            t = Taps(t.index, (np.sign(exact) * np.floor(np.abs(exact) + 0.5)).astype(np.int32))
+            t = ResizeTaps(t.index, (np.sign(exact) * np.floor(np.abs(exact) + 0.5)).astype(np.int32))
             y = converted(along(y, a.number, t), x.dtype, lambda v: T.clip((v + (1 << 21)) // (1 << 22), 0, 255))
         else:
             y = converted(along(y, a.number, t), x.dtype, _away_from_zero if not is_float(x.dtype) else lambda v: v)
@@ -281,7 +283,8 @@ def _away_from_zero(x: Expr) -> Expr:
     return select(T.call("abs", x - whole) < 0.5, whole, whole + step)
 
 
-def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
+    """`x` resized along `axes`, the last one first."""
     y = x
     for a in reversed(axes):
         y = y if a.scale == 1 else along(y, a.number, cubic_taps(node, a))
@@ -291,8 +294,10 @@ def cubic(node: Node, x: Tensor, axes: Sequence[Axis]) -> Tensor:
 # The operator -------------------------------------------------------------------------------------------------------
 
 
-@op("Resize", "Upsample")
+@op("Resize", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1, 2, 3), wide=True, heavy=True)
+@op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1,))
 def resize(node: Node) -> Tensor:
+    """In all modes and coordinates; an axis whose size stays is not touched."""
     node, every = all_axes(node)
     x = node.input(0)
     if all(a.out == a.size for a in every):
@@ -332,7 +337,7 @@ def _as_element(value: float, dtype: str) -> Expr:
     return wrap(int(np.int64(value).astype(dtype)), dtype)
 
 
-def _blended(node: Node, axes: Sequence[Axis]) -> list[Axis]:
+def _blended(node: Node, axes: Sequence[ResizedAxis]) -> list[ResizedAxis]:
     """Along which axes elements are weighted: images of channels first or last, and volumes, whole, as the last element
     along an axis that stays is half of itself, twice.
     """
@@ -358,7 +363,7 @@ def nearest(node: Node) -> dict[int, Indices]:
     return {axis: index for axis, index in found.items() if not np.array_equal(index, np.arange(size[axis]))}
 
 
-def all_axes(node: Node) -> tuple[Node, list[Axis]]:
+def all_axes(node: Node) -> tuple[Node, list[ResizedAxis]]:
     """All axes of x, in order, with the attributes that hold for the node's version."""
     x = node.input(0)
     rank = len(x.shape)
@@ -383,10 +388,10 @@ def all_axes(node: Node) -> tuple[Node, list[Axis]]:
         raise node.fail(f"sizes {sizes}, scales {[float(s) for s in scales]} for axes {axes} of {list(x.shape)}")
     if any(x.shape[a] == 0 for a in axes):
         raise node.fail(f"sizes {sizes} for axes {axes} of {list(x.shape)}")
-    found = [Axis(number, n, n, F32(1)) for number, n in enumerate(x.shape)]
+    found = [ResizedAxis(number, n, n, F32(1)) for number, n in enumerate(x.shape)]
     roi = _roi(node, len(axes))
     for k, (a, size, scale) in enumerate(zip(axes, sizes, scales)):
-        found[a] = Axis(a, x.shape[a], size, scale, (roi[k], roi[len(axes) + k]))
+        found[a] = ResizedAxis(a, x.shape[a], size, scale, (roi[k], roi[len(axes) + k]))
     if prod(a.out for a in found) * np.dtype(F32).itemsize > memory_bytes():
         raise node.fail(f"its output {[a.out for a in found]} takes more than this machine's memory")
     return node, found

@@ -12,9 +12,7 @@ from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshap
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 from celosia.compiler.program.host.sizes import broadcast, taken
-
-# Operators that only change the shape: their output may share the memory of their input.
-VIEWS = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"))
+from celosia.compiler.program.traits import Kind, Moves
 
 
 def view_shape(node: Node) -> Shape:
@@ -53,13 +51,16 @@ def view_shape(node: Node) -> Shape:
     return x.shape
 
 
-@op("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+@op("Reshape", "Squeeze", "Unsqueeze", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, shape_inputs=(1,))
+@op("Flatten", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True)
 def reshape(node: Node) -> Tensor:
+    """The same elements in their order."""
     return reshaped(node.input(0), view_shape(node), node.op.lower())
 
 
-@op("Transpose")
+@op("Transpose", kind=Kind.INJECTIVE, moves=Moves.ALL)
 def transpose(node: Node) -> Tensor:
+    """Unsupported where `perm` is no order of the axes."""
     x = node.input(0)
     perm = [int(p) for p in node.attrs.get("perm", range(len(x.shape))[::-1])]
     if sorted(perm) != list(range(len(x.shape))):
@@ -68,8 +69,9 @@ def transpose(node: Node) -> Tensor:
     return T.compute(tuple(x.shape[p] for p in perm), lambda *i: x[tuple(i[d] for d in inverse)], "transpose")
 
 
-@op("Concat")
+@op("Concat", kind=Kind.COMPLEX, moves=Moves.JOIN)
 def concat(node: Node) -> Tensor:
+    """Along an axis."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
     axis = node.axis(0, len(tensors[0].shape))
     return concatenate(node, tensors, axis, [lambda x: x] * len(tensors))
@@ -98,8 +100,9 @@ def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callabl
     return T.compute(tuple(shape), body, node.op.lower())
 
 
-@op("Slice")
+@op("Slice", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1, 2, 3, 4))
 def slice_(node: Node) -> Tensor:
+    """Of constant bounds and steps. Unsupported where they are not, or there is no such axis."""
     x = node.input(0)
     starts, ends = node.ints("starts", 1), node.ints("ends", 2)
     if starts is None or ends is None:
@@ -121,8 +124,9 @@ def slice_(node: Node) -> Tensor:
     )
 
 
-@op("Split")
+@op("Split", kind=Kind.OPAQUE, moves=Moves.SOME, shape_inputs=(1,))
 def split(node: Node) -> list[Tensor]:
+    """Of constant sizes, else into equal parts. Unsupported where sizes do not add up."""
     x = node.input(0)
     axis = node.axis(0, len(x.shape))
     sizes = node.ints("split", 1)
@@ -163,8 +167,9 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
     return T.compute(shape, body, "pad")
 
 
-@op("Pad")
+@op("Pad", kind=Kind.INJECTIVE, moves=Moves.FILL, shape_inputs=(1, 3))
 def pad(node: Node) -> Tensor:
+    """By a value, edges, mirrors or the other side; negative pads cut. Unsupported where pads are no constants."""
     x = node.input(0)
     rank = len(x.shape)
     pads, axes = node.ints("pads", 1), node.ints("axes", 3) if node.has(3) else None
@@ -215,8 +220,9 @@ def wrapped(index: Expr, n: int) -> Expr:
     return T.clip(select(index < 0, index + n, index), 0, max(n - 1, 0))
 
 
-@op("Gather")
+@op("Gather", kind=Kind.INJECTIVE, moves=Moves.SOME)
 def gather(node: Node) -> Tensor:
+    """Slices along an axis; indices out of range are undefined."""
     x, indices = node.input(0), node.input(1)
     axis, count = node.axis(0, len(x.shape)), len(indices.shape)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -228,8 +234,9 @@ def gather(node: Node) -> Tensor:
     return T.compute(shape, body, "gather")
 
 
-@op("GatherElements")
+@op("GatherElements", kind=Kind.COMPLEX, moves=Moves.SOME)
 def gather_elements(node: Node) -> Tensor:
+    """Elements along an axis."""
     x, indices = node.input(0), node.input(1)
     axis = node.axis(0, len(x.shape))
 
@@ -239,8 +246,9 @@ def gather_elements(node: Node) -> Tensor:
     return T.compute(indices.shape, body, "gather_elements")
 
 
-@op("GatherND")
+@op("GatherND", kind=Kind.COMPLEX, moves=Moves.SOME)
 def gather_nd(node: Node) -> Tensor:
+    """Slices at rows of indices, perhaps by batch."""
     x, indices = node.input(0), node.input(1)
     batch, depth = int(node.attrs.get("batch_dims", 0)), indices.shape[-1]
     lead = indices.shape[:-1]
@@ -253,8 +261,9 @@ def gather_nd(node: Node) -> Tensor:
     return T.compute((*lead, *x.shape[batch + depth :]), body, "gather_nd")
 
 
-@op("Expand")
+@op("Expand", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1,))
 def expand(node: Node) -> Tensor:
+    """Broadcast. Unsupported where the shape is no constant, or does not fit."""
     x = node.input(0)
     try:
         shape = broadcast(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
@@ -263,15 +272,17 @@ def expand(node: Node) -> Tensor:
     return T.compute(shape, lambda *i: at(x, i), "expand")
 
 
-@op("Tile")
+@op("Tile", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1,))
 def tile(node: Node) -> Tensor:
+    """Repeated along each axis, as often as constants say."""
     x, repeats = node.input(0), [int(v) for v in node.constant(1, "repeats")]
     shape = tuple(n * r for n, r in zip(x.shape, repeats))
     return T.compute(shape, lambda *i: x[tuple(k if r == 1 else k % n for k, n, r in zip(i, x.shape, repeats))], "tile")
 
 
-@op("DepthToSpace")
+@op("DepthToSpace", kind=Kind.COMPLEX, moves=Moves.SOME)
 def depth_to_space(node: Node) -> Tensor:
+    """[n, c, h, w] to blocks of pixels. Unsupported where they do not divide the channels."""
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     if b < 1 or c % (b * b):
@@ -287,8 +298,9 @@ def depth_to_space(node: Node) -> Tensor:
     return T.compute((n, c, h * b, w * b), body, "depth_to_space")
 
 
-@op("SpaceToDepth")
+@op("SpaceToDepth", kind=Kind.COMPLEX, moves=Moves.SOME)
 def space_to_depth(node: Node) -> Tensor:
+    """Blocks of pixels to channels. Unsupported where they do not divide the image."""
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     if b < 1 or h % b or w % b:
@@ -302,8 +314,9 @@ def space_to_depth(node: Node) -> Tensor:
     return T.compute((n, c * b * b, h // b, w // b), body, "space_to_depth")
 
 
-@op("Trilu")
+@op("Trilu", kind=Kind.COMPLEX)
 def trilu(node: Node) -> Tensor:
+    """What is above or below a diagonal of the last two axes, 0 elsewhere."""
     x, k = node.input(0), node.scalar(1, INDEX)
     upper = node.attrs.get("upper", 1)
 
@@ -314,8 +327,9 @@ def trilu(node: Node) -> Tensor:
     return T.compute(x.shape, body, "trilu")
 
 
-@op("OneHot")
+@op("OneHot", kind=Kind.OPAQUE, shape_inputs=(1,))
 def one_hot(node: Node) -> Tensor:
+    """A new axis of constant size. Unsupported where there are not two values."""
     indices, values = node.input(0), node.input(2)
     depth = int(node.constant(1, "depth").reshape(()))
     if values.size != 2:
@@ -334,23 +348,26 @@ def one_hot(node: Node) -> Tensor:
 # Values known when the model is compiled
 
 
-@op("Shape", "Size")
+@op("Shape", "Size", kind=Kind.OPAQUE)
 def shape_of(node: Node) -> Tensor:
+    """int64, a constant."""
     x = node.input(0)
     start, end = int(node.attrs.get("start", 0)), node.attrs.get("end")
     dims = x.shape[start : None if end is None else int(end)]
     return copied(np.array(x.size if node.op == "Size" else dims, np.int64), node.op.lower())
 
 
-@op("ConstantOfShape")
+@op("ConstantOfShape", kind=Kind.OPAQUE, shape_inputs=(0,))
 def constant_of_shape(node: Node) -> Tensor:
+    """One value, of a constant shape."""
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)
     shape = tuple(int(v) for v in node.constant(0, "shape"))
     return T.compute(shape, lambda *i: wrap(value[0], value.dtype.name), "filled")
 
 
-@op("Range")
+@op("Range", kind=Kind.OPAQUE, shape_inputs=(0, 1, 2))
 def range_(node: Node) -> Tensor:
+    """Of constants. Unsupported where the step is 0."""
     start, limit, delta = (node.constant(i, name) for i, name in enumerate(("start", "limit", "delta")))
     if not np.all(delta):
         raise node.fail("delta is 0")
@@ -359,8 +376,9 @@ def range_(node: Node) -> Tensor:
     return T.compute((count,), lambda i: first + i.astype(start.dtype.name) * step, "range")
 
 
-@op("EyeLike")
+@op("EyeLike", kind=Kind.OPAQUE)
 def eye_like(node: Node) -> Tensor:
+    """1 on a diagonal. Unsupported of other than two axes."""
     x, k = node.input(0), int(node.attrs.get("k", 0))
     if len(x.shape) != 2:
         raise node.fail(f"its input has {len(x.shape)} dimensions, not 2")
@@ -376,8 +394,9 @@ def copied(array: Array, name: str) -> Tensor:
     return T.compute(array.shape, lambda *i: table[i], name)
 
 
-@op("ReverseSequence")
+@op("ReverseSequence", kind=Kind.COMPLEX, moves=Moves.JOIN)
 def reverse_sequence(node: Node) -> Tensor:
+    """Each sequence of a batch the other way round, as far as it goes."""
     x, lengths = node.input(0), node.input(1)
     time, batch = int(node.attrs.get("time_axis", 0)), int(node.attrs.get("batch_axis", 1))
 

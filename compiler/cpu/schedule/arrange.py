@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from celosia.compiler.cpu.schedule.registers import Tile, register_tile, step
+from celosia.compiler.cpu.schedule.registers import RegisterTile, register_tile, step
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import (
     INDEX,
@@ -34,7 +34,7 @@ class Knobs:
     tile: takes one of the tiles of registers that there are. vectors: so many side by side, where there is no tile.
     """
 
-    tile: Callable[[list[Tile]], Tile] | None = None
+    tile: Callable[[list[RegisterTile]], RegisterTile] | None = None
     vectors: int = 1
 
 

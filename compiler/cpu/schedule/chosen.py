@@ -23,7 +23,7 @@ from celosia.compiler.expr.trace import ReplayError, Trace
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
+class KernelWorkload:
     """outputs: what is computed. inputs: the placeholders that it reads, in the order of the kernel's parameters.
     constants: those of them that are the same in every run, such as weights."""
 
@@ -33,16 +33,17 @@ class Workload:
     constants: frozenset[Tensor] = frozenset()
 
     @staticmethod
-    def of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor] = ()) -> Workload:
+    def of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor] = ()) -> KernelWorkload:
         """inputs: what may be read; what is not is left out."""
         base = plain(outputs)
         used = tuple(tensor for tensor in inputs if tensor in base.tensors)
         digest = hashlib.sha256(str(lower(base, used, "kernel")).encode()).hexdigest()[:12]
         shapes = ", ".join(f"{t.name} {t.dtype}{list(t.shape)}" for t in base.outputs)
-        return Workload(f"{shapes} #{digest}", tuple(outputs), used, frozenset(constants) & frozenset(used))
+        return KernelWorkload(f"{shapes} #{digest}", tuple(outputs), used, frozenset(constants) & frozenset(used))
 
     @property
     def constant_bytes(self) -> int:
+        """Of inputs that are weights."""
         return sum(tensor.nbytes for tensor in self.constants)
 
     def own(self) -> Trace:
@@ -71,7 +72,7 @@ class Choices:
     traces could not be followed, by workload; the compiler's own schedule was taken."""
 
     traces: Mapping[str, Trace] = field(default_factory=dict)
-    met: dict[str, tuple[Workload, int]] = field(default_factory=dict)
+    met: dict[str, tuple[KernelWorkload, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class Choices:
 
     def loops(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Iterable[Tensor]) -> Function:
         """The loops of a kernel, under its trace if there is one."""
-        workload = Workload.of(outputs, inputs, constants)
+        workload = KernelWorkload.of(outputs, inputs, constants)
         times = self.met[workload.name][1] if workload.name in self.met else 0
         self.met[workload.name] = workload, times + 1
         if (trace := self.traces.get(workload.name)) is not None:

@@ -1,4 +1,4 @@
-"""Which operators share a kernel: fusion by the four classes of TVM (Chen et al., OSDI 2018, section 3).
+"""Which operators share a kernel: fusion by the classes of compiler/program/traits.py.
 
 h = Conv(x, w)
 k = Relu(h)                        one kernel: h and k stay in registers,
@@ -8,56 +8,10 @@ y = Add(k, b)            ->        y alone is written
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
 
 from celosia.compiler.cpu.node import CpuNode
-from celosia.compiler.cpu.ops.elementwise import BINARY, DIRECT, UNARY
-
-
-class Kind(Enum):
-    """What an operator is for fusion."""
-
-    INJECTIVE = "injective"
-    """Computes each element from single elements, and so can be inlined into what reads it."""
-    REDUCTION = "reduction"
-    """Reads each element once, or few times: what makes its input can be inlined."""
-    COMPLEX = "complex-out-fusable"
-    """Reads elements many times, or by selections: what reads its output can join it."""
-    OPAQUE = "opaque"
-    """A kernel of its own."""
-
-
-KINDS: dict[Kind, tuple[str, ...]] = {
-    Kind.INJECTIVE: (
-        *UNARY, *DIRECT, *BINARY, "Min", "Max", "Sum", "Mean", "Where", "Clip", "Cast", "CastLike", "IsInf",
-        "QuantizeLinear", "DequantizeLinear", "BatchNormalization", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
-        "Transpose", "Slice", "Pad", "Gather", "Expand", "Tile", "QLinearAdd", "QLinearMul", "QLinearSigmoid",
-        "QLinearLeakyRelu",
-    ),
-    Kind.REDUCTION: (
-        "ArgMax", "ArgMin", "GlobalAveragePool", "GlobalMaxPool", "BlockedGlobalAveragePool", "BlockedGlobalMaxPool",
-        "GroupNormalization", "Hardmax", "InstanceNormalization", "LayerNormalization", "LogSoftmax",
-        "LpNormalization", "MeanVarianceNormalization", "QLinearGlobalAveragePool", "QLinearMean", "QLinearSoftmax",
-        "RMSNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
-        "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "SkipLayerNormalization", "Softmax",
-    ),
-    Kind.COMPLEX: (
-        "AveragePool", "BiasGelu", "Block", "BlockedAveragePool", "BlockedConv", "BlockedMaxPool", "Concat", "Conv",
-        "ConvInteger", "ConvTranspose", "DepthToSpace", "FastGelu", "GRU", "GatherElements", "GatherND", "Gemm", "LRN",
-        "LSTM", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MaxPool", "QGemm", "QLinearAveragePool",
-        "QLinearConcat", "QLinearConv", "QLinearConvTranspose", "QLinearMatMul", "RNN", "Resize", "ReverseSequence",
-        "SpaceToDepth", "Table", "Trilu", "Unblock", "Upsample",
-    ),
-    Kind.OPAQUE: (
-        "ConstantOfShape", "DynamicQuantizeLinear", "EyeLike", "OneHot", "Range", "Shape", "Size", "Split", "TopK",
-        "CDist", "ConvTransposeWithDynamicPads", "DynamicQuantizeMatMul", "EmbedLayerNormalization", "ExpandDims",
-        "FusedConv", "FusedGemm", "FusedMatMul", "MatMulInteger16", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool",
-        "GroupQueryAttention", "QAttention", "QEmbedLayerNormalization", "QLinearWhere", "RoundBlocks", "SampleOp",
-        "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "UnfoldTensor",
-        "com.microsoft.Attention", "com.microsoft.RotaryEmbedding",
-    ),
-}  # fmt: skip
-KIND = {op: kind for kind, ops in KINDS.items() for op in ops}
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.program.traits import Kind
 
 JOINS = (
     ((Kind.INJECTIVE,), (Kind.INJECTIVE,)),
@@ -69,11 +23,6 @@ are tried, so that injective operators go with what they follow rather than with
 the kind that is not injective."""
 
 
-def kind_of(op: str) -> Kind:
-    """The class of an operator."""
-    return KIND.get(op, Kind.OPAQUE)
-
-
 def group(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode]]:
     """Split `nodes`, given in an order in which they can run, into groups that can run in the returned order.
 
@@ -81,7 +30,7 @@ def group(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode
     names needed afterwards.
     """
     home = list(range(len(nodes)))  # node -> its group, named by the last node of that group
-    kinds = [kind_of(node.op) for node in nodes]  # by group
+    kinds = [traits(node.op).kind for node in nodes]  # by group
     readers: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
         for name in node.inputs:

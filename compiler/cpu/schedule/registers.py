@@ -17,7 +17,7 @@ from math import prod
 
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
-from celosia.compiler.expr.affine import apart
+from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 
@@ -29,11 +29,11 @@ L1_BYTES = 24 << 10
 
 def step(read: Load, axis: Axis) -> int | None:
     """How far apart in memory lie what `read` takes for neighbours along `axis`; None where that varies."""
-    return apart(read.tensor, read.index, axis)
+    return stride_along(read.tensor, read.index, axis)
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """rows and columns: names of loops that a tile spans, "" for none, columns in vectors; height and width: how much
     of them. rows_outside: the loop over rows around that over columns; None for the order that brings less traffic."""
 
@@ -49,7 +49,7 @@ def register_tile(
     reduce: Reduce,
     data: list[Axis],
     reads: list[Load],
-    choose: Callable[[list[Tile]], Tile] | None = None,
+    choose: Callable[[list[RegisterTile]], RegisterTile] | None = None,
 ) -> bool:
     """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
 
@@ -133,9 +133,9 @@ def _shape(
     return best[1:]
 
 
-def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool) -> list[Tile]:
+def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool) -> list[RegisterTile]:
     """All tiles that fit into registers, those with the least work first."""
-    found: dict[Tile, float] = {}
+    found: dict[RegisterTile, float] = {}
     for row, column in itertools.product(rows, columns):
         if row is not None and row is column:
             continue
@@ -143,7 +143,7 @@ def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
         for height, width in _sizes(*extents, shared, target().registers - 1):
             for outside in (True, False):
-                tile = Tile(*names, height, width, outside)
+                tile = RegisterTile(*names, height, width, outside)
                 found[tile] = _work(*extents, height, width, shared) / prod(extents)
     return sorted(found, key=found.__getitem__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from celosia.compiler.cpu.target import target
-from celosia.compiler.expr.affine import apart
+from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Stmt, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Load, Tensor
@@ -48,4 +48,6 @@ def _count(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tensor], ot
 
 
 def _is_line(store: Store, lanes: For) -> bool:
-    return apart(store.tensor, store.index, lanes.var) == 1 and lanes.extent * itemsize(store.tensor.dtype) == LINE
+    return (
+        stride_along(store.tensor, store.index, lanes.var) == 1 and lanes.extent * itemsize(store.tensor.dtype) == LINE
+    )

@@ -18,7 +18,7 @@ from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
-from celosia.compiler.graph.select.placement import Choice, Placement, Selection
+from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
@@ -56,12 +56,25 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
 
 
 def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
-    """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits)."""
-    placement, opset = Placement(cfg), model.graph.opset_imports.get("", 21)
+    """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits).
+
+    A part of a concatenation is copied where the host needs it too, and could not take it from there.
+    """
+    unmoved: set[ir.Value] = set()
+    while True:
+        selection = _select(model, cfg, refused or {}, unmoved)
+        found = out_of_reach(model.graph, selection)
+        if found <= unmoved:
+            return selection
+        unmoved |= found
+
+
+def _select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str], unmoved: set[ir.Value]) -> Selection:
+    placement, opset = Placement(cfg, unmoved), model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:
         try:
-            _place(placement, node, refused or {}, opset, in_floats)
+            _place(placement, node, refused, opset, in_floats)
         except (OnCpu, WindowError) as reason:
             placement.selection.cpu[node] = str(reason)
     place_parts(placement)

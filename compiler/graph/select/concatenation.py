@@ -30,6 +30,7 @@ class _Part:
 
 
 def concat(p: Placement, node: ir.Node) -> None:
+    """Places a concatenation of channels, rows or columns. OnCpu."""
     y = node.outputs[0]
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
@@ -105,8 +106,9 @@ def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
 def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
     """Have a part written where it belongs; whether a layer now counts as one of `node`."""
     value, choice = part.value, p.made.get(part.value)
-    mine = choice is not None and choice.value is value and p.owned(value)
-    if part.table is None and p.owned(value):
+    movable = p.owned(value) and p.held(value) == part.form
+    mine = choice is not None and choice.value is value and movable
+    if part.table is None and movable:
         p.inside[p.selection.written[value].storage] = part.place
         if mine and choice is not None:
             choice.nodes.append(node)

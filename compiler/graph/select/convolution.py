@@ -26,13 +26,15 @@ from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.space import Problem, choose, estimate
+from celosia.compiler.tensorize.roofline import choose, estimate
+from celosia.compiler.tensorize.space import Problem
 
 MOST_PHASES = 64
 """Convolutions that a transposed one may take."""
 
 
 def conv(p: Placement, node: ir.Node) -> None:
+    """Places QLinearConv of one or two dimensions. OnCpu."""
     value, weight_value = node.inputs[0], node.inputs[3]
     assert value is not None
     form = natural_form(value)
@@ -183,6 +185,7 @@ def _phases(spread: Spread, axis: int) -> list[_Phase]:
 
 
 def gemm(p: Placement, node: ir.Node) -> None:
+    """Places a product by a constant matrix. OnCpu."""
     matmul = node.op_type == "QLinearMatMul"
     value = node.inputs[0]
     assert value is not None

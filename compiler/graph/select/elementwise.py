@@ -17,6 +17,7 @@ from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:
+    """Places QLinearAdd of two tensors of one shape. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     if shape(a) != shape(b) or shape(a) != shape(y):
@@ -27,23 +28,25 @@ def addition(p: Placement, node: ir.Node) -> None:
         raise OnCpu(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
-    form = p.common_form(a, b)
-    reads: Reads = {}
-    x, other = p.read(a, form, reads), p.read(b, form, reads)
-    residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
-    layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
-    if not join_residual(p, node, layer, reads, form):
-        p.add(node, layer, reads, form)
+    for form in (p.common_form(b, a), p.common_form(a, b)):
+        reads: Reads = {}
+        x, other = p.read(a, form, reads), p.read(b, form, reads)
+        residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
+        layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
+        if join_residual(p, node, layer, reads):
+            return
+    p.add(node, layer, reads, form)
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
+    """Places a function of bytes, in the layer before it where that has room for a table."""
     value = node.inputs[0]
     assert value is not None
     table = array_of(node.inputs[1]).astype(np.int8)
     form = p.common_form(value)
     choice = p.made.get(value)
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
-        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {}, form)
+        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
     reads: Reads = {}
     x = p.read(value, form, reads)
@@ -51,6 +54,7 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 
 
 def product(p: Placement, node: ir.Node) -> None:
+    """Places QLinearMul of two tensors of one shape, or by one pixel for each channel. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))

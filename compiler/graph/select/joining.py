@@ -11,7 +11,7 @@ from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.layer import Conv, Epilogue, Map, ending
 
 
-def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads, form: Form) -> bool:
+def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads) -> bool:
     """Make the addition the epilogue of the convolution that produces its later operand, if that is possible."""
     residual = layer.epilogue.residual
     assert residual is not None
@@ -24,11 +24,13 @@ def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads, form: F
         choice = p.made.get(value)
         if choice is None or not joins(choice, value) or not isinstance(choice.layer, Conv):
             continue
+        if choice.layer.y.dims != layer.y.dims:
+            continue  # it is added as an activation of another form
         if order.get(p.source(added), -1) >= order[choice.value] or added is value:
             continue
         scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
         joined = replace(residual, operand=other, scale_v=scales[0], scale_b=scales[1])
-        extend(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads, form)
+        extend(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads)
         return True
     return False
 
@@ -41,10 +43,11 @@ def joins(choice: Choice, value: ir.Value | None) -> bool:
     )  # fmt: skip
 
 
-def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads, form: Form) -> None:
+def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
     """Let `choice` end in `epilogue` and write the output of `node`."""
     p.no_longer_writes(choice)
-    y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
+    form = Form(choice.layer.y.dims)
+    y = p.activation(node.outputs[0], form)
     choice.layer = ending(choice.layer, epilogue, y)
     choice.nodes.append(node)
     choice.reads.update(reads)

@@ -156,6 +156,7 @@ def transpose(p: Placement, node: ir.Node) -> None:
 
 
 def depth_to_space(p: Placement, node: ir.Node) -> None:
+    """Places DepthToSpace. OnCpu."""
     form, y_form, b, groups = _depth(p, node, node.inputs[0], node.outputs[0])
     whole = Lattice(*form.dims[2:])
     copies = [
@@ -166,6 +167,7 @@ def depth_to_space(p: Placement, node: ir.Node) -> None:
 
 
 def space_to_depth(p: Placement, node: ir.Node) -> None:
+    """Places SpaceToDepth. OnCpu."""
     y_form, form, b, groups = _depth(p, node, node.outputs[0], node.inputs[0])
     whole = Lattice(*y_form.dims[2:])
     copies = [

@@ -16,6 +16,7 @@ from celosia.compiler.program.host.windows import Windows
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:
+    """A constant's array. OnCpu where it is none."""
     array = constant(value)
     if array is None:
         raise OnCpu("a scale, zero point or weight is not constant; export it as an initializer")
@@ -23,6 +24,7 @@ def array_of(value: ir.Value | None) -> NDArray[Any]:
 
 
 def scalar_of(value: ir.Value | None) -> Any:
+    """A constant's only element. OnCpu where it has several, or is none."""
     array = array_of(value)
     if array.size != 1:
         raise OnCpu("a scale per channel where one is expected; only weights may have one for each channel")
@@ -65,6 +67,7 @@ def requantisation(
 
 
 def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
+    """The same requantisation for all channels."""
     return Requantise(
         np.full(channels, bias, np.int32), np.full(channels, multiplier, np.uint32), np.full(channels, shift, np.uint8),
         zero_point,
@@ -98,6 +101,7 @@ def flattens(node: ir.Node) -> bool:
 
 
 def has_fixed_matrix(node: ir.Node) -> bool:
+    """Whether the second operand is a constant matrix."""
     matrix = constant(node.inputs[3])
     return matrix is not None and matrix.ndim == 2
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.values import constant
+from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.config import Config
 
@@ -25,7 +26,7 @@ class Choice:
     value: ir.Value
     """The tensor written."""
     note: str = ""
-    apart: float = 0
+    alone: float = 0
     together: float = 0
     """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 
@@ -43,11 +44,31 @@ class Selection:
     """Where each tensor lies that layers write; views of it lie there, too, and are not listed."""
 
 
+def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
+    """What the host needs of what layers write, and cannot take: it takes whole images, not some of their pixels."""
+    packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
+    waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
+    found: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+    while waiting:
+        value = waiting.pop()
+        act, producer = selection.written.get(value), value.producer()
+        if value in seen or (act is not None and act.lattice is None):
+            continue
+        seen.add(value)
+        if producer is not None and producer in selection.views:
+            waiting += operands(producer)
+        elif act is not None:
+            found.add(value)
+    return found
+
+
 class Placement:
     """What is placed so far; `selection` is the result."""
 
-    def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = ()) -> None:
+        """unmoved: tensors that stay in storages of their own."""
+        self.cfg, self.unmoved = cfg, unmoved
         self.selection = Selection()
         self.made: dict[ir.Value, Choice] = {}
         self.alias: dict[ir.Value, ir.Value] = {}
@@ -80,7 +101,7 @@ class Placement:
 
     def owned(self, value: ir.Value | None) -> bool:
         """Whether layers write `value` into a storage that is its own, so that it can be moved."""
-        act = None if value is None else self.selection.written.get(value)
+        act = None if value is None or value in self.unmoved else self.selection.written.get(value)
         return act is not None and self.whole(act) and act.storage not in (*self.inside, *self.fixed)
 
     def whole(self, act: Activation) -> bool:
@@ -98,6 +119,7 @@ class Placement:
         self.selection.forms[value], self.selection.written[value] = form, y
 
     def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
+        """Places `layer`, which covers `node` and writes its output in `form`."""
         choice = Choice(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
         self.writes(choice, node.outputs[0], form)

@@ -20,6 +20,7 @@ IN_FLOAT = "onnxruntime averages in float; a tie can differ by one step"
 
 
 def average(p: Placement, node: ir.Node) -> None:
+    """Places averages of windows or of whole images. OnCpu."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
@@ -95,6 +96,7 @@ def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, i
 
 
 def max_pool(p: Placement, node: ir.Node) -> None:
+    """Places MaxPool. OnCpu."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)

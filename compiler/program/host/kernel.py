@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.compiler import links_kernels
-from celosia.compiler.program.host.team import Call, Calls, team
+from celosia.compiler.program.host.team import Calls, KernelCall, team
 
 Array = NDArray[Any]
 MAGIC = b"celosia2"  # begins a saved kernel; the digit counts conventions of calling it
@@ -84,7 +84,7 @@ def _workspace(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """A compiled function. Call it with the input arrays; it returns the list of outputs.
 
     `run` writes into given arrays instead. `to_bytes` and `from_bytes` carry the machine code, without recompiling.
@@ -133,7 +133,7 @@ class Kernel:
         else:
             Calls([self._call(addresses, workspace)], team(self.library), threads).run()
 
-    def call(self, arrays: Sequence[Array | None], workspace: int) -> Call:
+    def call(self, arrays: Sequence[Array | None], workspace: int) -> KernelCall:
         """What `run` calls for these inputs and outputs, which are checked now and never again, and whose memory stays.
 
         arrays: None where the address comes later; it is 0 until then. workspace: address of `workspace_for` bytes.
@@ -149,10 +149,10 @@ class Kernel:
             raise ValueError(f"{self.name}: an input that is computed in place lies elsewhere")
         return self._call(addresses, workspace)
 
-    def _call(self, addresses: Sequence[int], workspace: int) -> Call:
+    def _call(self, addresses: Sequence[int], workspace: int) -> KernelCall:
         linked = self._linked
         phases = tuple((linked[name], divided) for name, divided in zip(self._part_names, self.phases))
-        return Call(linked[self.name], phases, (*addresses, workspace))
+        return KernelCall(linked[self.name], phases, (*addresses, workspace))
 
     def workspace_for(self, threads: int) -> int:
         """Bytes of workspace, which begins at a multiple of 64, for so many threads."""
@@ -219,6 +219,7 @@ class Kernel:
         return [f"{self.name}.{number}" for number in range(len(self.phases))]
 
     def to_bytes(self) -> bytes:
+        """With its SHA-256; `from_bytes` reads it on a processor of the same kind."""
         head = {
             "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "workspace_bytes": self.workspace_bytes, "host": self.host, "in_place": self.in_place,
@@ -229,7 +230,7 @@ class Kernel:
         return MAGIC + hashlib.sha256(payload).digest() + payload
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Kernel:
+    def from_bytes(cls, data: bytes) -> CompiledKernel:
         """ValueError where `data` is not an undamaged kernel."""
         payload = data[40:]
         if data[:8] != MAGIC or data[8:40] != hashlib.sha256(payload).digest():

@@ -50,6 +50,7 @@ class HostOp:
     key: bytes
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """The attribute, or `default`."""
         return self.attrs.get(name, default)
 
     @property
@@ -58,10 +59,12 @@ class HostOp:
         return f"{self.op} ({self.name or next(filter(None, self.outputs), '')})"
 
     def fail(self, why: str) -> HostError:
+        """A HostError that names the operator."""
         return HostError(f"{self.label}: {why}")
 
     @property
     def wanted(self) -> int:
+        """How many outputs."""
         return len(self.outputs)
 
 
@@ -107,6 +110,7 @@ def check_size(size: int, what: str) -> None:
 
 
 def describe(value: Value) -> str:
+    """Type and shape, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else f"a sequence of {len(value)}"

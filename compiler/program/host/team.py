@@ -143,7 +143,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A kernel's call. whole: the address of what does all of its work. phases: of what does a part each, and whether
     threads share it; none where one thread does all. arguments: addresses of its tensors and of its workspace."""
 
@@ -155,7 +155,7 @@ class Call:
 class Calls:
     """Kernels that run one after the other, in up to so many threads. Their arguments may change between runs."""
 
-    def __init__(self, calls: Sequence[Call], team: Team, threads: int = 1) -> None:
+    def __init__(self, calls: Sequence[KernelCall], team: Team, threads: int = 1) -> None:
         self.team = team
         self.starts = [0, *itertools.accumulate(len(call.arguments) for call in calls)]
         self.arguments = _words([address for call in calls for address in call.arguments])
@@ -175,7 +175,7 @@ class Calls:
             self._shared = _words([first_at] + [other_at] * (threads - 1))
 
     def _divided(
-        self, calls: Sequence[Call], given: Sequence[int], stamps: Sequence[tuple[int, int]]
+        self, calls: Sequence[KernelCall], given: Sequence[int], stamps: Sequence[tuple[int, int]]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """The lists of this thread and of each other one, with barriers around what they share."""
         wait = self.team.wait, self.team.barrier
@@ -195,6 +195,7 @@ class Calls:
         return first, other
 
     def run(self) -> Stamps:
+        """Runs all, on this thread where the team is busy. Returns when each began and ended."""
         if self._shared is None or not self.team.run(self._shared):
             self.team.alone(self._alone, 0, 1)
         return Stamps(bytes(self._stamps))

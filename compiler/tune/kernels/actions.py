@@ -14,7 +14,7 @@ from celosia.compiler.expr import Reduce, Schedule, Tensor
 from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.expr.transform import loads
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.tune.kernels.plan import Cut, Loops, Plan, can_change
+from celosia.compiler.tune.kernels.plan import KernelPlan, LoopCut, StageLoops, can_change
 
 TILES = (2, 3, 4, 6, 8)
 """Iterations of a loop that are written out."""
@@ -28,20 +28,23 @@ UNLISTED = 64
 class View:
     """One tensor of a plan and its schedule. axes: its loops by name."""
 
-    plan: Plan
+    plan: KernelPlan
     made: Schedule
     name: str
 
     @property
-    def loops(self) -> Loops:
+    def loops(self) -> StageLoops:
+        """Those of the plan."""
         return self.plan[self.name]
 
     @property
     def axes(self) -> dict[str, Axis]:
+        """Loops of the schedule by name, the outermost first."""
         return {axis.name: axis for axis in self.made[self.name].order}
 
     @property
     def reduces(self) -> list[Reduce]:
+        """The reductions in its body."""
         return [node for node in walk(self.made[self.name].body) if isinstance(node, Reduce)]
 
     @property
@@ -56,14 +59,15 @@ class View:
         every += [axis for r in stage.relations for axis in vars(r).values() if isinstance(axis, Axis)]
         return next(axis.extent for axis in every if axis.name == loop)
 
-    def new(self, loops: Loops) -> Plan:
+    def new(self, loops: StageLoops) -> KernelPlan:
+        """The plan with `loops` for this tensor."""
         return self.plan.with_stage(self.name, loops)
 
 
-Rule = Callable[[View], Iterator[Plan]]
+Rule = Callable[[View], Iterator[KernelPlan]]
 
 
-def factors(view: View) -> Iterator[Plan]:
+def factors(view: View) -> Iterator[KernelPlan]:
     """Tiles of another size."""
     for number, cut in enumerate(view.loops.cuts):
         for factor in _sizes(view.extent(cut.loop), cut.factor) if cut.factor else ():
@@ -78,7 +82,7 @@ def _sizes(extent: int, now: int) -> list[int]:
     return sorted(size for size in divisors | near if 1 <= size <= extent and size != now)
 
 
-def orders(view: View) -> Iterator[Plan]:
+def orders(view: View) -> Iterator[KernelPlan]:
     """A loop at another place. The last one stays where it is if it runs in vectors or lanes."""
     order = view.loops.order
     free = len(order) - (bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized"))
@@ -91,7 +95,7 @@ def orders(view: View) -> Iterator[Plan]:
             yield view.new(replace(view.loops, order=(*moved, *order[free:])))
 
 
-def tiles(view: View) -> Iterator[Plan]:
+def tiles(view: View) -> Iterator[KernelPlan]:
     """A few iterations of a loop written out inside all others, in registers where there is a reduction."""
     for loops, (_, inner) in _cuts(view, TILES):
         order = [loop for loop in loops.order if loop != inner]
@@ -100,14 +104,14 @@ def tiles(view: View) -> Iterator[Plan]:
         yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
 
 
-def blocks(view: View) -> Iterator[Plan]:
+def blocks(view: View) -> Iterator[KernelPlan]:
     """A loop in two: tiles outside all other loops, or where it was, their elements where it was."""
     for loops, (outer, _) in _cuts(view, BLOCKS):
         yield view.new(loops)
         yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
 
 
-def _cuts(view: View, factors: Sequence[int]) -> Iterator[tuple[Loops, tuple[str, str]]]:
+def _cuts(view: View, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
     """(with a loop in two, in its place; the two) for each loop that is longer than a factor."""
     for axis in _uncut(view):
         for factor in factors:
@@ -122,16 +126,16 @@ def _uncut(view: View) -> list[Axis]:
     return [axis for name, axis in view.axes.items() if view.loops.kind(name) == "serial" and name not in last]
 
 
-def _cut(loops: Loops, axis: Axis, factor: int) -> tuple[Loops, str]:
+def _cut(loops: StageLoops, axis: Axis, factor: int) -> tuple[StageLoops, str]:
     """(with `axis` in two, in its place; the name of the inner one)."""
     tail = "guard" if axis.reduce else "shift"
-    cut = Cut(axis.name, factor, tail)
+    cut = LoopCut(axis.name, factor, tail)
     at = loops.order.index(axis.name)
     order = (*loops.order[:at], *cut.makes, *loops.order[at + 1 :])
     return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.makes[1]
 
 
-def joins(view: View) -> Iterator[Plan]:
+def joins(view: View) -> Iterator[KernelPlan]:
     """A loop in one that was in two."""
     loops = view.loops
     for number, cut in enumerate(loops.cuts):
@@ -145,13 +149,13 @@ def joins(view: View) -> Iterator[Plan]:
             yield view.new(replace(kept, cuts=cuts, order=order))
 
 
-def fused(view: View) -> Iterator[Plan]:
+def fused(view: View) -> Iterator[KernelPlan]:
     """Two neighbouring loops over elements as one."""
     loops = view.loops
     for outer, inner in zip(loops.order, loops.order[1:]):
         if view.axes[outer].reduce or view.axes[inner].reduce or {loops.kind(outer), loops.kind(inner)} != {"serial"}:
             continue
-        cut = Cut(outer, 0, inner)
+        cut = LoopCut(outer, 0, inner)
         uncut = loops.uncut()
         if outer in uncut and uncut.index(outer) + 1 < len(uncut) and uncut[uncut.index(outer) + 1] == inner:
             at = loops.order.index(outer)
@@ -159,7 +163,7 @@ def fused(view: View) -> Iterator[Plan]:
             yield view.new(replace(loops, cuts=(*loops.cuts, cut), order=order))
 
 
-def unrolled(view: View) -> Iterator[Plan]:
+def unrolled(view: View) -> Iterator[KernelPlan]:
     """A short loop written out, or no longer."""
     for name, axis in view.axes.items():
         kind = view.loops.kind(name)
@@ -169,7 +173,7 @@ def unrolled(view: View) -> Iterator[Plan]:
             yield view.new(view.loops.with_kind(name, "unrolled"))
 
 
-def vectors(view: View) -> Iterator[Plan]:
+def vectors(view: View) -> Iterator[KernelPlan]:
     """Another loop in vectors, or none."""
     now = next((name for name, kind in view.loops.kinds if kind == "vectorized"), None)
     plain = view.loops if now is None else view.loops.with_kind(now, "serial")
@@ -187,7 +191,7 @@ def vectors(view: View) -> Iterator[Plan]:
             yield view.new(replace(loops, order=order).with_kind(inner, "vectorized"))
 
 
-def lanes(view: View) -> Iterator[Plan]:
+def lanes(view: View) -> Iterator[KernelPlan]:
     """A sum along its innermost loop in so many lanes, or in none."""
     if len(view.reduces) != 1 or any(kind == "vectorized" for _, kind in view.loops.kinds):
         return
@@ -200,7 +204,7 @@ def lanes(view: View) -> Iterator[Plan]:
             yield view.new(replace(view.loops, lanes=widths))
 
 
-def places(view: View) -> Iterator[Plan]:
+def places(view: View) -> Iterator[KernelPlan]:
     """A tensor computed inside a loop of the one that reads it, or before it."""
     if view.loops.at is not None:
         yield view.new(replace(view.loops, at=None))
@@ -218,7 +222,7 @@ RULES: tuple[Rule, ...] = (factors, orders, tiles, blocks, joins, fused, unrolle
 """Those of a kernel on one thread."""
 
 
-def neighbours(plan: Plan, made: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[Plan]:
+def neighbours(plan: KernelPlan, made: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[KernelPlan]:
     """Plans that differ from `plan`, whose schedule is `made`, in one decision."""
     for name, _ in plan.stages:
         view = View(plan, made, name)
@@ -228,7 +232,7 @@ def neighbours(plan: Plan, made: Schedule, rules: tuple[Rule, ...] = RULES) -> I
                     yield other
 
 
-def _sums(plan: Plan, view: View) -> object:
+def _sums(plan: KernelPlan, view: View) -> object:
     """The order in which a tensor adds up."""
     loops = plan[view.name]
     roots = [axis.name for axis in view.made[view.name].roots if axis.reduce]

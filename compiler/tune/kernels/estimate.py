@@ -13,13 +13,13 @@ import numpy as np
 
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
-from celosia.compiler.expr.affine import apart
+from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select
 from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.tune.space import Floats
+from celosia.compiler.tune.points import Floats
 
 L1_BYTES = 32 << 10
 LINE_BYTES = 64
@@ -50,6 +50,7 @@ class Counts:
 
     @property
     def values(self) -> list[float]:
+        """Of all fields, in their order."""
         return [float(value) for value in self.__dict__.values()]
 
     @property
@@ -59,6 +60,7 @@ class Counts:
 
     @property
     def features(self) -> Floats:
+        """[fields], logarithms of 1 + each count."""
         return np.log1p(np.array(self.values, np.float64))
 
 
@@ -129,7 +131,7 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
     for read in reads:
         different = prod(loop.extent for loop in unrolled if loop.var in used[read])
         along = [loop for loop in place.loops if loop.kind == "vectorized" and loop.var in used[read]]
-        if along and not _contiguous(read, along[-1].var):
+        if along and stride_along(read.tensor, read.index, along[-1].var) not in (0, 1):
             different *= lanes
         elif along:
             different *= vectors
@@ -139,10 +141,6 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
     excess = max(0.0, live + 1 - target().registers)
     counts.spilled += trips * excess
     _traffic(reads, used, place, counts)
-
-
-def _contiguous(read: Load, var: Var) -> bool:
-    return apart(read.tensor, read.index, var) in (0, 1)
 
 
 def _traffic(reads: list[Load], used: dict[Load, frozenset[Var]], place: _Place, counts: Counts) -> None:

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function, host
-from celosia.compiler.cpu.schedule.chosen import Workload, finished
+from celosia.compiler.cpu.schedule.chosen import KernelWorkload, finished
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import Kernel, empty
-from celosia.compiler.tune.measure import Result, Status
+from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.tune.measure import Status, TrialResult
 
 Array = NDArray[Any]
 VERSION = 1
@@ -58,7 +58,8 @@ def processor() -> str:
     return f"{cpu} {triple.split('-')[0]} #{hashlib.sha256(host().encode()).hexdigest()[:8]}"
 
 
-def packed(workload: Workload) -> bytes:
+def packed(workload: KernelWorkload) -> bytes:
+    """`workload` as bytes that a process unpickles, however deep its expression is."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEPTH))
     try:
@@ -90,20 +91,20 @@ class KernelJob:
         """Trials of one workload share what they are compared with."""
         return hashlib.sha256(self.workload).hexdigest()
 
-    def run(self) -> Result:
-        """Result.cycles are picoseconds of the processor."""
+    def run(self) -> TrialResult:
+        """TrialResult.cycles are picoseconds of the processor."""
         started = time.perf_counter()
         case = _case(self.workload)
         try:
             function = verify(case.workload.loops(case.workload.scheduled(Trace.from_json(json.loads(self.trace)))))
             case.prepare(self.cold)
         except (TypeError, ValueError, IRError) as error:
-            return Result(Status.REFUSED, detail=str(error))
+            return TrialResult(Status.REFUSED, detail=str(error))
         result = _apart(lambda: case.timed(compile_function(function, keep=False), self))
-        return Result(result.status, result.cycles, result.detail, time.perf_counter() - started)
+        return TrialResult(result.status, result.cycles, result.detail, time.perf_counter() - started)
 
 
-def _apart(trial: Callable[[], Result]) -> Result:
+def _apart(trial: Callable[[], TrialResult]) -> TrialResult:
     """The result of `trial`, which runs in a child of this process."""
     fork = multiprocessing.get_context("fork")
     answers, answer = fork.Pipe(duplex=False)
@@ -113,35 +114,35 @@ def _apart(trial: Callable[[], Result]) -> Result:
     try:
         if answers.poll(MOST_SECONDS):
             found = answers.recv()
-            assert isinstance(found, Result)
+            assert isinstance(found, TrialResult)
             return found
-        return Result(Status.REFUSED, detail=f"it takes more than {MOST_SECONDS:g} s to compile and run")
+        return TrialResult(Status.REFUSED, detail=f"it takes more than {MOST_SECONDS:g} s to compile and run")
     except EOFError:
         child.join()
-        return Result(Status.WRONG, detail=f"its process ended with {child.exitcode}")
+        return TrialResult(Status.WRONG, detail=f"its process ended with {child.exitcode}")
     finally:
         child.kill()
         child.join()
         answers.close()
 
 
-def _answer(answer: Connection, trial: Callable[[], Result]) -> None:
+def _answer(answer: Connection, trial: Callable[[], TrialResult]) -> None:
     try:
         found = trial()
     except Exception as error:
-        found = Result(Status.REFUSED, detail=f"{type(error).__name__}: {error}")
+        found = TrialResult(Status.REFUSED, detail=f"{type(error).__name__}: {error}")
     answer.send(found)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _case(workload: bytes) -> Case:
-    return Case(pickle.loads(workload))
+def _case(workload: bytes) -> KernelCase:
+    return KernelCase(pickle.loads(workload))
 
 
-class Case:
+class KernelCase:
     """A workload with random inputs, and what the kernel must make of them."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: KernelWorkload) -> None:
         self.workload = workload
 
     def prepare(self, cold: bool) -> None:
@@ -150,12 +151,13 @@ class Case:
             getattr(self, name)
 
     @cached_property
-    def own(self) -> Kernel:
+    def own(self) -> CompiledKernel:
         """Under the compiler's own schedule."""
         return compile_function(self.workload.loops(self.workload.scheduled(self.workload.own())))
 
     @cached_property
     def arrays(self) -> list[Array]:
+        """Random inputs, always the same."""
         rng = np.random.default_rng(0)
         return [_random(rng, t.dtype, t.shape) for t in self.workload.inputs]
 
@@ -175,25 +177,28 @@ class Case:
         plain = compile_function(finished(Schedule(self.workload.outputs), self.workload.inputs))
         return plain(*self.arrays)
 
-    def timed(self, kernel: Kernel, job: KernelJob) -> Result:
+    def timed(self, kernel: CompiledKernel, job: KernelJob) -> TrialResult:
+        """Picoseconds of `kernel`, beside the compiler's own by turns; WRONG where its outputs are."""
         outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
         for array in outputs:
             array.view(np.uint8).fill(0xA5)  # what is not written shows
         kernel.run(self.arrays, outputs)
         if wrong := self._wrong(outputs):
-            return Result(Status.WRONG, detail=wrong)
+            return TrialResult(Status.WRONG, detail=wrong)
         given = itertools.cycle(self._copies if job.cold else [self.arrays])
         runs = [lambda: self.own.run(next(given), outputs), lambda: kernel.run(next(given), outputs)]
         own, found = by_turns(runs, 0, LEAST_SAMPLES)
         usual = job.usual or round(own * 1e12)
         if job.limit and usual * found / own > job.limit:
-            return Result(Status.CENSORED, job.limit)
+            return TrialResult(Status.CENSORED, job.limit)
         if job.rounds == 1:
             times = [tuple(map(min, zip((own, found), by_turns(runs, job.seconds))))]
         else:
             times = [tuple(by_turns(runs, job.seconds / job.rounds)) for _ in range(job.rounds)]
         own, found = max(times, key=lambda pair: pair[1] / pair[0])
-        return Result(Status.OK, max(1, round(usual * found / own)), f"{found * 1e6:.4g} us, {own * 1e6:.4g} us own")
+        return TrialResult(
+            Status.OK, max(1, round(usual * found / own)), f"{found * 1e6:.4g} us, {own * 1e6:.4g} us own"
+        )
 
     def _wrong(self, outputs: Sequence[Array]) -> str:
         for number, (found, expected) in enumerate(zip(outputs, self.expected)):

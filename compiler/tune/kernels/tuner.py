@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from celosia.compiler.cpu.schedule.chosen import Workload
+from celosia.compiler.cpu.schedule.chosen import KernelWorkload
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
-from celosia.compiler.tune.kernels.plan import Plan
-from celosia.compiler.tune.kernels.space import Plans, beginning
+from celosia.compiler.tune.cost_model import LEARNERS, CostModel
+from celosia.compiler.tune.kernels.plan import KernelPlan
+from celosia.compiler.tune.kernels.schedules import Plans, beginning
 from celosia.compiler.tune.kernels.trial import ABORT, VERSION, KernelJob, packed, processor
-from celosia.compiler.tune.measure import Result, Status
-from celosia.compiler.tune.model import LEARNERS, Model
+from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.progress import Progress
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search import SEARCHES, Guided, Search
+from celosia.compiler.tune.search import Search, begun, check_names
 
 AT_ONCE = 4
 """Points that a search is asked for."""
@@ -41,10 +39,10 @@ OWN = "the compiler's own"
 
 
 @dataclass(eq=False)
-class Subject:
+class KernelSubject:
     """A kernel that is tuned. usual: picoseconds under the compiler's own schedule. taken: what is better, for sure."""
 
-    workload: Workload
+    workload: KernelWorkload
     count: int
     space: Plans
     search: Search
@@ -53,7 +51,7 @@ class Subject:
     usual: int = 0
     trials: int = 0
     done: bool = False
-    taken: Plan | None = None
+    taken: KernelPlan | None = None
     final: int = 0
 
     @property
@@ -67,10 +65,12 @@ class Subject:
         return self.usual * self.count / (self.trials + AT_ONCE)
 
     def key(self, number: int, final: bool = False) -> Key:
+        """Under which the trial of point `number` is kept. final: with the longer measurement."""
         measurer = measured_by(final, self.cold)
         return Key(self.workload.name, processor(), text(self.space.points[number]), measurer)
 
     def job(self, number: int, final: bool = False) -> KernelJob:
+        """The trial of point `number`, for a Fleet. final: as of `key`."""
         limit = int(ABORT * self.best) if math.isfinite(self.best) and not final else 0
         seconds, rounds = (FINAL_SECONDS, ROUNDS) if final else (KernelJob.seconds, 1)
         return KernelJob(self.packed, text(self.space.points[number]), self.usual, limit, seconds, self.cold, rounds)
@@ -81,16 +81,16 @@ def measured_by(final: bool, cold: bool) -> str:
     return ", ".join((SHORT, *([LONG] if final else []), *([COLD] if cold else [])))
 
 
-def text(plan: Plan) -> str:
+def text(plan: KernelPlan) -> str:
     """As it stands in a record."""
     return json.dumps(plan.trace.to_json(), sort_keys=True, separators=(",", ":"))
 
 
 @dataclass
-class State(Progress):
+class KernelState(Progress):
     """subjects: the kernels."""
 
-    subjects: list[Subject] = field(default_factory=list)
+    subjects: list[KernelSubject] = field(default_factory=list)
 
     @property
     def untuned(self) -> float:
@@ -108,18 +108,18 @@ class KernelTuner:
 
     def __init__(
         self, records: Records, fleet: Fleet, trials: int, search: str = "climb", learner: str = "ridge", seed: int = 0,
-        told: Callable[[State], None] = lambda state: None,
+        told: Callable[[KernelState], None] = lambda state: None,
     ) -> None:  # fmt: skip
         """told: called after each trial. ValueError for a search or a learner that there is not."""
-        for name, known in ((search, SEARCHES), (learner, LEARNERS)):
-            if name not in known:
-                raise ValueError(f"there is no {name!r}; take {', '.join(known)}")
+        check_names(search, learner)
         self.records, self.fleet, self.seed, self.told = records, fleet, seed, told
         self.search, self.learner = search, LEARNERS[learner]
-        self.state = State(trials)
+        self.state = KernelState(trials)
 
     def tune(
-        self, workloads: Iterable[tuple[Workload, int]], begin: Callable[[Workload], Iterable[Plan]] = beginning
+        self,
+        workloads: Iterable[tuple[KernelWorkload, int]],
+        begin: Callable[[KernelWorkload], Iterable[KernelPlan]] = beginning,
     ) -> dict[str, Trace]:
         """Traces of kernels that are better than the compiler's own, by workload. FleetError, OutputError.
 
@@ -143,15 +143,13 @@ class KernelTuner:
         return {s.workload.name: s.taken.trace for s in state.subjects if s.taken is not None}
 
     def _subject(
-        self, workload: Workload, count: int, begin: Callable[[Workload], Iterable[Plan]], cold: bool
-    ) -> Subject:  # fmt: skip
+        self, workload: KernelWorkload, count: int, begin: Callable[[KernelWorkload], Iterable[KernelPlan]], cold: bool
+    ) -> KernelSubject:  # fmt: skip
         space = Plans(workload, begin(workload), seed=self.seed)
-        search = SEARCHES[self.search](space, np.random.default_rng(self.seed))
-        if isinstance(search, Guided):
-            search.model = Model(self.learner)
-        return Subject(workload, count, space, search, packed(workload), cold and bool(workload.constants))
+        search = begun(self.search, space, self.seed, CostModel(self.learner))
+        return KernelSubject(workload, count, space, search, packed(workload), cold and bool(workload.constants))
 
-    def _round(self, asked: Sequence[tuple[Subject, Sequence[int]]]) -> None:
+    def _round(self, asked: Sequence[tuple[KernelSubject, Sequence[int]]]) -> None:
         """Measure what is not known, then tell the searches, in the order in which they asked."""
         trials = [(subject, number) for subject, numbers in asked for number in numbers]
         results = self._measured(trials)
@@ -160,29 +158,22 @@ class KernelTuner:
             subject.search.tell([(number, results[subject, number].cost) for number in numbers])
 
     def _measured(
-        self, trials: Sequence[tuple[Subject, int]], final: bool = False
-    ) -> Mapping[tuple[Subject, int], Result]:  # fmt: skip
-        results: dict[tuple[Subject, int], Result] = {}
-        for subject, number in trials:
-            if (known := self.records.get(subject.key(number, final))) is not None:
-                results[subject, number] = known
+        self, trials: Sequence[tuple[KernelSubject, int]], final: bool = False
+    ) -> Mapping[tuple[KernelSubject, int], TrialResult]:  # fmt: skip
+        def note(place: int, result: TrialResult, fresh: bool) -> None:
+            if not fresh:
                 self.state.known += not final
-        missing = [trial for trial in trials if trial not in results]
-
-        def keep(place: int, result: Result) -> None:
-            subject, number = missing[place]
-            results[subject, number] = result
-            self.records.add(subject.key(number, final), result)
+                return
             self.state.measured += not final
             self.state.failed += result.status not in (Status.OK, Status.CENSORED)
             self.state.left_out = self.fleet.left_out
             self.told(self.state)
 
-        if missing:
-            self.fleet.run([subject.job(number, final) for subject, number in missing], keep)
-        return results
+        keys = [subject.key(number, final) for subject, number in trials]
+        job = lambda place: trials[place][0].job(trials[place][1], final)  # noqa: E731
+        return dict(zip(trials, self.records.measured(self.fleet, keys, job, note)))
 
-    def _final(self, subject: Subject) -> None:
+    def _final(self, subject: KernelSubject) -> None:
         """Time the best few for long, and take the first if it is worth it."""
         subject.final = subject.usual
         if not subject.usual:
@@ -192,7 +183,7 @@ class KernelTuner:
         trials = [(subject, number) for number in better[:FINALISTS] if number != 0]
         own = subject.key(0, final=True)
         if trials and self.records.get(own) is None:
-            self.records.add(own, Result(Status.OK, subject.usual, OWN))
+            self.records.add(own, TrialResult(Status.OK, subject.usual, OWN))
         for (_, number), result in self._measured(trials, final=True).items():
             if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - WORTH)):
                 subject.final, subject.taken = int(result.cost), subject.space.points[number]

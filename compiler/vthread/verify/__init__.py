@@ -19,7 +19,7 @@ from celosia.compiler.layer import Storage
 from celosia.compiler.vthread.verify.decode import Rule, VerifyError, decode
 from celosia.compiler.vthread.verify.diagnosis import explain
 from celosia.compiler.vthread.verify.order import Report, check_stream
-from celosia.compiler.vthread.verify.provenance import Meaning, Mismatch, Provenance, ProvenanceError, Run
+from celosia.compiler.vthread.verify.provenance import Meaning, Provenance, ProvenanceError, Run, WrongStore
 from celosia.hw.config import Config
 
 
@@ -54,7 +54,7 @@ def verify_provenance(
         reports.append(check_stream(cfg, stream, size, (0, constants_address)))
         try:
             state.check(number, run, stream)
-        except Mismatch as found:
+        except WrongStore as found:
             raise explain(state, number, run, stream, found) from None
     return reports
 

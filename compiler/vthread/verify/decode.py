@@ -110,7 +110,7 @@ def pattern(base: int, dims: Iterable[tuple[int, int]], width: int = 1) -> Patte
     return Pattern(base, run, tuple(reversed(rest)), end)
 
 
-class Touch(NamedTuple):
+class InstructionTouch(NamedTuple):
     """An access to `memory` through the fields of `operand`. Places of inp, acc, vin and out are pieces."""
 
     memory: str
@@ -120,10 +120,10 @@ class Touch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Shape:
+class InstructionShape:
     """What instructions share that differ in bases and tokens only."""
 
-    touches: tuple[tuple[Touch, str, int], ...]
+    touches: tuple[tuple[InstructionTouch, str, int], ...]
     """As if all bases were 0; the field that holds the base, and places in each step of it."""
     dram: Dims
     """Rows of bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1)."""
@@ -132,12 +132,12 @@ class Shape:
     repeats: bool
     """Whether a place is written twice."""
 
-    def at(self, f: Fields) -> list[Touch]:
+    def at(self, f: Fields) -> list[InstructionTouch]:
         """What the instruction with the fields `f` touches, reads first."""
         touches = []
         for (memory, operand, (_, run, dims, end), write), field, step in self.touches:
             base = f[field] * step
-            touches.append(Touch(memory, operand, Pattern(base, run, dims, base + end), write))
+            touches.append(InstructionTouch(memory, operand, Pattern(base, run, dims, base + end), write))
         return touches
 
 
@@ -147,15 +147,17 @@ class Decoded:
     opcode: Opcode
     unit: Unit
     fields: Fields
-    touches: list[Touch]
-    shape: Shape
+    touches: list[InstructionTouch]
+    shape: InstructionShape
 
     @property
     def dram(self) -> Dims:
+        """Rows of bytes that it reads or writes in DRAM."""
         return self.shape.dram
 
     @property
     def name(self) -> str:
+        """The unit, as messages name it."""
         return f"({self.unit.name})"
 
 
@@ -194,7 +196,7 @@ def _instructions(
     cfg: Config, opcode: Opcode, rows: NDArray[np.int64], values: dict[str, NDArray[np.int64]]
 ) -> Iterator[Decoded]:
     """The instructions at `rows`, all of one opcode."""
-    names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, Shape]()
+    names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, InstructionShape]()
     varying = {"wait", "post", *BASES[opcode]}
     keys = np.stack([column for name, column in values.items() if name not in varying], axis=1)
     each = zip(*(column.tolist() for column in values.values()), strict=True)
@@ -238,26 +240,26 @@ def loop_fields(operand: str, loops: tuple[str, ...]) -> tuple[tuple[str, str], 
     return tuple((f"extent_{loop}", f"{operand}_{loop}") for loop in loops)
 
 
-def _shape(cfg: Config, opcode: Opcode, f: Fields) -> Shape:
+def _shape(cfg: Config, opcode: Opcode, f: Fields) -> InstructionShape:
     dram = _rows(cfg, opcode, f)
-    return Shape(tuple(_touches(cfg, opcode, f)), dram, reach(dram), repeats(_written(opcode, f, dram)))
+    return InstructionShape(tuple(_touches(cfg, opcode, f)), dram, reach(dram), repeats(_written(opcode, f, dram)))
 
 
-def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, str, int]]:
-    """What of the scratchpads an instruction touches, reads first; see `Shape`."""
+def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[InstructionTouch, str, int]]:
+    """What of the scratchpads an instruction touches, reads first; see `InstructionShape`."""
 
     def entries(
         memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1, each: int = 1
-    ) -> tuple[Touch, str, int]:
+    ) -> tuple[InstructionTouch, str, int]:
         """`each` entries one after the other at every step of `loops`."""
         dims = [(f[extent], f[stride] * pieces) for extent, stride in loop_fields(operand, loops)]
-        return Touch(memory, operand, pattern(0, dims, each * pieces), write), f"{operand}_base", pieces
+        return InstructionTouch(memory, operand, pattern(0, dims, each * pieces), write), f"{operand}_base", pieces
 
     out = cfg.out_pieces
     if opcode == Opcode.STORE:
-        yield Touch("out", "sram", pattern(0, padded_block(f)), False), "sram_base", 1
+        yield InstructionTouch("out", "sram", pattern(0, padded_block(f)), False), "sram_base", 1
     elif opcode == Opcode.LOAD:
-        yield Touch(_BUFFER_NAMES[f["buffer"]], "sram", pattern(0, padded_block(f)), True), "sram_base", 1
+        yield InstructionTouch(_BUFFER_NAMES[f["buffer"]], "sram", pattern(0, padded_block(f)), True), "sram_base", 1
     elif opcode == Opcode.GEMM:
         yield entries("inp", "inp", GEMM_LOOPS, pieces=cfg.inp_pieces)
         yield entries("wgt", "wgt", GEMM_LOOPS)
@@ -274,7 +276,7 @@ def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Touch, st
         if f["taps"]:
             yield entries("tap", "tap", TAP_LOOPS)
         if f["lookup"]:
-            yield Touch("lut", "table", pattern(0, ()), False), "table", 1
+            yield InstructionTouch("lut", "table", pattern(0, ()), False), "table", 1
         # A place of inp that VECTOR writes is as large as an entry of out, of as many pieces.
         yield entries(destination(f), "dst", OUTER_LOOPS, True, out)
 

@@ -28,12 +28,12 @@ from celosia.compiler.vthread.verify.meaning import (
     terms,
 )
 from celosia.compiler.vthread.verify.provenance import (
-    Machine,
     Meaning,
-    Mismatch,
     Provenance,
     ProvenanceError,
     Run,
+    SymbolicMachine,
+    WrongStore,
     indices,
     operation_of,
     store_places,
@@ -62,7 +62,7 @@ class Where(NamedTuple):
     inner: int
 
 
-def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], found: Mismatch) -> ProvenanceError:
+def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], found: WrongStore) -> ProvenanceError:
     """The error for what `found` says of launch `number`."""
     return _Diagnosis(state, number, run, stream).explain(found)
 
@@ -73,7 +73,7 @@ class _Diagnosis:
         self.cfg, self.symbols = state.cfg, state.symbols
         self.inside: dict[int, Pieces] = {}
 
-    def explain(self, found: Mismatch) -> ProvenanceError:
+    def explain(self, found: WrongStore) -> ProvenanceError:
         if found.index < 0:
             return self._missing(found.layer)
         return self._store(self.stream[found.index], found.layer)
@@ -110,11 +110,11 @@ class _Diagnosis:
 
     # Running again ----------------------------------------------------------------------------------------------
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> SymbolicMachine:
         self.state.dram[...] = self.state.before
-        return Machine(self.state, self.number, self.run)
+        return SymbolicMachine(self.state, self.number, self.run)
 
-    def _replay(self, stop: int) -> tuple[Machine, dict[str, NDArray[np.int64]]]:
+    def _replay(self, stop: int) -> tuple[SymbolicMachine, dict[str, NDArray[np.int64]]]:
         """The machine before instruction `stop`, and for each piece of each scratchpad who wrote it last, or -1."""
         machine = self._machine()
         writers = {name: np.full(entries * pieces, -1) for name, (entries, pieces) in sizes(self.cfg).items()}
@@ -206,7 +206,7 @@ class _Diagnosis:
                 return error(Meaning.OPERAND, f"takes {self._name(b)} as B instead of {self._name(meant)}")
         return self._terms(i, of, position, self._held(machine, i, (n, y, x, q)), means)
 
-    def _held(self, machine: Machine, i: Decoded, step: Position) -> list[Held]:
+    def _held(self, machine: SymbolicMachine, i: Decoded, step: Position) -> list[Held]:
         """What vector instruction `i`, at which `machine` is, reads as A in `step`: loops n, y, x, and piece."""
         f, outs, taps = i.fields, self.cfg.out_pieces, self.cfg.taps
         n, y, x, q = step
@@ -245,7 +245,7 @@ class _Diagnosis:
                 held = [Held((int(machine.acc[accumulator]), None), i, "acc", accumulator)]
         return held
 
-    def _products(self, machine: Machine, i: Decoded, accumulator: int) -> Iterator[Held]:
+    def _products(self, machine: SymbolicMachine, i: Decoded, accumulator: int) -> Iterator[Held]:
         """The terms that GEMM `i` adds to a piece of acc, those whose weights are zero left out."""
         f, ins, outs = i.fields, self.cfg.inp_pieces, self.cfg.out_pieces
         tile = ins * outs

@@ -89,6 +89,7 @@ class Symbols:
         return self.known[content]
 
     def padding(self, value: int) -> np.uint64:
+        """Of a piece of padding with this value."""
         return self.of("padding", value)
 
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:

@@ -8,7 +8,7 @@ Vector clocks along that execution then say of each two instructions whether tok
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from operator import attrgetter
@@ -48,8 +48,8 @@ def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: t
     """Check every `Rule` but WORD. Raises VerifyError for the first that is broken. See `verify`."""
     for instruction in stream:
         check_fields(cfg, instruction, dram_size, writable)
-    pairs = _pair_tokens(stream)
-    order = _execute(cfg, stream)
+    pairs, in_order = _pair_tokens(cfg, stream)
+    order = range(len(stream)) if in_order else _execute(cfg, stream)
     _check_order(cfg, stream, order, pairs, dram_size, writable)
     return _report(cfg, stream)
 
@@ -57,23 +57,27 @@ def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: t
 # Tokens ---------------------------------------------------------------------------------------------------
 
 
-def _pair_tokens(stream: list[Decoded]) -> dict[tuple[int, Unit], int]:
-    """BALANCE. For each instruction and unit that it takes a token from, the instruction that gives this token."""
+def _pair_tokens(cfg: Config, stream: list[Decoded]) -> tuple[dict[tuple[int, Unit], int], bool]:
+    """BALANCE. (For each instruction and unit that it takes a token from, the instruction that gives this token;
+    whether the machine can start the instructions in program order: each token is given before it is taken, and taken
+    before its semaphore would hold one more than it has room for.)"""
+    room, in_order = (1 << cfg.token_bits) - 1, True
     pairs = {}
     masks = [(i.unit, i.fields["wait"], i.fields["post"]) for i in stream]
     units, waiting, posting = np.array(masks, np.int64).reshape(-1, 3).T
     for source in Unit:
         for target in Unit:
-            posts = np.flatnonzero((units == source) & (posting >> target & 1)).tolist()
-            waits = np.flatnonzero((units == target) & (waiting >> source & 1)).tolist()
+            posts = np.flatnonzero((units == source) & (posting >> target & 1))
+            waits = np.flatnonzero((units == target) & (waiting >> source & 1))
             if len(posts) > len(waits):
                 what = f"({source.name}) gives {target.name} a token that is never taken"
-                raise VerifyError(Rule.BALANCE, posts[len(waits)], what)
+                raise VerifyError(Rule.BALANCE, int(posts[len(waits)]), what)
             if len(waits) > len(posts):
                 what = f"({target.name}) awaits a token that {source.name} never gives"
-                raise VerifyError(Rule.BALANCE, waits[len(posts)], what)
-            pairs.update({(wait, source): post for post, wait in zip(posts, waits, strict=True)})
-    return pairs
+                raise VerifyError(Rule.BALANCE, int(waits[len(posts)]), what)
+            in_order &= bool((posts < waits).all() and (posts[room:] > waits[:-room]).all())
+            pairs.update({(wait, source): post for post, wait in zip(posts.tolist(), waits.tolist(), strict=True)})
+    return pairs, in_order
 
 
 _UNITS = [tuple(unit for unit in Unit if mask >> unit & 1) for mask in range(1 << len(Unit))]
@@ -196,7 +200,7 @@ class _Memory:
 def _check_order(
     cfg: Config,
     stream: list[Decoded],
-    order: list[int],
+    order: Sequence[int],
     pairs: dict[tuple[int, Unit], int],
     dram_size: int,
     writable: tuple[int, int],

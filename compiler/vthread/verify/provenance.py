@@ -125,13 +125,13 @@ class Provenance:
             self.pieces[storage] = self.symbols.fresh(size)
 
     def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
-        """Run launch `number`, whose decoded instructions have passed every other rule. Mismatch, ProvenanceError."""
+        """Run launch `number`, whose decoded instructions have passed every other rule. WrongStore, ProvenanceError."""
         for storage in (storage for storage in self.sizes if storage in run.packed):
             size = self.sizes[storage]
             self.pieces[storage] = self.symbols.fresh(size)
             self.write(self.addresses[storage], ((size, self.cfg.piece_bytes),), self.pieces[storage])
         self.before = self.dram.copy()
-        machine = Machine(self, number, run)
+        machine = SymbolicMachine(self, number, run)
         for i in stream:
             machine.step(i)
         machine.check_finished()
@@ -211,8 +211,8 @@ class Provenance:
         return self.symbols.parameters(entries).reshape(count, -1)
 
 
-class Mismatch(Exception):
-    """Found by `Machine`: the store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
+class WrongStore(Exception):
+    """The store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
 
     def __init__(self, index: int, layer: int) -> None:
         super().__init__(index, layer)
@@ -231,7 +231,7 @@ def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(extent for extent, _ in dims), tuple(8 * stride for _, stride in dims)
 
 
-class Machine:
+class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
     inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
@@ -258,15 +258,17 @@ class Machine:
         }  # fmt: skip
 
     def step(self, i: Decoded) -> None:
+        """Runs one instruction."""
         self.steps[i.opcode](i)
 
     def check_finished(self) -> None:
-        """Mismatch where a piece of an output has not been stored."""
+        """WrongStore where a piece of an output has not been stored."""
         for layer in range(len(self.run.layers)):
             if self.to_store(layer).any():
-                raise Mismatch(-1, layer)
+                raise WrongStore(-1, layer)
 
     def operands(self, layer: int) -> Operands:
+        """What layer `layer` of the launch reads, as scalars."""
         return operands(self.symbols, self.state.pieces, self.run.layers[layer])
 
     def to_store(self, layer: int) -> Scalars:
@@ -400,15 +402,15 @@ class Machine:
     def _store(self, i: Decoded) -> None:
         f, layer = i.fields, int(self.run.layer_of[i.index])
         if not 0 <= layer < len(self.run.layers):
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         storage = self.run.layers[layer].y.storage
         wanted, places = self.to_store(layer), store_places(self.cfg, f, self.state.addresses[storage])
         if places is None or places[0] < 0 or places[0] + reach(places[1]) >= len(wanted):
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         found = view(self.out, f["sram_base"], padded_block(f))
         due = view(wanted, *places)
         if not (found == due).all():
-            raise Mismatch(i.index, layer)
+            raise WrongStore(i.index, layer)
         due[...] = 0
         bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)
         values = view(self.state.pieces[storage], *places)

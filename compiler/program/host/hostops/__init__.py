@@ -14,12 +14,12 @@ from celosia.compiler.program.host.hostops import (  # they fill the table
     vision,
 )
 from celosia.compiler.program.host.hostops.registry import HOST, Array, host, numpy_type
-from celosia.compiler.program.host.hostops.shapes import FIRST
 from celosia.compiler.program.host.hostops.sized import sized_function, sized_names
+from celosia.compiler.program.traits import named
 
-RANDOM = frozenset((
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
-))  # fmt: skip
+FIRST = named("first")
+"""Operators that run here even though there are kernels for them."""
+RANDOM = named("random")
 """Operators that return something else each time."""
 
 __all__ = [

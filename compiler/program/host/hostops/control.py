@@ -15,6 +15,7 @@ Run = Callable[[Body, Sequence[Value]], list[Value]]
 
 @host("If")
 def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
+    """The outputs of one of two subgraphs."""
     body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
     return tuple(run(body, []))
 
@@ -23,6 +24,7 @@ def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
 def loop(
     op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
 ) -> tuple[Value, ...]:
+    """What the subgraph carries from turn to turn, and one row a turn of its other outputs."""
     body = op.attrs["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
@@ -44,6 +46,7 @@ def loop(
 
 @host("Scan")
 def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
+    """As `loop`, over slices of the inputs."""
     if op.opset < 9:
         return _scan_batches(op, *inputs, run=run)
     return _scan(
@@ -89,6 +92,7 @@ def _scan(
 
 @host("Constant")
 def constant(op: HostOp) -> Value:
+    """The value in the attributes."""
     for name, kind in (
         ("value", None), ("sparse_value", None), ("value_float", np.float32), ("value_floats", np.float32),
         ("value_int", np.int64), ("value_ints", np.int64), ("value_string", object), ("value_strings", object),
@@ -98,8 +102,9 @@ def constant(op: HostOp) -> Value:
     raise op.fail("it has no value")
 
 
-@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+@host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", random=True)
 def random(op: HostOp, like: Array | None = None) -> Array:
+    """Another array each time, where there is no seed."""
     kind = np.dtype(np.float32) if like is None else like.dtype
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
     rng = _generator(op)
@@ -109,14 +114,16 @@ def random(op: HostOp, like: Array | None = None) -> Array:
     return rng.uniform(op.attr("low", 0.0), op.attr("high", 1.0), shape).astype(kind)
 
 
-@host("Bernoulli")
+@host("Bernoulli", random=True)
 def bernoulli(op: HostOp, x: Array) -> Array:
+    """1 with the probability that `x` is, else 0."""
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
     return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
 
 
-@host("Multinomial")
+@host("Multinomial", random=True)
 def multinomial(op: HostOp, x: Array) -> Array:
+    """Classes drawn for each row of `x` [batch, classes], logarithms of their chances."""
     chances = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     sums = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
     draws = _generator(op).uniform(size=(x.shape[0], op.attr("sample_size", 1)))
@@ -124,8 +131,9 @@ def multinomial(op: HostOp, x: Array) -> Array:
     return np.asarray(np.minimum(picked, x.shape[1] - 1)).astype(numpy_type(op.attr("dtype", 6)))
 
 
-@host("Dropout")
+@host("Dropout", random=True)
 def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
+    """`x` and a mask; in training some are 0, and the others larger for it."""
     share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
     if training is None or not training.reshape(-1)[0] or share == 0:
         return x, np.ones(x.shape, bool)

@@ -15,6 +15,7 @@ from celosia.compiler.program.host.op import HostOp
 
 @host("ImageDecoder")
 def image_decoder(op: HostOp, x: Array) -> Array:
+    """[height, width, channels] uint8 of a file's bytes. HostError where it is none of these kinds."""
     data = x.tobytes()
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         image = _png(op, data)

@@ -20,6 +20,7 @@ def _tensors(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
 
 @host("Momentum", domain=TRAINING)
 def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    """New tensors and their momenta."""
     new = []
     for x, gradient, v in _tensors(inputs, 3):
         gradient = op.attrs["norm_coefficient"] * x + gradient
@@ -34,6 +35,7 @@ def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Arra
 
 @host("Adagrad", domain=TRAINING)
 def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    """New tensors and their sums of squared gradients."""
     rate = rate / (1 + step * op.attr("decay_factor", 0.0))
     new = []
     for x, gradient, h in _tensors(inputs, 3):
@@ -45,6 +47,7 @@ def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array
 
 @host("Adam", domain=TRAINING)
 def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
+    """New tensors and their two momenta."""
     a, b = op.attr("alpha", 0.9), op.attr("beta", 0.999)
     t = int(step)
     if t > 0:
@@ -85,6 +88,7 @@ BRANCH_MEMBER = 6
 
 @host("TreeEnsemble", domain="ai.onnx.ml")
 def tree_ensemble(op: HostOp, x: Array) -> Array:
+    """[rows, targets], what the leaves of all trees say together of each row of `x`."""
     a = op.attrs
     targets = op.attr("n_targets", 1)
     rows: list[list[list[float]]] = []

@@ -89,6 +89,8 @@ def rnn(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
+    """All states [times, directions, batch, hidden], and the last ones."""
+
     def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
         return (f[0](gates + states[0] @ r.T + rb),)
 
@@ -100,6 +102,7 @@ def gru(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
+    """All states [times, directions, batch, hidden], and the last ones."""
     after = op.attr("linear_before_reset", 0)
 
     def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
@@ -119,6 +122,7 @@ def lstm(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None, c: Array | None = None, p: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
+    """All states [times, directions, batch, hidden], the last ones, and the last cells."""
     coupled = op.attr("input_forget", 0)
 
     def step(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
+from celosia.compiler.program.traits import state
 
 Array = NDArray[Any]
 Value = Any
@@ -19,12 +20,13 @@ HOST: dict[tuple[str, str], Function] = {}
 """By domain and operator."""
 
 
-def host(*names: str, domain: str = "") -> Callable[[Function], Function]:
-    """Adds a function to the table."""
+def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Function]:
+    """Adds a function to the table, and what compiler/program/traits.py says of such operators to their rows."""
 
     def add(function: Function) -> Function:
         for name in names:
             HOST[domain, name] = function
+            state(name, **facts)
         return function
 
     return add
@@ -36,4 +38,5 @@ def numpy_type(onnx_type: int) -> np.dtype[Any]:
 
 
 def int_list(value: Any) -> list[int]:
+    """Numbers of an attribute or array."""
     return [int(v) for v in np.asarray(value).reshape(-1)]

@@ -12,16 +12,19 @@ REDUCE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimu
 
 @host("NonZero")
 def nonzero(op: HostOp, x: Array) -> Array:
+    """[axes, count] int64, places of elements that are not 0."""
     return np.array(np.nonzero(np.atleast_1d(x)), np.int64)[: max(x.ndim, 0) or 0 if x.ndim == 0 else None]
 
 
 @host("Compress")
 def compress(op: HostOp, x: Array, keep: Array) -> Array:
+    """What `keep` keeps, along an axis or of all."""
     return np.compress(keep, x, op.attr("axis"))
 
 
 @host("ScatterElements", "Scatter")
 def scatter_elements(op: HostOp, x: Array, indices: Array, updates: Array) -> Array:
+    """`x` with updates along an axis, added, multiplied or put. HostError for an index out of range."""
     axis = op.attr("axis", 0)
     out = x.copy()
     chosen = _wrap(op, indices, x.shape[axis])
@@ -33,6 +36,7 @@ def scatter_elements(op: HostOp, x: Array, indices: Array, updates: Array) -> Ar
 
 @host("ScatterND")
 def scatter_nd(op: HostOp, x: Array, indices: Array, updates: Array) -> Array:
+    """`x` with slices put, added or multiplied. HostError for an index out of range."""
     out = x.copy()
     columns = np.moveaxis(indices, -1, 0)
     _put(op, out, tuple(_wrap(op, column, n) for column, n in zip(columns, x.shape)), updates)
@@ -57,6 +61,7 @@ def _wrap(op: HostOp, indices: Array, n: int) -> Array:
 
 @host("TensorScatter")
 def tensor_scatter(op: HostOp, past: Array, update: Array, starts: Array | None = None) -> Array:
+    """A cache with new rows from `starts` on. HostError where they reach past its end."""
     axis = op.attr("axis", -2) % past.ndim
     out = np.moveaxis(past, axis, 1).copy()
     new = np.moveaxis(update, axis, 1)
@@ -73,6 +78,7 @@ def tensor_scatter(op: HostOp, past: Array, update: Array, starts: Array | None 
 
 @host("TopK")
 def top_k(op: HostOp, x: Array, count: Array | None = None) -> tuple[Array, Array]:
+    """Values and int64 indices, of equal ones the first first. HostError where there are not so many."""
     axis = op.attr("axis", -1)
     k = int(op.attrs["k"] if count is None else count.reshape(-1)[0])
     if not 0 <= k <= x.shape[axis]:
@@ -87,6 +93,7 @@ def top_k(op: HostOp, x: Array, count: Array | None = None) -> tuple[Array, Arra
 
 @host("Unique")
 def unique(op: HostOp, x: Array) -> tuple[Array, ...]:
+    """Values, and int64: where each is first, which one each element is, how often each comes."""
     axis = op.attr("axis")
     values, first, back, count = np.unique(x, True, True, True, axis=axis)
     back = back.reshape(-1)
@@ -99,6 +106,7 @@ def unique(op: HostOp, x: Array) -> tuple[Array, ...]:
 
 @host("CumSum", "CumProd")
 def cumulative(op: HostOp, x: Array, axis: Array) -> Array:
+    """Running sums or products along an axis."""
     along = int(axis.reshape(-1)[0])
     run = np.cumsum if op.op == "CumSum" else np.cumprod
     if op.attr("reverse", 0):
@@ -112,6 +120,7 @@ def cumulative(op: HostOp, x: Array, axis: Array) -> Array:
 
 @host("Einsum")
 def einsum(op: HostOp, *inputs: Array) -> Array:
+    """In float32 where the type is a smaller float."""
     kind = inputs[0].dtype
     if kind.name not in ("float32", "float64") and kind.kind not in "iu":
         inputs = tuple(each.astype(np.float32) for each in inputs)
@@ -121,20 +130,24 @@ def einsum(op: HostOp, *inputs: Array) -> Array:
 
 @host("Det")
 def det(op: HostOp, x: Array) -> Array:
+    """Of each matrix [..., n, n]."""
     return np.asarray(np.linalg.det(x)).astype(x.dtype)
 
 
 @host("Inverse", domain="com.microsoft")
 def inverse(op: HostOp, x: Array) -> Array:
+    """Of each matrix [..., n, n]."""
     return np.asarray(np.linalg.inv(x)).astype(x.dtype)
 
 
 @host("ArrayFeatureExtractor", domain="ai.onnx.ml")
 def array_feature_extractor(op: HostOp, x: Array, indices: Array) -> Array:
+    """Some of the last axis."""
     out = np.take(x, indices.reshape(-1), axis=-1)
     return out.reshape(1, -1) if x.ndim == 1 else out
 
 
 @host("Binarizer", domain="ai.onnx.ml")
 def binarizer(op: HostOp, x: Array) -> Array:
+    """1 above the threshold, else 0."""
     return np.asarray(x > op.attr("threshold", 0.0)).astype(x.dtype)

@@ -7,55 +7,58 @@ import numpy as np
 from celosia.compiler.program.host.hostops.registry import Array, Value, host, int_list
 from celosia.compiler.program.host.op import HostOp, check_size
 
-FIRST = frozenset((
-    "Shape", "Size", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "ConstantOfShape", "Range", "Concat",
-))  # fmt: skip
-"""Operators that run here even though there are kernels for them."""
 
-
-@host("Shape")
+@host("Shape", first=True)
 def shape(op: HostOp, x: Array) -> Array:
+    """int64 [axes], or some of them."""
     return np.array(x.shape[op.attr("start", 0) : op.attr("end")], np.int64)
 
 
-@host("Size")
+@host("Size", first=True)
 def size(op: HostOp, x: Array) -> Array:
+    """int64 [], how many elements."""
     return np.array(x.size, np.int64)
 
 
-@host("Identity")
+@host("Identity", first=True)
 def identity(op: HostOp, x: Value) -> Value:
+    """What it is given."""
     return x
 
 
-@host("Reshape")
+@host("Reshape", first=True)
 def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
+    """Of one size -1, and of 0 the input's, where `allowzero` does not say otherwise."""
     dims = int_list(op.attrs["shape"] if wanted is None else wanted)
     if not op.attr("allowzero", 0):
         dims = [x.shape[d] if n == 0 else n for d, n in enumerate(dims)]
     return x.reshape(dims)
 
 
-@host("Flatten")
+@host("Flatten", first=True)
 def flatten(op: HostOp, x: Array) -> Array:
+    """A matrix: axes before `axis` are its rows."""
     axis = op.attr("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))
 
 
-@host("Squeeze")
+@host("Squeeze", first=True)
 def squeeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
+    """Without `axes`, else without all of size 1."""
     chosen = op.attr("axes") if axes is None else axes
     return x.squeeze(None if chosen is None else tuple(int_list(chosen)))
 
 
-@host("Unsqueeze")
+@host("Unsqueeze", first=True)
 def unsqueeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
+    """With new axes of size 1."""
     return np.expand_dims(x, tuple(int_list(op.attrs["axes"] if axes is None else axes)))
 
 
-@host("ConstantOfShape")
+@host("ConstantOfShape", first=True)
 def constant_of_shape(op: HostOp, dims: Array) -> Array:
+    """One value everywhere. HostError where there is no memory for so many."""
     value = np.asarray(op.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
     wanted = int_list(dims)
     total = 1
@@ -65,8 +68,9 @@ def constant_of_shape(op: HostOp, dims: Array) -> Array:
     return np.full(wanted, value)
 
 
-@host("Range")
+@host("Range", first=True)
 def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
+    """From `start`, without `limit`. HostError where there is no end or no memory for it."""
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     if not step:
         raise op.fail("delta is 0")
@@ -78,6 +82,7 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
 
 
-@host("Concat")
+@host("Concat", first=True)
 def concat(op: HostOp, *values: Array) -> Array:
+    """Along an axis."""
     return np.concatenate(values, axis=op.attrs["axis"])

@@ -24,6 +24,7 @@ def _check_size(op: HostOp, numbers: int) -> None:
 
 @host("DFT")
 def dft(op: HostOp, x: Array, length: Array | None = None, axis: Array | None = None) -> Array:
+    """[..., 2], or [..., 1] of the inverse of half a spectrum. HostError where there is no memory for it."""
     along = op.attr("axis", 1) if axis is None else int(axis.reshape(-1)[0])
     if axis is None and op.opset >= 20:
         along = -2
@@ -43,6 +44,7 @@ def dft(op: HostOp, x: Array, length: Array | None = None, axis: Array | None = 
 
 @host("STFT")
 def stft(op: HostOp, x: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
+    """[batch, frames, frequencies, 2]."""
     values = x if x.ndim == 2 else _complex(x)
     size = int(length.reshape(-1)[0]) if length is not None else len(window) if window is not None else values.shape[1]
     shape = np.ones(size, x.dtype) if window is None else window

@@ -63,11 +63,13 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 @sized(*_BINARY)
 def binary(op: HostOp, a: Array, b: Array) -> Any:
+    """Arithmetic, comparisons and logic."""
     return _BINARY[op.op](a, b)
 
 
 @sized(*_UNARY)
 def unary(op: HostOp, x: Array) -> Any:
+    """Functions of one element; of integers, rounding changes nothing."""
     if x.dtype.kind in "iu" and op.op in ("Ceil", "Floor", "Round"):
         return x
     return _UNARY[op.op](x)
@@ -86,22 +88,26 @@ def div(op: HostOp, a: Array, b: Array) -> Any:
 
 @sized("Reciprocal")
 def reciprocal(op: HostOp, x: Array) -> Any:
+    """1 / x."""
     return x.dtype.type(1) / x
 
 
 @sized("Relu")
 def relu(op: HostOp, x: Array) -> Any:
+    """max(x, 0)."""
     return np.maximum(x, x.dtype.type(0))
 
 
 @sized("Sigmoid")
 def sigmoid(op: HostOp, x: Array) -> Any:
+    """1 / (1 + exp(-x))."""
     one = x.dtype.type(1)
     return one / (one + np.exp(-x))
 
 
 @sized("Max", "Min", since=8)
 def extreme(op: HostOp, *inputs: Array) -> Any:
+    """The largest or smallest of all inputs, element by element."""
     pick, result = (np.maximum if op.op == "Max" else np.minimum), inputs[0]
     for x in inputs[1:]:
         result = pick(result, x)
@@ -117,16 +123,19 @@ def clip(op: HostOp, x: Array, low: Array | None = None, high: Array | None = No
 
 @sized("Where")
 def where(op: HostOp, condition: Array, a: Array, b: Array) -> Any:
+    """`a` where the condition holds, else `b`."""
     return np.where(condition, a, b)
 
 
 @sized("MatMul")
 def matmul(op: HostOp, a: Array, b: Array) -> Any:
+    """Of the last two axes."""
     return np.matmul(a, b)
 
 
 @sized("Softmax", "LogSoftmax", since=13)
 def softmax(op: HostOp, x: Array) -> Any:
+    """Softmax or its logarithm along an axis."""
     axis = op.attr("axis", -1)
     if not x.size:
         return x
@@ -144,6 +153,7 @@ _WIDE = {(op, kind): {"dtype": np.float64} for op in ("ReduceSum", "ReduceProd")
 
 @sized(*_REDUCE, since=11)
 def reduce(op: HostOp, x: Array, axes: Array | None = None) -> Any:
+    """NotImplemented where the sum of integers would be rounded, and of nothing."""
     chosen = op.attr("axes") if axes is None else int_list(axes)
     if not chosen and op.attr("noop_with_empty_axes", 0):
         return x
@@ -158,6 +168,7 @@ def reduce(op: HostOp, x: Array, axes: Array | None = None) -> Any:
 
 @sized("ArgMax", "ArgMin", since=11)
 def arg(op: HostOp, x: Array) -> Any:
+    """int64, of equal ones the first. NotImplemented for the last."""
     if op.attr("select_last_index", 0) or not x.size:
         return NotImplemented
     pick = np.argmax if op.op == "ArgMax" else np.argmin
@@ -169,11 +180,13 @@ def arg(op: HostOp, x: Array) -> Any:
 
 @sized("Transpose", since=1)
 def transpose(op: HostOp, x: Array) -> Any:
+    """Axes in the order `perm`, by default the other way round."""
     return x.transpose(op.attr("perm"))
 
 
 @sized("Expand", since=8)
 def expand(op: HostOp, x: Array, shape: Array) -> Any:
+    """Broadcast to `shape`. HostError where there is no memory for it."""
     wanted = broadcast(x.shape, tuple(int_list(shape)))
     check_size(int(np.prod(wanted, dtype=np.float64)) * x.itemsize, f"{op.label}: its output {list(wanted)}")
     return np.broadcast_to(x, wanted)
@@ -181,6 +194,7 @@ def expand(op: HostOp, x: Array, shape: Array) -> Any:
 
 @sized("Tile", since=6)
 def tile(op: HostOp, x: Array, repeats: Array) -> Any:
+    """Repeated along each axis. HostError where there is no memory for it."""
     total = int(np.prod([n * r for n, r in zip(x.shape, int_list(repeats))], dtype=np.float64))
     check_size(total * x.itemsize, f"{op.label}: its output")
     return np.tile(x, int_list(repeats))
@@ -188,11 +202,13 @@ def tile(op: HostOp, x: Array, repeats: Array) -> Any:
 
 @sized("Gather", since=1)
 def gather(op: HostOp, x: Array, indices: Array) -> Any:
+    """Slices along an axis."""
     return np.take(x, indices, axis=op.attr("axis", 0))
 
 
 @sized("GatherElements", since=11)
 def gather_elements(op: HostOp, x: Array, indices: Array) -> Any:
+    """Elements along an axis. HostError where indices have more places than `x`."""
     axis = op.attr("axis", 0)
     if any(n > m for d, (n, m) in enumerate(zip(indices.shape, x.shape)) if d != axis % x.ndim):
         raise op.fail(f"indices {list(indices.shape)} reach beyond {list(x.shape)}")
@@ -203,6 +219,7 @@ def gather_elements(op: HostOp, x: Array, indices: Array) -> Any:
 
 @sized("GatherND", since=11)
 def gather_nd(op: HostOp, x: Array, indices: Array) -> Any:
+    """Slices at rows of indices. NotImplemented with batches."""
     if op.attr("batch_dims", 0):
         return NotImplemented
     return x[tuple(np.moveaxis(indices, -1, 0))]
@@ -212,6 +229,7 @@ def gather_nd(op: HostOp, x: Array, indices: Array) -> Any:
 def slice_(
     op: HostOp, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Any:
+    """A part of some axes. HostError where there is no such axis."""
     first, last = int_list(starts), int_list(ends)
     along = list(range(len(first))) if axes is None else int_list(axes)
     by = [1] * len(first) if steps is None else int_list(steps)
@@ -226,6 +244,7 @@ def slice_(
 
 @sized("Split", since=13)
 def split(op: HostOp, x: Array, sizes: Array | None = None) -> Any:
+    """Of these sizes, else as many equal parts as there are outputs. HostError where sizes do not add up."""
     axis = op.attr("axis", 0)
     if sizes is None:
         each = -(-x.shape[axis] // op.wanted)
@@ -239,6 +258,7 @@ def split(op: HostOp, x: Array, sizes: Array | None = None) -> Any:
 
 @sized("Trilu", since=14)
 def trilu(op: HostOp, x: Array, k: Array | None = None) -> Any:
+    """What is above or below diagonal `k` of the last two axes, 0 elsewhere."""
     furthest = max(x.shape[-2:])
     diagonal = 0 if k is None else min(max(int(k.reshape(-1)[0]), -furthest), furthest)
     return (np.triu if op.attr("upper", 1) else np.tril)(x, diagonal)
@@ -246,6 +266,7 @@ def trilu(op: HostOp, x: Array, k: Array | None = None) -> Any:
 
 @sized("Cast", since=6)
 def cast(op: HostOp, x: Array) -> Any:
+    """NotImplemented from floats to integers."""
     kind = numpy_type(op.attrs["to"])
     if kind.name not in PLAIN or (x.dtype.kind == "f" and kind.kind in "iu"):
         return NotImplemented
@@ -254,9 +275,11 @@ def cast(op: HostOp, x: Array) -> Any:
 
 @sized("TopK", since=11)
 def top_k(op: HostOp, x: Array, count: Array) -> Any:
+    """As scatter.py's."""
     return HOST["", "TopK"](op, x, count)
 
 
 @sized("QuantizeLinear", "DequantizeLinear", since=10)
 def scaled(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Any:
+    """As those of types.py."""
     return HOST["", op.op](op, x, scale, zero)

@@ -12,6 +12,7 @@ from celosia.compiler.program.host.op import HostOp
 
 @host("StringConcat")
 def concat(op: HostOp, a: Array, b: Array) -> Array:
+    """Element by element."""
     return np.asarray(np.add(a, b), object)
 
 
@@ -40,12 +41,14 @@ def _words(text: str, limit: int) -> list[str]:
 
 @host("RegexFullMatch")
 def full_match(op: HostOp, x: Array) -> Array:
+    """bool, whether the pattern fits all of each."""
     pattern = re.compile(op.attrs["pattern"])
     return np.array([pattern.fullmatch(str(text)) is not None for text in x.reshape(-1)], bool).reshape(x.shape)
 
 
 @host("StringNormalizer")
 def normalise(op: HostOp, x: Array) -> Array:
+    """[words] or [1, words] in another case, without stop words; [""] where none is left."""
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(op.attr("case_change_action", "NONE"), str)
     sensitive = op.attr("is_case_sensitive", 0)
     key = str if sensitive else str.lower
@@ -86,11 +89,14 @@ def tf_idf(op: HostOp, x: Array) -> Array:
 
 @host("Equal")
 def equal(op: HostOp, a: Array, b: Array) -> Array:
+    """bool, element by element."""
     return np.asarray(a == b, bool)
 
 
 @host("LabelEncoder", domain="ai.onnx.ml")
 def label_encoder(op: HostOp, x: Array) -> Array:
+    """The value of each key, the default where it is none. HostError without keys or values."""
+
     def given(what: str) -> tuple[list[object], object]:
         for kind, number in (("int64s", np.int64), ("strings", object), ("floats", np.float32), ("tensor", None)):
             if f"{what}_{kind}" in op.attrs:

@@ -14,11 +14,13 @@ from celosia.compiler.program.host.op import HostOp
 
 @host("Cast")
 def cast(op: HostOp, x: Array) -> Array:
+    """To the type that the attribute names."""
     return convert(op, x, numpy_type(op.attrs["to"]))
 
 
 @host("CastLike")
 def cast_like(op: HostOp, x: Array, like: Array) -> Array:
+    """To the type of `like`."""
     return convert(op, x, like.dtype)
 
 
@@ -125,17 +127,21 @@ def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
 
 @host("BitCast")
 def bit_cast(op: HostOp, x: Array) -> Array:
+    """The same bits. HostError where sizes differ."""
     kind = numpy_type(op.attrs["to"])
     if kind.itemsize != x.dtype.itemsize:
         raise op.fail(f"{x.dtype} and {kind} differ in size")
     return np.asarray(x, order="C").view(kind)
 
 
-def _along(values: Array, x: Array, axis: int, block: int) -> Array:
-    """Scales or zero points: one, one for each place along an axis, or one for each block along it."""
+def _along(op: HostOp, values: Array, x: Array) -> Array:
+    """Scales or zero points of `x`: one, one for each place along an axis, or one for each block along it."""
+    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
     if values.size == 1 and values.ndim <= 1:
         return values.reshape(())
     if values.ndim <= 1:
+        if not -x.ndim <= axis < x.ndim or values.size != x.shape[axis]:
+            raise op.fail(f"{values.size} scales or zero points along axis {axis} of shape {list(x.shape)}")
         shape = [1] * x.ndim
         shape[axis] = -1
         return values.reshape(shape)
@@ -153,25 +159,26 @@ def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
 
 @host("QuantizeLinear")
 def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    """By tensor, by channel or by block."""
     kind = numpy_type(op.attr("output_dtype", 0) or 2) if zero is None else zero.dtype
-    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
     precision = numpy_type(op.attrs["precision"]) if op.attr("precision", 0) else np.dtype(np.float32)
-    y = x.astype(precision) / _along(scale, x, axis, block).astype(precision)
+    y = x.astype(precision) / _along(op, scale, x).astype(precision)
     if is_float(kind):
         return small_float(y.astype(np.float32), kind, bool(op.attr("saturate", 1)))
     low, high = _bounds(kind)
-    start = np.float32(0) if zero is None else _along(zero, x, axis, block).astype(np.float32)
+    start = np.float32(0) if zero is None else _along(op, zero, x).astype(np.float32)
     return np.clip(np.rint(y.astype(np.float32)) + start, low, high).astype(np.int32).astype(kind)
 
 
 @host("DequantizeLinear")
 def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
-    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    """By tensor, by channel or by block."""
     kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
     y = x.astype(np.float32)
-    if zero is not None:
-        y = y - _along(zero, x, axis, block).astype(np.float32)
-    return (y * _along(scale, x, axis, block).astype(np.float32)).astype(kind)
+    start = None if zero is None else _along(op, zero, x).astype(np.float32)
+    if start is not None and start.any():
+        y = y - start
+    return np.asarray(y * _along(op, scale, x).astype(np.float32)).astype(kind, copy=False)
 
 
 @host("GatherBlockQuantized", domain="com.microsoft")

@@ -19,6 +19,7 @@ def non_max_suppression(
     op: HostOp, boxes: Array, scores: Array, count: Array | None = None, overlap: Array | None = None,
     least: Array | None = None,
 ) -> Array:  # fmt: skip
+    """[boxes, 3] int64: image, class, box; the best first."""
     most = 0 if count is None else int(count.reshape(-1)[0])
     limit = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
     chosen = []
@@ -47,6 +48,7 @@ def non_max_suppression(
 
 @host("RoiAlign")
 def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
+    """[rois, channels, height, width], means or maxima of sampled points."""
     height, width = op.attr("output_height", 1), op.attr("output_width", 1)
     scale, sampling = op.attr("spatial_scale", 1.0), op.attr("sampling_ratio", 0)
     half_pixel = op.attr("coordinate_transformation_mode", "half_pixel" if op.opset >= 16 else "") == "half_pixel"
@@ -148,6 +150,7 @@ def _reflect(p: Array, low: float, high: float) -> Array:
 
 @host("Col2Im")
 def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
+    """The image whose blocks are columns; where they overlap, their sum."""
     sizes, kernel = int_list(image), int_list(block)
     w = _windows(op, sizes, kernel)
     columns = x.reshape(x.shape[0], -1, *kernel, *w.out)
@@ -183,8 +186,9 @@ def _elements(x: Array, w: Windows, fill: Any) -> Array:
     return np.reshape(view, (*view.shape[:-n], prod(w.kernel)))
 
 
-@host("LpPool")
+@host("LpPool", windows=True)
 def lp_pool(op: HostOp, x: Array) -> Array:
+    """The p-norm of each window."""
     p = op.attr("p", 2)
     total = _elements(np.abs(x) ** p, _windows(op, x.shape[2:]), 0).sum(axis=-1)
     return np.asarray(total ** (1.0 / p)).astype(x.dtype)
@@ -215,6 +219,7 @@ def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
 
 @host("GlobalLpPool")
 def global_lp_pool(op: HostOp, x: Array) -> Array:
+    """The p-norm of each image."""
     p = op.attr("p", 2)
     total = (np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
     return np.asarray(total ** (1.0 / p)).astype(x.dtype)
@@ -238,6 +243,7 @@ def max_roi_pool(op: HostOp, x: Array, rois: Array) -> Array:
 
 @host("MaxUnpool")
 def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None) -> Array:
+    """Values at the places that MaxPool took them from, 0 elsewhere. HostError where windows cannot be."""
     try:
         shape = (*x.shape[:2], *spread(op.attrs, x.shape[2:]).out)
     except WindowError as error:
@@ -250,7 +256,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None
     return result
 
 
-@host("DeformConv")
+@host("DeformConv", weights=1)
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:

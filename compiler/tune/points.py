@@ -21,9 +21,10 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates, terms
+from celosia.compiler.tensorize.roofline import terms
+from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates
 from celosia.compiler.tune.bound import lower_bounds
-from celosia.compiler.tune.measure import COPIES, Case
+from celosia.compiler.tune.measure import COPIES, LayerCase
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import depths
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
@@ -38,15 +39,26 @@ class Searched(Protocol):
     """What a search sees of a space: points are numbers. Arrays are by these numbers."""
 
     @property
-    def base(self) -> Floats: ...
+    def base(self) -> Floats:
+        """[points] what each is expected to cost, before anything is learned."""
+
     @property
-    def bounds(self) -> Floats: ...
+    def bounds(self) -> Floats:
+        """[points] what each costs at least; 0 where nothing is known."""
+
     @property
-    def features(self) -> Floats: ...
+    def features(self) -> Floats:
+        """[points, features] what a model learns from."""
+
     def __len__(self) -> int: ...
-    def legal(self, number: int) -> bool: ...
-    def sample(self, count: int, rng: np.random.Generator) -> list[int]: ...
-    def neighbours(self, number: int) -> list[int]: ...
+    def legal(self, number: int) -> bool:
+        """Whether the point compiles, as far as is known without compiling it."""
+
+    def sample(self, count: int, rng: np.random.Generator) -> list[int]:
+        """Numbers of `count` points at random, each once."""
+
+    def neighbours(self, number: int) -> list[int]:
+        """Numbers of the points that differ in one decision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +179,9 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
         np.array([COPIES * sum(row.cycles for row in each) for each in chosen]),
         lower_bounds(cfg, asked, [tuple(row.decisions for row in each) for each in chosen], COPIES, memory),
         np.array([np.sum([row.features for row in each], axis=0) for each in chosen]),
-        Case(cfg, layer).fits if len(asked) > 1 else None,  # whether the tiles of groups have room beside each other
+        LayerCase(cfg, layer).fits
+        if len(asked) > 1
+        else None,  # whether the tiles of groups have room beside each other
     )
 
 
@@ -220,7 +234,7 @@ def _features(cfg: Config, p: Problem, d: Decisions, cost: Mapping[str, float]) 
     sizes = [cost.get(name, 0.0) for name in FEATURES[:7]]
     sizes += [d.n, d.y, d.x, d.k]
     orders = [float(d.order == order) for order in ORDERS]
-    of_problem = [p.steps, p.out_blocks, p.in_blocks, p.rows, p.columns, p.taps, max(p.window.strides), p.residual]
+    of_problem = [p.steps, p.out_blocks, p.in_blocks, p.rows, p.columns, p.places, max(p.window.strides), p.residual]
     of_problem += [tiles - p.out_blocks * p.rows * p.columns]
     of_config = [
         cfg.macs_per_cycle, cfg.bus_bytes, *(depths(cfg)[name] for name in ("inp", "wgt", "acc", "out")), cfg.ports

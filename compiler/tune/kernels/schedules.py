@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from celosia.compiler.cpu.schedule.arrange import Knobs, schedule
-from celosia.compiler.cpu.schedule.chosen import Workload
-from celosia.compiler.cpu.schedule.registers import Tile
+from celosia.compiler.cpu.schedule.chosen import KernelWorkload
+from celosia.compiler.cpu.schedule.registers import RegisterTile
 from celosia.compiler.expr import Schedule, verify
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.tune.kernels.actions import RULES, Rule, neighbours
 from celosia.compiler.tune.kernels.estimate import MOST_CODE, Counts, count
-from celosia.compiler.tune.kernels.plan import Plan
-from celosia.compiler.tune.space import Floats, Space
+from celosia.compiler.tune.kernels.plan import KernelPlan
+from celosia.compiler.tune.points import Floats, Space
 
 AROUND = 24
 """Neighbours of a point that are looked at each time that a search asks for them."""
 VECTORS = (1, 2, 4, 8)
 
 
-def examined(workload: Workload, plan: Plan, most_code: float = MOST_CODE) -> Counts | None:
+def examined(workload: KernelWorkload, plan: KernelPlan, most_code: float = MOST_CODE) -> Counts | None:
     """What `plan` should cost; None where it cannot be followed, breaks a rule or takes too long to compile."""
     try:
         counts = count(verify(workload.loops(workload.scheduled(plan.trace))))
@@ -41,11 +41,13 @@ class Plans:
     of which neighbours are looked at.
     """
 
-    def __init__(self, workload: Workload, begin: Iterable[Plan], rules: Sequence[Rule] = RULES, seed: int = 0) -> None:
+    def __init__(
+        self, workload: KernelWorkload, begin: Iterable[KernelPlan], rules: Sequence[Rule] = RULES, seed: int = 0
+    ) -> None:
         self.workload, self.rules, self.name = workload, tuple(rules), workload.name
-        self.points: list[Plan] = []
+        self.points: list[KernelPlan] = []
         self._counts: list[Counts] = []
-        self._numbers: dict[Plan, int | None] = {}
+        self._numbers: dict[KernelPlan, int | None] = {}
         """None for what is not in the space."""
         self._around: dict[int, dict[int, None]] = {}
         self._rng = np.random.default_rng(seed)
@@ -62,7 +64,7 @@ class Plans:
     def __len__(self) -> int:
         return len(self.points)
 
-    def number(self, plan: Plan) -> int | None:
+    def number(self, plan: KernelPlan) -> int | None:
         """Of `plan`, which is added if it can be tried; else None."""
         if plan not in self._numbers:
             counts = examined(self.workload, plan, self._most_code)
@@ -79,10 +81,12 @@ class Plans:
 
     @property
     def bounds(self) -> Floats:
+        """[points], 0: nothing is known."""
         return np.zeros(len(self))
 
     @property
     def features(self) -> Floats:
+        """[points, features], see `Counts`."""
         return np.array([counts.features for counts in self._counts])
 
     def neighbours(self, number: int) -> list[int]:
@@ -112,11 +116,11 @@ class Plans:
 # The template -------------------------------------------------------------------------------------------------------
 
 
-def template(workload: Workload) -> Space[Plan]:
+def template(workload: KernelWorkload) -> Space[KernelPlan]:
     """Tiles of registers and numbers of vectors for the tensor that costs the most, as the compiler arranges them."""
-    found: dict[Plan, tuple[Mapping[str, int | str], Counts]] = {}
+    found: dict[KernelPlan, tuple[Mapping[str, int | str], Counts]] = {}
     for knobs, made in _instances(workload):
-        plan = Plan.of(made)
+        plan = KernelPlan.of(made)
         most = MOST_CODE if found else float("inf")
         if plan not in found and (counts := examined(workload, plan, most)) is not None:
             found[plan] = knobs, counts
@@ -128,7 +132,7 @@ def template(workload: Workload) -> Space[Plan]:
 
 
 def _instances(
-    workload: Workload, most: int | None = None
+    workload: KernelWorkload, most: int | None = None
 ) -> Iterator[tuple[Mapping[str, int | str], Schedule]]:  # fmt: skip
     """The compiler's own is the first. most: tiles for each tensor, those with the least work; None: all."""
     own = schedule(workload.outputs)
@@ -137,9 +141,9 @@ def _instances(
     }  # fmt: skip
     yield none, own
     for name in (tensor.name for tensor in own.stages):
-        tiles: list[Tile] = []
+        tiles: list[RegisterTile] = []
 
-        def first(offered: list[Tile], into: list[Tile] = tiles) -> Tile:
+        def first(offered: list[RegisterTile], into: list[RegisterTile] = tiles) -> RegisterTile:
             into.extend(offered)
             return offered[0]
 
@@ -154,7 +158,7 @@ def _instances(
             yield none | {"stage": name, "vectors": vectors}, schedule(workload.outputs, {name: Knobs(None, vectors)})
 
 
-def beginning(workload: Workload, most: int = 16) -> Iterator[Plan]:
+def beginning(workload: KernelWorkload, most: int = 16) -> Iterator[KernelPlan]:
     """The compiler's own schedule, then those of the template with the least work."""
     for _, made in _instances(workload, most):
-        yield Plan.of(made)
+        yield KernelPlan.of(made)

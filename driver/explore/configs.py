@@ -48,10 +48,10 @@ def board_of(name: str) -> Board:
 
 
 @dataclass(frozen=True)
-class Space:
+class ConfigSpace:
     """All Configs whose fields have one of these values; fields that are not there have those of `base`.
 
-    >>> space = Space({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
+    >>> space = ConfigSpace({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
     >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
     (8, 7)
     """
@@ -74,7 +74,7 @@ class Space:
                 raise SpaceError(f"the space has a value that no Config can have: {error}") from None
 
     @staticmethod
-    def of(board: Board, source: str | Path | Values | None = None) -> Space:
+    def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:
         """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
         SpaceError."""
         widest = board.bus_bits // 8
@@ -83,7 +83,7 @@ class Space:
         narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
-        return Space(usual | narrowed, board.config)
+        return ConfigSpace(usual | narrowed, board.config)
 
     def __len__(self) -> int:
         """How many there are before rules leave some out."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.tune.space import Floats, Searched
+from celosia.compiler.tune.choices import LEARNER_NAMES
+from celosia.compiler.tune.points import Floats, Searched
 
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
@@ -56,10 +57,10 @@ def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Fl
     return lambda others: sign * booster.predict(xgboost.DMatrix(others)).astype(np.float64)
 
 
-LEARNERS: dict[str, Learner] = {"ridge": ridge, "trees": trees}
+LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=True))
 
 
-class Model:
+class CostModel:
     """Learns from the trials of all spaces that it is told of; those of one Config, to begin with."""
 
     def __init__(self, learner: Learner = ridge) -> None:
@@ -69,6 +70,7 @@ class Model:
         self._predict: Callable[[Floats], Floats] | None = None
 
     def learn(self, space: Searched, number: int, cost: float) -> None:
+        """Takes in what point `number` of `space` costs."""
         self.features.append(space.features[number])
         self.targets.append(float(np.log(cost / space.base[number])))
         self._predict = None

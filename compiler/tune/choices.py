@@ -1,0 +1,12 @@
+"""What users of the tuner choose from, and what holds where they choose nothing: imports nothing, for `--help`."""
+
+SEARCH_NAMES = (
+    "descent", "guided", "coordinates", "beam", "evolution", "annealing", "random", "exhaustive", "climb",
+)  # fmt: skip
+"""Searches; the first is the default."""
+LEARNER_NAMES = ("ridge", "trees")
+"""What learns from trials; the first is the default."""
+BOARD = "ssh://"
+"""How the name of a device begins that is a board over ssh."""
+DEADLINE = 600.0
+"""Seconds that a trial may take."""

@@ -1,0 +1,25 @@
+"""What users choose from, and what holds where they choose nothing: imports nothing slow, for the command's help."""
+
+TRIALS, KERNEL_TRIALS = 1000, 300
+"""Schedules of layers, and of kernels, that are tried at most, if nobody says otherwise."""
+SEARCH_NAMES = ("bottleneck", "nsga2", "random")
+"""Searches for Configs; the first is the default."""
+OBJECTIVES = {
+    "cycles": "cycles for an image, the geometric mean of the models",
+    "latency": "milliseconds from start to end of a run, the geometric mean of the models",
+    "period": "milliseconds from image to image: the less, the more images a second",
+    "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
+    "energy": "microjoules for an image, a proxy: what multiplications, scratchpads and DRAM take",
+}
+"""What may be wanted of a Config, and what each figure is."""
+DEFAULT_OBJECTIVES = ("cycles", "area")
+ALSO = {"fps": "period"}
+"""Other names of objectives that a user may give."""
+BUDGET = "10m"
+"""Of an exploration that is given neither time nor a number of points."""
+WAYS = ("yosys", "rtl")
+"""How a front may be confirmed."""
+ACTIVATIONS = ("int8", "uint8")
+"""Types of activations; the first is the default."""
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+"""How ranges come from samples, and onnxruntime's names for it; the first is the default."""

@@ -1,0 +1,265 @@
+"""What commands share: checks before long work, the Program that a file holds or becomes, and how results are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from celosia.compiler.tune.choices import BOARD
+from celosia.driver.cli.errors import say
+from celosia.sim.devices import WITH_CYCLES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from celosia.compiler.graph.dimensions import Shapes
+    from celosia.compiler.graph.passes import Watch
+    from celosia.compiler.program import Program, TensorInfo
+    from celosia.driver.images import Pixels
+    from celosia.driver.progress import Stages
+    from celosia.driver.remote.deploy import Remote
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a user says of a Program's file: options of `run`."""
+
+    trusted: bool = False
+    digest: str | None = None
+    rebuild: bool = False
+
+
+def no_device(name: str, known: Iterable[str]) -> NoReturn:
+    """Ends the command: `name` is none of the devices that it takes beside boards over ssh."""
+    from celosia.hw.config import did_you_mean
+
+    known = [*known]
+    near = did_you_mean(name, known)
+    raise typer.BadParameter(f"there is no device {name!r}{near}; take {', '.join(known)} or {BOARD}USER@BOARD")
+
+
+def write_json(path: Path | None, data: Any) -> None:
+    """Write plain data to a file that was asked for. OutputError."""
+    if path is not None:
+        from celosia.compiler.program.files import write_text
+
+        write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def show(parts: Iterable[RenderableType], **options: Any) -> None:
+    """Print tables and texts one below the other."""
+    from celosia.driver.show.table import console
+
+    out = console()
+    for each in parts:
+        out.print(each, **options)
+
+
+@contextmanager
+def progress_stages(quiet: bool) -> Iterator[Stages]:
+    """Stages that are told on standard error, or not; the module is slow to import."""
+    from celosia.driver.progress import Stages
+
+    with Stages(quiet) as stages:
+        yield stages
+
+
+def check_destinations(sources: list[Path], *paths: Path | None) -> None:
+    """OutputError where a file cannot be written, now and not after minutes of work."""
+    from celosia.compiler.program.files import OutputError, check_writable
+
+    seen = {path.resolve(): "an input" for path in sources}
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        if path.resolve() in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
+            raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
+        seen[path.resolve()] = "another output"
+
+
+def memory_options(memory: str | None, device: str) -> dict[str, Any]:
+    """Options of a device for `--memory`."""
+    if memory is None:
+        return {}
+    if device not in WITH_CYCLES:
+        raise typer.BadParameter(f"--memory needs --device {' or '.join(WITH_CYCLES)}: the others model no memory")
+    from celosia.sim.memory import memory_model
+
+    try:
+        return {"memory": memory_model(memory)}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def address_options(text: str | None) -> dict[str, Any]:
+    """Options of a board's device for `--address`."""
+    if text is None:
+        return {}
+    try:
+        return {"base": int(text, 0)}
+    except ValueError:
+        raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
+
+
+def pool_of(pool: str | None, insecure_too: bool) -> str | None:
+    """The pool of `--pool`, with `--insecure-pool` wherever it listens."""
+    from celosia.driver.fleet import insecure
+
+    return insecure(pool) if insecure_too else pool
+
+
+def check_source(path: Path) -> None:
+    """ModelError where there is no file, now and not after a login on a board."""
+    if not path.exists():
+        from celosia.compiler.graph.importer import ModelError
+
+        raise ModelError(f"there is no model at {path}")
+
+
+def is_program(source: Path) -> bool:
+    """Whether there is a file that says it is a Program."""
+    from celosia.compiler.program import Program
+
+    return source.is_file() and Program.is_program(source)
+
+
+def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pixels) -> dict[str, Any]:
+    """The inputs of a model or Program, checked before anything is compiled. InputError, ModelError, ProgramError."""
+    from celosia.compiler.graph.interface import inputs_of
+    from celosia.compiler.program import Program
+    from celosia.driver import arrays
+
+    inputs: tuple[TensorInfo, ...]
+    if is_program(source):
+        program = Program.load(source)
+        inputs = tuple(
+            replace(each, shape=(-1, *each.shape[1:])) if each.name in program.batched else each
+            for each in program.inputs
+        )
+    else:
+        inputs = inputs_of(source)
+    return arrays.read_inputs(given or [], inputs, random, pixels)
+
+
+def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
+    """How images become inputs; says of the first that is not taken as it is what becomes of it."""
+    from celosia.driver.images import Pixels
+
+    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
+
+
+def telling_once(quiet: bool) -> Callable[[str], None]:
+    """Says the first sentence that it is given on standard error, and none after it."""
+    told: set[str] = set()
+
+    def tell(sentence: str) -> None:
+        if not told and not quiet:
+            typer.secho(f"celosia: {sentence}; of others this is not said", err=True)
+        told.add(sentence)
+
+    return tell
+
+
+def keep_of(wanted: list[str] | None) -> str | list[str]:
+    """What `compile` keeps for a repeatable option of TENSOR|all."""
+    return "all" if "all" in (wanted or []) else wanted or []
+
+
+def advise(program: Program, quiet: bool) -> None:
+    """Say on standard error what to do with a model of which nothing runs on the accelerator."""
+    from celosia.driver.show import program as about
+
+    if not quiet and (advice := about.advice(program)) is not None:
+        say(f"celosia: {advice}", error=True)
+
+
+def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of `--shape` options. ModelError where one is none."""
+    from celosia.compiler.graph.importer import ModelError
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in given or []:
+        name, equals, sizes = text.rpartition("=")
+        try:
+            shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ModelError(f"--shape {text} is no shape of an input; write it as --shape NAME=1,80,400")
+        if name in shapes:
+            raise ModelError(f"--shape is given twice for input {name!r}; give it once")
+        shapes[name] = shape
+    return shapes
+
+
+def program_of(
+    source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
+    target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
+) -> Program:  # fmt: skip
+    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
+
+    shapes: of inputs, for a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
+    compiled without them. trust: what of a Program's file may run, by default its checked loops.
+    """
+    from celosia.compiler.program import Program, ProgramError
+    from celosia.hw.config import Config
+
+    cfg = None if config is None else Config.load(config)
+    if is_program(source):
+        stages("reading the Program")
+        program = Program.load(source, *(() if trust is None else (trust.trusted, trust.digest)))
+        if trust is not None and trust.rebuild:
+            from celosia.compiler.cpu.target import find_target
+
+            program.machine, program.library = find_target(target).machine if target else "", b""
+        if cfg is not None and cfg.digest != program.config.digest:
+            raise ProgramError(
+                f"{source} was compiled for Config {program.config.name}, not for {cfg.name}; compile the model again "
+                f"with --config {config}, or leave --config out"
+            )
+        if shapes:
+            inputs = ", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in program.inputs)
+            raise ProgramError(
+                f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
+            )
+        _require_kept(source, program, keep)
+        return program
+    if trust is not None and trust.digest is not None:
+        raise ProgramError(f"{source} is an ONNX model, and --digest is for a Program, which `celosia compile` writes")
+    from celosia.compiler.compile import compile as compile_model
+
+    return compile_model(
+        source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
+        keep=keep,
+    )  # fmt: skip
+
+
+def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
+    from celosia.compiler.program import ProgramError
+
+    there = {tensor.name for tensor in (*program.outputs, *program.kept)}
+    missing = [name for name in ([] if keep == "all" else keep) if name not in there]
+    if missing or (keep == "all" and not program.kept):
+        what = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
+        raise ProgramError(
+            f"{source} was compiled to return its outputs, not {what}; compile the model again with --keep "
+            f"{missing[0] if missing else 'all'}, or give the ONNX model here"
+        )
+
+
+def program_there(
+    source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
+    keep: str | Sequence[str] = (), trust: Trust | None = None,
+) -> Program:  # fmt: skip
+    """As `program_of`, for the board's processor."""
+    from celosia.driver.remote import deploy
+
+    target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
+    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust)
