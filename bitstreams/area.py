@@ -154,7 +154,7 @@ def features(cfg: Config) -> dict[str, float]:
         "lanes": cfg.lanes,
         "residual lanes": cfg.lanes / cfg.residual_cycles,
         "taps": cfg.lanes * cfg.taps,
-        "forward": cfg.forward * (cfg.inp_bytes + cfg.lanes),
+        "forward": cfg.forward * (scratchpads(cfg)["inp"].entry_bytes + cfg.lanes),
     }
 
 
@@ -170,7 +170,7 @@ def counted(cfg: Config) -> dict[str, float]:
     return {
         "lut": sum(memory.luts for memory in distributed) + sums + selected + widened,
         "ff": sum(memory.bits for memory in distributed if memory.clocked) + sums
-        + 8 * (cfg.inp_bytes + cfg.wgt_bytes + word * (word >= cfg.bus_bytes)),
+        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word * (word >= cfg.bus_bytes)),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from celosia.hw.plain import from_json
 
@@ -46,25 +46,38 @@ def _toml(text: str) -> dict[str, Any]:
     raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
-# What a field may hold: (smallest, largest). All are powers of two but those of _COUNTS.
+class _Limits(NamedTuple):
+    """What a number may be."""
+
+    low: int
+    high: int
+    powers: bool = True
+    """Powers of two only."""
+
+
 _LIMITS = {
-    "batch": (1, 16),
-    "block_in": (2, 128),
-    "block_out": (2, 128),
-    "bus_bytes": (4, 128),
-    "inp_depth": (16, 1 << 20),
-    "wgt_depth": (8, 1 << 20),
-    "acc_depth": (16, 1 << 20),
-    "vin_depth": (16, 1 << 20),
-    "out_depth": (16, 1 << 20),
-    "par_depth": (4, 1 << 12),
-    "lut_count": (1, 16),
-    "queue_depth": (2, 256),
-    "tap_depth": (4, 1 << 12),
-    "residual_cycles": (1, 4),
-    "ports": (1, 2),
+    "batch": _Limits(1, 16),
+    "block_in": _Limits(2, 128),
+    "block_out": _Limits(2, 128),
+    "bus_bytes": _Limits(4, 128),
+    "inp_depth": _Limits(16, 1 << 20),
+    "wgt_depth": _Limits(8, 1 << 20),
+    "acc_depth": _Limits(16, 1 << 20),
+    "vin_depth": _Limits(16, 1 << 20),
+    "out_depth": _Limits(16, 1 << 20),
+    "par_depth": _Limits(4, 1 << 12),
+    "lut_count": _Limits(1, 16),
+    "queue_depth": _Limits(2, 256),
+    "token_bits": _Limits(2, 16, powers=False),
+    "taps": _Limits(0, 16, powers=False),
+    "tap_depth": _Limits(4, 1 << 12),
+    "residual_cycles": _Limits(1, 4),
+    "ports": _Limits(1, 2),
+    "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
-_COUNTS = {"token_bits": (2, 16), "taps": (0, 16), "trace_depth": (0, 1 << 16)}
+"""Of each field of numbers; the others are true or false, and the name."""
+_MOST_PIECES = 8
+"""Of the larger one of block_in and block_out."""
 
 
 def limits(field: str) -> str:
@@ -73,9 +86,44 @@ def limits(field: str) -> str:
     >>> limits("bus_bytes"), limits("taps"), limits("packed")
     ('4 to 128, a power of two', '0 to 16', 'true or false')
     """
-    if field in _LIMITS:
-        return "{:,} to {:,}, a power of two".format(*_LIMITS[field])
-    return "{:,} to {:,}".format(*_COUNTS[field]) if field in _COUNTS else "true or false"
+    if field not in _LIMITS:
+        return "true or false"
+    low, high, powers = _LIMITS[field]
+    return f"{low:,} to {high:,}" + (", a power of two" if powers else "")
+
+
+def check_field(field: str, value: object) -> None:
+    """ConfigError where no Config can have this value of a field."""
+    if field == "name":
+        if not isinstance(value, str):
+            raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
+    elif field not in _LIMITS:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{field} must be true or false, not {value!r}")
+    elif not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{field} must be a whole number, not {value!r}")
+    else:
+        low, high, powers = _LIMITS[field]
+        if powers and not _is_power_of_two(value):
+            raise ConfigError(f"{field} must be a power of two, not {value}")
+        if not low <= value <= high:
+            raise ConfigError(f"{field} must be between {low} and {high}, not {value}")
+
+
+def _check_together(cfg: Config) -> None:
+    """ConfigError where fields that are possible alone do not go together."""
+    if max(cfg.block_in, cfg.block_out) // cfg.group > _MOST_PIECES:
+        raise ConfigError(
+            f"block_in and block_out may differ at most by a factor of {_MOST_PIECES}, not {cfg.block_in} and "
+            f"{cfg.block_out}"
+        )
+    if cfg.forward and cfg.block_in < cfg.block_out:
+        raise ConfigError(
+            f"forward needs entries of inp no smaller than those of out: block_in {cfg.block_in} is less than "
+            f"block_out {cfg.block_out}"
+        )
+    if cfg.residual_cycles > cfg.lanes:
+        raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
 
 
 @dataclass(frozen=True)
@@ -125,39 +173,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "name":
-                if not isinstance(value, str):
-                    raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
-                continue
-            if isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    raise ConfigError(f"{field.name} must be true or false, not {value!r}")
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{field.name} must be a whole number, not {value!r}")
-            if field.name in _LIMITS:
-                low, high = _LIMITS[field.name]
-                if not _is_power_of_two(value):
-                    raise ConfigError(f"{field.name} must be a power of two, not {value}")
-                if not low <= value <= high:
-                    raise ConfigError(f"{field.name} must be between {low} and {high}, not {value}")
-            if field.name in _COUNTS:
-                low, high = _COUNTS[field.name]
-                if not low <= value <= high:
-                    raise ConfigError(f"{field.name} must be between {low} and {high}, not {value}")
-        ratio = max(self.block_in, self.block_out) // self.group
-        if ratio > 8:
-            raise ConfigError(
-                f"block_in and block_out may differ at most by a factor of 8, not {self.block_in} and {self.block_out}"
-            )
-        if self.forward and self.block_in < self.block_out:
-            raise ConfigError(
-                f"forward needs entries of inp no smaller than those of out: block_in {self.block_in} is less than "
-                f"block_out {self.block_out}"
-            )
-        if self.residual_cycles > self.lanes:
-            raise ConfigError(f"residual_cycles must be at most the {self.lanes} lanes, not {self.residual_cycles}")
+            check_field(field.name, getattr(self, field.name))
+        _check_together(self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -167,7 +184,7 @@ class Config:
         """Of its numbers, the same in every process. It is asked for at each look into what is remembered by Config."""
         return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
 
-    # Shapes of what the scratchpads hold ------------------------------------------------------------------
+    # Of which the entries of scratchpads are made (scratchpads.py) ------------------------------------------
 
     @cached_property
     def group(self) -> int:
@@ -189,35 +206,20 @@ class Config:
         """Pieces in an entry of acc, vin and out, [block_out/group][batch][group]."""
         return self.block_out // self.group
 
-    @property
-    def inp_bytes(self) -> int:
-        """Of an entry of inp."""
-        return self.batch * self.block_in
-
-    @property
-    def wgt_bytes(self) -> int:
-        """Of an entry of wgt."""
-        return self.block_out * self.block_in
-
     @cached_property
     def lanes(self) -> int:
         """Lanes of the vector unit: one for each int32 of an accumulator entry."""
         return self.batch * self.block_out
 
     @property
-    def tap_slots(self) -> int:
-        """Places for a tap in an entry of tap, [tap_slots][block_out] int8; those beyond `taps` are not looked at."""
-        return 1 << (self.taps - 1).bit_length() if self.taps else 1
-
-    @property
     def macs_per_cycle(self) -> int:
-        """Products of a tile operation."""
+        """Multiplications of int8 that gemm adds up in a cycle."""
         return self.batch * self.block_in * self.block_out
 
     # Identity ---------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields by name; `from_dict` reads it."""
+        """All fields, as `from_dict` takes them."""
         return dataclasses.asdict(self)
 
     @cached_property
@@ -240,7 +242,7 @@ class Config:
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Config:
-        """Of fields by name, defaults for the others. ConfigError for what is no field or not possible."""
+        """The Config with these fields, the others as they are by default. Raises ConfigError."""
         if not isinstance(fields, dict):
             raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
         known = {field.name for field in dataclasses.fields(Config)}

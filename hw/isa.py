@@ -18,6 +18,8 @@ from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
+    """What an instruction is; 0 and 5 to 7 do not exist."""
+
     LOAD = 1
     GEMM = 2
     VECTOR = 3
@@ -49,12 +51,16 @@ class Buffer(IntEnum):
 
 
 class ReduceOp(IntEnum):
+    """How VECTOR combines the values of a window."""
+
     ADD = 0
     MAX = 1
     MIN = 2
 
 
 class BinaryOp(IntEnum):
+    """How VECTOR combines A and B, in int32 that wraps."""
+
     NONE = 0
     ADD = 1
     MAX = 2
@@ -64,11 +70,15 @@ class BinaryOp(IntEnum):
 
 
 class ASource(IntEnum):
+    """Where VECTOR reads A: int32 of ACC, or int8 of VIN."""
+
     ACC = 0
     VIN = 1
 
 
 class BSource(IntEnum):
+    """Where VECTOR reads B: a field of the instruction, or int8 of VIN."""
+
     IMM = 0
     VIN = 1
 
@@ -84,6 +94,8 @@ class Destination(IntEnum):
 
 @dataclass(frozen=True)
 class Field:
+    """Some bits of an instruction; doc: a sentence for docs/isa.md."""
+
     name: str
     width: int
     doc: str
@@ -115,12 +127,12 @@ class Format:
 
     @cached_property
     def width(self) -> int:
-        """Bits of all fields."""
+        """Bits of all fields together."""
         return sum(field.width for field in self.fields)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """The first bit of each field, by name."""
+        """The lowest bit of each field, by name."""
         offsets, position = {}, 0
         for field in self.fields:
             offsets[field.name] = position
@@ -337,7 +349,7 @@ def formats(cfg: Config) -> dict[Opcode, Format]:
 
 
 def encode(cfg: Config, opcode: Opcode, **values: int) -> int:
-    """The word of an instruction; fields that are not given are 0. ValueError where a value does not fit."""
+    """An instruction of `cfg` as an integer; see `Format.encode`."""
     return formats(cfg)[opcode].encode(**values)
 
 

@@ -42,7 +42,7 @@ class Manifest:
     hwh: str
 
     def to_json(self) -> str:
-        """As the file has it."""
+        """As `from_json` reads it."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @property

@@ -13,6 +13,8 @@ MAGIC = 0x43454C4F
 
 
 class Access(IntEnum):
+    """What the host may do with a register."""
+
     READ = 0
     WRITE = 1
     """Written by the host; reads give the value back."""
@@ -46,6 +48,8 @@ ERROR_TEXT = {
 
 @dataclass(frozen=True)
 class Register:
+    """A register of 32 bits at byte `offset`; doc: a sentence for docs/isa.md."""
+
     name: str
     offset: int
     access: Access

@@ -68,7 +68,7 @@ class Scratchpad:
 
     @property
     def value_bits(self) -> int:
-        """Of one value of an entry."""
+        """Bits of one value."""
         return _BITS[self.element]
 
     @property
@@ -90,6 +90,15 @@ class Scratchpad:
     def piece_bytes(self) -> int:
         """Bytes of one of them in DRAM."""
         return prod(self.piece_shape) * self.value_bits // 8
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry in DRAM."""
+        return self.pieces * self.piece_bytes
+
+    def beats(self, bus_bytes: int) -> int:
+        """Cycles in which LOAD writes an entry that comes over a bus of so many bytes."""
+        return self.pieces * max(1, self.piece_bytes // bus_bytes)
 
     @property
     def address_bits(self) -> int:
@@ -126,19 +135,19 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     """
     inp, out = (cfg.inp_pieces, cfg.batch, cfg.group), (cfg.out_pieces, cfg.batch, cfg.group)
     forward = "vector load" if cfg.forward else "load"
-    window = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # a read of VECTOR's meets each bank once at most
+    slots = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # entries of vin that VECTOR reads at once, in banks
     pads = [
         _scratchpad(cfg, "inp", cfg.inp_depth, inp, forward, "gemm", in_pieces=True),
         _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm", far=True),
         _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load", "gemm vector", element="int32", grain=32,
                     in_pieces=True, banks=2),
-        _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=window),
+        _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=slots),
         _scratchpad(cfg, "out", cfg.out_depth, out, "vector", "store", grain=8 * prod(out), in_pieces=True),
         _scratchpad(cfg, "par", cfg.par_depth, (cfg.block_out,), "load", "vector", element="uint64", far=True),
         _scratchpad(cfg, "lut", cfg.lut_count, (TABLE_SIZE,), "load", "vector", far=True),
     ]  # fmt: skip
     if cfg.taps:
-        shape, kept = (cfg.tap_slots, cfg.block_out), cfg.taps * cfg.block_out
+        shape, kept = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
         pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
     return MappingProxyType({pad.name: pad for pad in pads})
 

@@ -58,7 +58,7 @@ class UnitTrace(wiring.Signature):
 
 
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
-    """The memory called `name`, as its units need it."""
+    """The memories of a scratchpad of `cfg`, with their ports."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]

@@ -57,7 +57,7 @@ class Board:
 
     @property
     def config(self) -> Config:
-        """The preset."""
+        """The Config for which its preset stands."""
         return PRESETS[self.preset]
 
 

@@ -35,6 +35,7 @@ class Accesses:
         self.writes = np.zeros((UNITS, size), np.int32)
 
     def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """Instruction `number` of `unit` reads the elements `index`. clock: what it knows of the others. CheckError."""
         self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
             unwritten = np.asarray(~self.writes[:, index].any(axis=0))
@@ -45,6 +46,7 @@ class Accesses:
         self.reads[unit, index] = number + 1
 
     def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """The same where it writes them."""
         self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
         self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
         self.writes[unit, index] = number + 1

@@ -47,9 +47,11 @@ class Control:
         """The next run's when that was prepared."""
 
     def read(self, name: str) -> int:
+        """The 32 bits of a register."""
         return self._read(REGISTERS[name].offset) & 0xFFFFFFFF
 
     def write(self, name: str, value: int) -> None:
+        """Set a register that can be written."""
         assert REGISTERS[name].access != Access.READ
         self._write(REGISTERS[name].offset, value)
 
@@ -84,7 +86,7 @@ class Control:
         self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
-        """Begins the run that the registers describe."""
+        """Start a run of what the registers say; `done` tells when it has ended."""
         self.write("control", CONTROL_START)
 
     def done(self) -> bool:

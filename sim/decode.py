@@ -14,6 +14,8 @@ from celosia.sim.reference import Fields
 
 
 class Instruction(NamedTuple):
+    """A legal instruction; values: those of the fields `names`, signed where they are."""
+
     unit: Unit
     opcode: Opcode
     names: tuple[str, ...]
@@ -39,7 +41,7 @@ class Columns(NamedTuple):
 
     @property
     def fields(self) -> dict[str, NDArray[np.int64]]:
-        """The values by name, [instructions] each."""
+        """The values of each field [instructions], by name."""
         return dict(zip(self.names, self.values))
 
 

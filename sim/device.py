@@ -56,13 +56,18 @@ class Device(Protocol):
     def allocate(self, size: int) -> None:
         """Make `size` bytes of memory available, from offset 0; also the DMA limit. Contents are undefined."""
 
-    def write(self, addr: int, data: NDArray[np.uint8]) -> None: ...
+    def write(self, addr: int, data: NDArray[np.uint8]) -> None:
+        """Copy `data` to memory from byte `addr` on. ValueError where it does not fit."""
+        ...
 
-    def read(self, addr: int, size: int) -> NDArray[np.uint8]: ...
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes from byte `addr` on. ValueError where they are not there."""
+        ...
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
         """Execute `count` instructions. DeviceError where the run ends in an error or takes over `timeout_cycles`."""
         ...
 
     def close(self) -> None:
-        """Gives back what it holds; it is not used any more."""
+        """Give back what the device holds; it is not used any more."""
+        ...

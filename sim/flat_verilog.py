@@ -26,7 +26,7 @@ DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z
 
 
 def names_in(text: str) -> set[str]:
-    """Names of signals in an expression, without keywords."""
+    """Names in Verilog, which ends in a space, without their backslashes; keywords are none."""
     found = {escaped or plain for escaped, plain in _NAME.findall(text)}
     return found - _KEYWORDS
 
@@ -38,12 +38,12 @@ def atom_of(text: str) -> str | None:
 
 
 def base_of(atom: str) -> str:
-    """The signal of a bit, or of its negation."""
+    """The name in an atom."""
     return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
 
 
 def written(name: str) -> str:
-    """`name` as Verilog has it: escaped where it must be."""
+    """A name as Verilog has it."""
     return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
 
 
@@ -66,17 +66,19 @@ def condition_of(atom: str) -> str:
 
 @dataclass(eq=False)
 class Assign:
+    """A continuous assignment; right: with its semicolon."""
+
     left: str
     right: str
 
     @cached_property
     def writes(self) -> set[str]:
-        """Signals on the left."""
+        """Names of what it writes, or writes parts of."""
         return names_in(_SLICES.sub("", self.left) + " ")
 
     @cached_property
     def reads(self) -> set[str]:
-        """Signals on the right."""
+        """Names of what it reads."""
         return names_in(self.right + " ")
 
 

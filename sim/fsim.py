@@ -49,6 +49,7 @@ class Memory:
         self.dram = np.zeros(0, np.uint8)
 
     def allocate(self, size: int) -> None:
+        """Begin with `size` bytes of zeros. ValueError for less than none."""
         if size < 0:
             raise ValueError(f"cannot allocate {size} bytes")
         self.dram = np.zeros(size, np.uint8)

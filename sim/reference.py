@@ -53,7 +53,7 @@ class State:
     inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
     par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
-    tap [depth, tap_slots, block_out] int8, [0, ...] where the Config has no taps.
+    tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
     """
 
     cfg: Config
@@ -70,7 +70,7 @@ class State:
         for name, pad in scratchpads(self.cfg).items():
             setattr(self, name, np.zeros((pad.depth, *pad.shape), pad.element))
         if not self.cfg.taps:
-            self.tap = np.zeros((0, self.cfg.tap_slots, self.cfg.block_out), np.int8)
+            self.tap = np.zeros((0, 1, self.cfg.block_out), np.int8)
 
     def randomise(self, rng: np.random.Generator) -> None:
         """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""

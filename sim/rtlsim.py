@@ -110,7 +110,7 @@ class RtlDevice(Memory):
 
     @property
     def memory_model(self) -> str | None:
-        """Its name and what differs from the model of that name."""
+        """The name of its memory, for whoever shows cycles."""
         return str(self.memory)
 
     @property

@@ -19,6 +19,6 @@ class Console(rich.console.Console):
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Rich's segments, with what is no text shown as escapes."""
+        """As rich does it, each text through `lines`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(lines(segment.text), segment.style)

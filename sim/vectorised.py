@@ -29,7 +29,7 @@ from celosia.hw.isa import (
     ReduceOp,
     element_bytes,
 )
-from celosia.hw.scratchpads import PAR, depths
+from celosia.hw.scratchpads import PAR, depths, scratchpads
 from celosia.sim import reference
 from celosia.sim.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.reference import Fields, Int32, State, destination
@@ -77,8 +77,8 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
     many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
     inp = inp if many else inp[1:]
     wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
-    rows = prod(extent for extent, _ in inp) * cfg.inp_bytes
-    columns = prod(extent for extent, _ in wgt) * cfg.wgt_bytes
+    rows = prod(extent for extent, _ in inp) * scratchpads(cfg)["inp"].entry_bytes
+    columns = prod(extent for extent, _ in wgt) * scratchpads(cfg)["wgt"].entry_bytes
     if max(rows, columns) > LARGEST_GATHER:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in

@@ -14,7 +14,7 @@ ALLOWED = {
     "celosia.compiler.tensorize.intrinsics": "Opcode",  # which instruction a tile operation is
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
-    "celosia.compiler.vthread.pipeline": "Instruction",  # the stream, as what add() makes
+    "celosia.compiler.vthread.pipeline": "Unencoded",  # the stream, as what add() makes
     "celosia.compiler.launch.image": "words",  # of layers
 }
 """Modules that may make instructions, with the kinds (see `made`) that each may."""
@@ -24,7 +24,7 @@ FOLDERS = ("celosia.compiler.", "celosia.driver.")
 def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, kind, text) of what makes an instruction in `tree`.
 
-    "Opcode": one of its members handed to a call; "Instruction": constructed; "add": into a stream; "words": encoded.
+    "Opcode": one of its members handed to a call; "Unencoded": constructed; "add": into a stream; "words": encoded.
     """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -32,8 +32,8 @@ def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         text = ast.unparse(node)
-        if name == "Instruction":
-            yield node.lineno, "Instruction", text
+        if name == "Unencoded":
+            yield node.lineno, "Unencoded", text
         elif name == "encode" and not _of_text(node):
             yield node.lineno, "words", text
         elif name == "add" and ast.unparse(node.func).endswith("stream.add"):
@@ -77,7 +77,7 @@ def test_whoever_may_does() -> None:
 
 
 def test_what_makes_instructions_is_found() -> None:
-    texts = {"celosia.compiler.odd": "stream.add(Opcode.GEMM, {})\nInstruction(o, f)\nname.encode('utf-8')\n"}
+    texts = {"celosia.compiler.odd": "stream.add(Opcode.GEMM, {})\nUnencoded(o, f)\nname.encode('utf-8')\n"}
     assert [line.split(": ", 1)[0] for line in elsewhere(texts)] == ["celosia.compiler.odd:1", "celosia.compiler.odd:2"]
     assert elsewhere({"celosia.driver.odd": "form.encode(**fields)\nencode(cfg, words)"}) != []
     assert elsewhere({"celosia.compiler.odd": "if i.opcode == Opcode.GEMM: count(i)"}) == []

@@ -77,12 +77,13 @@ def test_a_planted_long_file_is_found(tmp_path: Path) -> None:
 UNITS = "the unit in RTL, and the simulator's model of it"
 TWICE = {
     "Block": "of statements, in the loop IR; of layers that run as one, which Programs hold by this name",
-    "Board": "for synthesis; with what a simulation knows of it",
+    "Board": "on which the accelerator runs; the same with its Amaranth platform",
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
     "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Lane": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",
     "Load": UNITS + "; reading an element, in the loop IR", "Store": UNITS + "; writing one",
-    "Memory": "of an FPGA; of a simulation",
+    "Memory": "as Yosys declares it; DRAM",
+    "Pass": "over a graph; of the vector unit, by whose text records know layers",
     "Register": "of the accelerator; of flat Verilog",
     "Requantise": "the unit, and the numbers of a layer, which Programs hold by this name",
     "RescaleAdd": "the unit, and the numbers of a layer, which Programs hold by this name",
@@ -90,8 +91,8 @@ TWICE = {
     "Rows": "of a block that a unit walks; of bytes that an instruction touches",
     "Scratchpad": "the memory in RTL; what everybody knows of it",
     "Stage": "of a schedule, as in TVM; of a pipeline",
-    "State": "of the accelerator's control; of the reference",
-    "Timing": "of a bitstream; of a machine",
+    "State": "of a unit in a cycle; of all scratchpads",
+    "Timing": "of paths in a bitstream; of instructions",
     "Unit": "of the instruction set; of what is checked by itself",
 }  # fmt: skip
 """Names of public classes that stand for two things, and why."""

@@ -79,7 +79,8 @@ class Trace:
             try:
                 target = schedule[step.stage] if step.stage else schedule
                 if step.primitive not in PRIMITIVES or not hasattr(target, step.primitive):
-                    raise ValueError(f"{_said(target)} has no primitive {step.primitive!r}")
+                    what = "a tensor" if hasattr(target, "order") else "the schedule"
+                    raise ValueError(f"{what} has no primitive {step.primitive!r}")
                 _check(step)
                 args = [_actual(schedule, arg) for arg in step.args]
                 if step.primitive == "tensorize":
@@ -92,10 +93,6 @@ class Trace:
 
 
 PRIMITIVES: dict[str, Signature] = {}
-
-
-def _said(target: Any) -> str:
-    return "a tensor" if hasattr(target, "order") else "the schedule"
 
 
 def _is_text(arg: Any) -> bool:

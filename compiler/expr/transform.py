@@ -125,7 +125,8 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return False
         assert reader.body is not None
         at = [load for load in loads(reader.body) if load.tensor is source]
-        return _same_elements(source, reader) and all(_at_own_element(load, reader) for load in at)
+        same = source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
+        return same and all(_at_own_element(load, reader) for load in at)
 
     new: dict[Tensor, Tensor] = {}
     for tensor in order:
@@ -182,10 +183,6 @@ def _refined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | 
             return None
         values[axis] = total
     return None if rest else values
-
-
-def _same_elements(source: Tensor, reader: Tensor) -> bool:
-    return source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
 
 
 def _at_own_element(load: Load, reader: Tensor) -> bool:

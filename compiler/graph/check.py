@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.shapes import contradictions
+from celosia.compiler.graph.values import subgraphs
 
 
 class BrokenGraph(AssertionError):
@@ -28,7 +29,7 @@ def _undefined(graph: ir.Graph, outside: frozenset[ir.Value] = frozenset()) -> I
     known = {*outside, *graph.inputs, *graph.initializers.values()}
     for node in graph:
         yield from (f"{_name(node)} reads {v.name!r}" for v in node.inputs if v is not None and v not in known)
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             yield from _undefined(inner, frozenset(known))
         known.update(node.outputs)
     yield from (f"the output {value.name!r}" for value in graph.outputs if value not in known)
@@ -74,14 +75,6 @@ RULES: dict[str, Callable[[ir.Graph], Iterator[str]]] = {
     "shapes are those that operators make": contradictions,
 }
 """Rule -> what breaks it in a graph."""
-
-
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            yield attr.as_graph()
-        elif attr.type == ir.AttributeType.GRAPHS:
-            yield from attr.as_graphs()
 
 
 def _name(node: ir.Node) -> str:

@@ -236,13 +236,10 @@ SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
 """Operators of models whose sizes are known only at run time anyway."""
 
 
-def _is_sequence(value: ir.Value) -> bool:
-    return isinstance(value.type, (ir.SequenceType, ir.OptionalType))
-
-
 def of_sequences(model: ir.Model) -> bool:
     """Whether sizes are known only at run time, whatever those of the inputs are."""
-    return any(node.op_type in SEQUENCES for node in model.graph) or any(map(_is_sequence, model.graph.inputs))
+    given = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
+    return given or any(node.op_type in SEQUENCES for node in model.graph)
 
 
 def require_static(model: ir.Model, but_open: bool = False) -> None:

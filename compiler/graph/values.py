@@ -83,7 +83,7 @@ def become(node: ir.Node, value: ir.Value) -> bool:
 
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values outside of the subgraphs of `node` that they read."""
-    graphs = [g for attr in node.attributes.values() for g in _graphs(attr)]
+    graphs = subgraphs(node)
     if not graphs:
         return []
     found: dict[ir.Value, None] = {}
@@ -102,10 +102,11 @@ def operands(node: ir.Node) -> list[ir.Value]:
     return [value for value in (*node.inputs, *captured(node)) if value is not None]
 
 
-def _graphs(attr: ir.Attr) -> list[ir.Graph]:
-    if attr.type == ir.AttributeType.GRAPH:
-        return [attr.as_graph()]
-    return list(attr.as_graphs()) if attr.type == ir.AttributeType.GRAPHS else []
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Those that attributes of `node` hold."""
+    one = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
+    many = [attr.as_graphs() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPHS]
+    return [*one, *(graph for graphs in many for graph in graphs)]
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:

@@ -172,7 +172,7 @@ class Kernel:
         if len(set(places)) < len(places):
             key.append(tuple(map(places.index, places)))
         if self.outside:
-            key += self._globals()
+            key += map(self.function.__globals__.get, self.outside)
         known = tuple(key)
         try:
             found = self.variants.get(known)
@@ -195,10 +195,6 @@ class Kernel:
             value = value.array if isinstance(value, QuantisedArray) else value
             if not isinstance(value, (np.ndarray, Hashable)):
                 self._refuse(name, value)
-
-    def _globals(self) -> tuple[Any, ...]:
-        known = self.function.__globals__
-        return tuple(known.get(name) for name in self.outside)
 
     def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         named = {name: value for name, value in named.items() if name in self.names or name not in IGNORED}

@@ -68,16 +68,8 @@ def _sigmoid(x: Float32) -> Float32:
     return np.asarray(np.maximum(p * x / q + f32(0.5), f32(0)))
 
 
-def _leaky_relu(x: Float32, alpha: float = 0.01) -> Float32:
-    return np.where(x >= 0, x, f32(alpha) * x)
-
-
 def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
     return np.asarray(np.clip(f32(alpha) * x + f32(beta), f32(0), f32(1)))
-
-
-def _hard_swish(x: Float32) -> Float32:
-    return x * _hard_sigmoid(x, 1 / 6)
 
 
 def _clip(x: Float32, min: float = -np.inf, max: float = np.inf) -> Float32:
@@ -99,11 +91,11 @@ _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 UNARY: dict[str, Callable[..., Array]] = {
     "Identity": lambda x: x,
     "Relu": lambda x: np.maximum(x, f32(0)),
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": lambda x, alpha=0.01: np.where(x >= 0, x, f32(alpha) * x),
     "Clip": _clip,
     "Sigmoid": _sigmoid,
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "HardSwish": lambda x: x * _hard_sigmoid(x, 1 / 6),
     "ThresholdedRelu": lambda x, alpha=1.0: np.where(x > f32(alpha), x, f32(0)),
     "Abs": np.abs,
     "Neg": np.negative,

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from numpy.typing import NDArray
-
 from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 from celosia.compiler.program.host.op import bodies
 from celosia.compiler.program.model import (
@@ -38,7 +36,7 @@ def check(program: Contents) -> None:
     for row in program.placements:
         sound = row.keys() >= {"name", "op", "place", "reason"} and row["place"] in ("accelerator", "cpu", "free")
         _require(sound, f"a placement is {str(row)[:60]}")
-    known: Types = {name: _of_array(array) for name, array in program.constants.items()}
+    known: Types = {name: (array.dtype.name, array.shape) for name, array in program.constants.items()}
     known |= {tensor.name: _of_info(tensor) for tensor in program.inputs}
     for number, step in enumerate(program.steps):
         try:
@@ -80,19 +78,11 @@ def _of_info(tensor: TensorInfo) -> tuple[str, tuple[int, ...]] | None:
     return (tensor.dtype, tensor.shape) if tensor.kind == "tensor" and -1 not in tensor.shape else None
 
 
-def _of_array(array: NDArray[Any]) -> tuple[str, tuple[int, ...]]:
-    return array.dtype.name, array.shape
-
-
 def _of(program: Contents, name: str) -> tuple[str, tuple[int, ...]]:
     found = _of_info(program.tensors[name]) if name in program.tensors else None
     if found is None:
         raise ProgramError(f"tensor {name!r} has no fixed type and shape")
     return found
-
-
-def _nbytes(kind: tuple[str, tuple[int, ...]]) -> int:
-    return prod(kind[1]) * itemsize(kind[0])
 
 
 def _memory(program: Contents) -> None:
@@ -101,7 +91,8 @@ def _memory(program: Contents) -> None:
     arena = program.arena
     needed = 0
     for name, offset in arena.offsets.items():
-        size = _nbytes(_of(program, name))
+        dtype, shape = _of(program, name)
+        size = prod(shape) * itemsize(dtype)
         needed += size + ALIGNMENT
         inside = offset >= 0 and offset % ALIGNMENT == 0 and offset + size <= arena.size
         _require(inside, f"tensor {name!r} lies at {offset} of an arena of {arena.size} bytes")

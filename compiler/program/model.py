@@ -246,9 +246,10 @@ class Contents:
         tensors = (", ".join(f"{tensor.name} {self.shape_text(tensor)}" for tensor in group) for group in groups)
         share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
         layers = sum(len(launch.layers) for launch in self.launches)
+        others = sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
         return printable(
             f"<Program {self.name!r} for {self.config.name}: {' -> '.join(tensors)}; {layers} layers in "
-            f"{len(self.launches)} launches{share}, {self._cpu_operators()} operators on the CPU>"
+            f"{len(self.launches)} launches{share}, {others} operators on the CPU>"
         )
 
     def _repr_html_(self) -> str:
@@ -259,9 +260,6 @@ class Contents:
         ]  # fmt: skip
         head = ["layer", "what", "MACs", "bytes loaded", "bytes stored"]
         return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
-
-    def _cpu_operators(self) -> int:
-        return sum(len(step.nodes) for step in self.steps if not isinstance(step, LaunchStep))
 
     @property
     def launches(self) -> list[LaunchStep]:

@@ -246,8 +246,7 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
     whole = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
-    inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
-    wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
+    inp_beats, wgt_beats = (scratchpads(cfg)[name].beats(cfg.bus_bytes) for name in ("inp", "wgt"))
 
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0

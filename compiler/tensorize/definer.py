@@ -23,10 +23,11 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
-from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorPass, tile_shape, vector_value
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import scratchpads
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""
@@ -188,7 +189,7 @@ class Definer:
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
         return compute(shape, made, "out", axes=PLACES)
 
-    def _reduced(self, p: VectorPass) -> tuple[Axis, ...]:
+    def _reduced(self, p: Pass) -> tuple[Axis, ...]:
         """The axes over which a pass reduces its operand A."""
         kernel = self.window.kernel
         if p.taps:
@@ -282,7 +283,8 @@ class Definer:
         q, g = cfg.inp_pieces, cfg.group
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
-        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * cfg.wgt_bytes)
+        size = run.weights * taps * scratchpads(cfg)["wgt"].entry_bytes
+        weights = self._constant(parts, shape, "int8", "weights", size)
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
         e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
 
@@ -297,7 +299,7 @@ class Definer:
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
-        p = VectorPass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
+        p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
         par, table = self._parameters(layer.requantise), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
@@ -310,7 +312,7 @@ class Definer:
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
-        p = VectorPass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
+        p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
         return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
@@ -344,7 +346,7 @@ class Definer:
     def pooled(self, layer: Pool, near: Tensor) -> Level:
         """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
-        p = VectorPass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
+        p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
@@ -354,9 +356,7 @@ class Definer:
             raise Untileable("a multiplication and its residual both need vin")
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
-        p = VectorPass(
-            "acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None
-        )
+        p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
         values: dict[str, float] = {}
         par = b = None
         if isinstance(layer, Multiply):

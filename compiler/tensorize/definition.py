@@ -20,7 +20,7 @@ from celosia.compiler.layer import (
     Window,
 )
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.intrinsics import VectorPass
+from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
@@ -71,7 +71,7 @@ class Level:
     *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit.
     """
 
-    vector: VectorPass
+    vector: Pass
     near: Tensor
     scope: str
     acc: Tensor | None = None

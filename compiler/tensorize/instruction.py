@@ -102,7 +102,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeInstruction:
     """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor, the place within it, and how many
     places are an entry.
 
@@ -115,7 +115,7 @@ class Compute:
     begins: tuple[Var, ...] | None
     """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
-    rule: rules.ComputeRule
+    rule: rules.Compute
     bounds: tuple[tuple[str, Limit], ...] = ()
     pad: Expr | None = None
 
@@ -199,7 +199,7 @@ def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
 
     near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of

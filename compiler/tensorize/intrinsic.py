@@ -23,7 +23,7 @@ Args = tuple[Expr | Tensor | int, ...]
 
 
 @dataclass(frozen=True)
-class ComputeRule:
+class Compute:
     """Lowering to GEMM or VECTOR. operands: which operand of the instruction each tile is, by their names; fields: what
     else the instruction needs, from the values of the behaviour's parameters.
     """
@@ -34,7 +34,7 @@ class ComputeRule:
 
 
 @dataclass(frozen=True)
-class MoveRule:
+class Move:
     """Lowering to LOAD or STORE of tiles that are elements of the instruction. Parameters: `inside`, whether a tile is
     read or padding, and `pad`, the value of padding. fields: what else the instruction needs.
     """
@@ -50,14 +50,14 @@ class TensorIntrinsic(TileOperation):
     units: for tiles that may begin at other than multiples of their size, of how many elements, by name.
     """
 
-    rule: ComputeRule | MoveRule
+    rule: Compute | Move
     units: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tile in self.tiles:
             if tile.name not in self.scopes:
                 raise ValueError(f"{self.name}: the memory of {tile.name} is not said")
-            if isinstance(self.rule, ComputeRule) and tile.name not in self.rule.operands:
+            if isinstance(self.rule, Compute) and tile.name not in self.rule.operands:
                 raise ValueError(f"{self.name}: {tile.name} is no operand of {self.rule.opcode.name}")
 
     def unit(self, tile: Tensor) -> int:

@@ -18,13 +18,13 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
-from celosia.compiler.tensorize.intrinsic import ComputeRule, MoveRule, TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 from celosia.hw.scratchpads import PAR, scratchpads
 
 __all__ = [
-    "BUFFERS", "ComputeRule", "MoveRule", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
+    "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
     "load", "padded_load", "requantise", "requantised", "rescaled", "store", "tile_shape", "vector", "vector_value",
     "widening_load", "window_max",
 ]  # fmt: skip
@@ -60,14 +60,14 @@ def gemm(cfg: Config) -> TensorIntrinsic:
 
     acc = compute(tile_shape(cfg, "acc"), element, "acc", axes=("p", "b", "g"))
     operands = {"acc": "acc", "inp": "inp", "wgt": "wgt"}
-    return TensorIntrinsic("gemm", acc, operands, ComputeRule(Opcode.GEMM, operands))
+    return TensorIntrinsic("gemm", acc, operands, Compute(Opcode.GEMM, operands))
 
 
 def load(cfg: Config, scope: str) -> TensorIntrinsic:
     """A copy of one element from DRAM to a scratchpad."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
-    return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, MoveRule(Opcode.LOAD))
+    return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
@@ -75,14 +75,14 @@ def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")
-    return TensorIntrinsic(f"padded_load_{scope}", dst, {"src": "dram", "dst": scope}, MoveRule(Opcode.LOAD))
+    return TensorIntrinsic(f"padded_load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def store(cfg: Config) -> TensorIntrinsic:
     """A copy of one element from out to DRAM."""
     src = placeholder(element_shape(cfg, "out"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
-    return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, MoveRule(Opcode.STORE))
+    return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, Move(Opcode.STORE))
 
 
 def widening_load(cfg: Config) -> TensorIntrinsic:
@@ -90,7 +90,7 @@ def widening_load(cfg: Config) -> TensorIntrinsic:
     src = placeholder(element_shape(cfg, "acc"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i].astype("int32"), "dst")
     fields = lambda: {"widen": 1}  # noqa: E731
-    return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, MoveRule(Opcode.LOAD, fields))
+    return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, Move(Opcode.LOAD, fields))
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
@@ -120,7 +120,7 @@ def requantise(cfg: Config) -> TensorIntrinsic:
         common = {"a_source": ASource.ACC, "destination": Destination.OUT, "requantise": 1}
         return {**common, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi)}
 
-    rule = ComputeRule(Opcode.VECTOR, {"out": "dst", "acc": "a", "par": "par"}, fields)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "acc": "a", "par": "par"}, fields)
     return TensorIntrinsic("requantise", out, {"out": "out", "acc": "acc", "par": "par"}, rule)
 
 
@@ -133,7 +133,7 @@ def window_max(cfg: Config) -> TensorIntrinsic:
         common = {"a_source": ASource.VIN, "destination": Destination.OUT, "reduce_op": ReduceOp.MAX}
         return {**common, "clip_lo": -128, "clip_hi": 127}
 
-    rule = ComputeRule(Opcode.VECTOR, {"out": "dst", "vin": "a"}, fields)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "vin": "a"}, fields)
     return TensorIntrinsic("window_max", out, {"out": "out", "vin": "vin"}, rule)
 
 
@@ -147,7 +147,7 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 
 @dataclass(frozen=True)
-class VectorPass:
+class Pass:
     """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
@@ -180,7 +180,7 @@ class VectorPass:
 Get = Callable[[str], Expr]
 
 
-def vector_value(p: VectorPass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
+def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
     """The int8 that a pass makes of one lane.
 
     operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
@@ -217,7 +217,7 @@ PARAMETERS = {
 """Parameters of a pass, and their types."""
 
 
-def vector(cfg: Config, p: VectorPass) -> TensorIntrinsic:
+def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
     """out = what the pass `p` makes of an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
@@ -243,12 +243,12 @@ def vector(cfg: Config, p: VectorPass) -> TensorIntrinsic:
     out = compute(shape, element, "out", axes=("p", "b", "g"))
     scopes = {"out": p.to, "a": p.source, "b": "vin", "par": "par", "table": "lut", "tap": "tap"}
     operands = {"out": "dst", "a": "a", "b": "b", "par": "par", "table": "table", "tap": "tap"}
-    rule = ComputeRule(Opcode.VECTOR, operands, partial(_vector_fields, p))
+    rule = Compute(Opcode.VECTOR, operands, partial(_vector_fields, p))
     return TensorIntrinsic(p.name, out, scopes, rule, {"a": out.size})
 
 
 def _vector_fields(
-    p: VectorPass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
+    p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
     add_lo: float = 0, add_hi: float = 0, pad: int = 0,
 ) -> dict[str, int]:  # fmt: skip
@@ -274,26 +274,26 @@ def _vector_fields(
     return fields
 
 
-def passes(cfg: Config) -> Iterator[VectorPass]:
+def passes(cfg: Config) -> Iterator[Pass]:
     """All that layers need."""
     for lookup, residual in product((False, True), repeat=2):
-        yield VectorPass("acc", "", False, True, lookup, residual)  # after gemm
-        yield VectorPass("acc", "", False, False, lookup, residual)
+        yield Pass("acc", "", False, True, lookup, residual)  # after gemm
+        yield Pass("acc", "", False, False, lookup, residual)
     for lookup in (False, True):
-        yield VectorPass("acc", "", True, True, lookup)
-        yield VectorPass("vin", "", False, False, lookup)
-        yield VectorPass("vin", "max", False, False, lookup)
-        yield VectorPass("vin", "sum", False, True, lookup)
+        yield Pass("acc", "", True, True, lookup)
+        yield Pass("vin", "", False, False, lookup)
+        yield Pass("vin", "max", False, False, lookup)
+        yield Pass("vin", "sum", False, True, lookup)
         if cfg.taps:
-            yield VectorPass("vin", "sum", False, True, lookup, taps=True)
+            yield Pass("vin", "sum", False, True, lookup, taps=True)
         if not cfg.forward:
             continue
         for to, padded in product(("inp", "vin"), (False, True)):
-            yield VectorPass("acc", "", False, True, lookup, to=to, padded=padded)
-            yield VectorPass("vin", "max", False, False, lookup, to=to, padded=padded)
-            yield VectorPass("vin", "sum", False, True, lookup, to=to, padded=padded)
+            yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
+            yield Pass("vin", "max", False, False, lookup, to=to, padded=padded)
+            yield Pass("vin", "sum", False, True, lookup, to=to, padded=padded)
             if cfg.taps:
-                yield VectorPass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
+                yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 
 
 @cache

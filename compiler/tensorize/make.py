@@ -15,12 +15,12 @@ from celosia.compiler.tensorize.instruction import (
     BY_BLOCK,
     LARGE,
     PAD,
-    Compute,
+    ComputeInstruction,
     Dims,
     Env,
     Fields,
     Limit,
-    Move,
+    MoveInstruction,
     Refused,
     RenderError,
     Sum,
@@ -28,7 +28,7 @@ from celosia.compiler.tensorize.instruction import (
     as_planes,
     block_fields,
 )
-from celosia.compiler.tensorize.intrinsic import ComputeRule, MoveRule, TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
 from celosia.compiler.tensorize.transfer import Dim
 from celosia.hw.config import Config
@@ -38,7 +38,7 @@ from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 def make(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
-) -> Compute | Move:  # fmt: skip
+) -> ComputeInstruction | MoveInstruction:  # fmt: skip
     """`leaf` inside all of `loops`, where `tests` hold, as one instruction. Refused where it is none.
 
     fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
@@ -51,7 +51,7 @@ def make(
     inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
     inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
     maker = _Maker(cfg, inner, fixed, scopes, places)
-    if isinstance(intrinsic.rule, ComputeRule):
+    if isinstance(intrinsic.rule, Compute):
         if tests:
             raise Refused("it has a condition")
         return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
@@ -99,9 +99,9 @@ class _Maker:
     # GEMM and VECTOR
 
     def compute(
-        self, intrinsic: TensorIntrinsic, rule: ComputeRule, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
-    ) -> Compute:  # fmt: skip
+    ) -> ComputeInstruction:  # fmt: skip
         loads = {rule.operands[tile.name]: load for tile, load in tiles.items()}
         units = {rule.operands[tile.name]: intrinsic.unit(tile) for tile in tiles}
         accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
@@ -128,7 +128,7 @@ class _Maker:
             static |= rule.fields()
         self._check(rule.opcode, static)
         limits = tuple((slot_of[bound.number], bound) for bound in bounds)
-        return Compute(rule.opcode, static, bases, begins, named, rule, limits, pad)
+        return ComputeInstruction(rule.opcode, static, bases, begins, named, rule, limits, pad)
 
     def _rows(self, accesses: Mapping[str, TileAccess]) -> Iterator[tuple[Var, dict[str, int]]]:
         """Each loop, and by how much it moves each operand."""
@@ -161,7 +161,7 @@ class _Maker:
         return static, slot_of
 
     def _base(self, name: str, tensor: Tensor, access: TileAccess, unit: int) -> tuple[str, Tensor, Sum, int]:
-        """The field of an operand's address, and what Compute says of it."""
+        """The field of an operand's address, and what ComputeInstruction says of it."""
         if any(access.steps) and name == "table":
             raise Refused("one instruction looks up in one table")
         places = prod(tile_shape(self.cfg, self.scopes[tensor])) // unit
@@ -198,9 +198,9 @@ class _Maker:
     # LOAD and STORE
 
     def move(
-        self, intrinsic: TensorIntrinsic, rule: MoveRule, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
+        self, intrinsic: TensorIntrinsic, rule: Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         tests: Sequence[Expr],
-    ) -> Move:  # fmt: skip
+    ) -> MoveInstruction:  # fmt: skip
         loads = rule.opcode == Opcode.LOAD
         near, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
         place = self._near(tiles[near], near.size)
@@ -227,7 +227,7 @@ class _Maker:
             raise Refused("a block that exists in part has no value of padding")
         reach = [] if by_number else [self._reach(i) for i in index]
         entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
-        return Move(
+        return MoveInstruction(
             rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
             named.get("pad"), piece, tuple(reach),
         )  # fmt: skip

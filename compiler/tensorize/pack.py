@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
-from celosia.hw.scratchpads import PAR
+from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
 
@@ -98,13 +98,14 @@ def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
 
 
 def taps(cfg: Config, layer: Conv) -> Bytes:
-    """Weights of a depthwise convolution [block][kernel row][step][tap_slots][block_out], zeros beyond them."""
+    """Weights of a depthwise convolution [block][kernel row][step], an entry of tap each, zeros beyond them."""
     channels, _, height, width = layer.weights.shape
     steps, _ = tap_steps(cfg, layer.window)
     used = cfg.taps if layer.window.dilations[1] == 1 else 1
     padded = np.zeros((blocks(channels, cfg.block_out) * cfg.block_out, height, steps * used), np.int8)
     padded[:channels, :, :width] = layer.weights[:, 0]
-    entries = np.zeros((len(padded) // cfg.block_out, height, steps, cfg.tap_slots, cfg.block_out), np.int8)
+    entry = scratchpads(cfg)["tap"].shape
+    entries = np.zeros((len(padded) // cfg.block_out, height, steps, *entry), np.int8)
     entries[:, :, :, :used] = padded.reshape(-1, cfg.block_out, height, steps, used).transpose(0, 2, 3, 4, 1)
     return entries.view(np.uint8).reshape(-1)
 

@@ -28,7 +28,7 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
-from celosia.compiler.tensorize.instruction import Compute, Env, Move, Refused, RenderError
+from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, Refused, RenderError
 from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
@@ -186,7 +186,7 @@ class _Compiler:
         if all(loop.kind == "serial" for loop in loops):
             try:
                 made = make(self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places)
-                if isinstance(made, Move):
+                if isinstance(made, MoveInstruction):
                     self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
                 return [made]
             except Refused as refused:
@@ -200,7 +200,7 @@ class _Compiler:
 
     def _pipelined(self, s: For, fixed: Env) -> Pipelined:
         fills: list[Fill] = []
-        computes: list[Compute | Move] = []
+        computes: list[ComputeInstruction | MoveInstruction] = []
         self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
         for scope, depth in self.depths.items():
             entries = sum(fill.entries for fill in fills if fill.scope == scope)  # at least: see `handed`
@@ -213,14 +213,16 @@ class _Compiler:
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
 
-    def _tile(self, nodes: list[Node], fills: list[Fill], computes: list[Compute | Move], var: Var) -> None:
+    def _tile(
+        self, nodes: list[Node], fills: list[Fill], computes: list[ComputeInstruction | MoveInstruction], var: Var
+    ) -> None:
         for node in nodes:
             if isinstance(node, Region):
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
                 self._tile(node.body, fills, computes, var)
             elif isinstance(node, SerialLoop | Branch | Pipelined):
                 raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
-            elif isinstance(node, Move) and node.loads:
+            elif isinstance(node, MoveInstruction) and node.loads:
                 target = next((fill for fill in fills if fill.tensor is node.near), None)
                 if target is None:
                     raise RenderError(f"{node.near.name} is loaded in the pipelined loop {var.name}, but lies outside")

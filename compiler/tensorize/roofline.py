@@ -28,7 +28,7 @@ from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, VECTOR_STAGES
-from celosia.hw.scratchpads import depths
+from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
 
@@ -100,8 +100,7 @@ class _Tiles:
         self.gemm = p.steps + self.tiles * GEMM_CYCLES
         self.by_blocks = (order != "split") & ((self.weights & (self.n_tiles > 1)) | (self.spatial == 1))
         self.entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
-        self.inp_beats = max(cfg.inp_pieces, cfg.inp_bytes // cfg.bus_bytes)
-        self.wgt_beats = max(1, cfg.wgt_bytes // cfg.bus_bytes)
+        self.inp_beats, self.wgt_beats = (scratchpads(cfg)[name].beats(cfg.bus_bytes) for name in ("inp", "wgt"))
         self._held()
         out = p.out_blocks * p.rows * p.columns * p.images
         self.store = out * self.entry_beats * self._by_rows(x * self.entry_beats)

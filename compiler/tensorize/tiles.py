@@ -16,7 +16,7 @@ from typing import Any
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import If
 from celosia.compiler.expr.nodes import Tensor, Var
-from celosia.compiler.tensorize.instruction import Compute, Env, Move, RenderError
+from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, RenderError
 from celosia.compiler.vthread.pipeline import Load, Phase, Ring, Stream
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
@@ -59,7 +59,7 @@ class Fill:
     scope: str
     entries: int
     kept: bool
-    loads: list[Move]
+    loads: list[MoveInstruction]
 
 
 @dataclass
@@ -69,12 +69,12 @@ class Pipelined:
     var: Var
     extent: int
     fills: list[Fill]
-    computes: list[Compute | Move]
+    computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
 
     @cached_property
-    def phases(self) -> list[list[Compute | Move]]:
+    def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
         """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
         follows the last gemm goes with it."""
         found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
@@ -94,10 +94,10 @@ class Pipelined:
     @property
     def stored(self) -> set[Tensor]:
         """What it writes in DRAM."""
-        return {node.tensor for node in self.computes if isinstance(node, Move)}
+        return {node.tensor for node in self.computes if isinstance(node, MoveInstruction)}
 
 
-Node = SerialLoop | Branch | Region | Pipelined | Compute | Move
+Node = SerialLoop | Branch | Region | Pipelined | ComputeInstruction | MoveInstruction
 
 
 @dataclass
@@ -133,12 +133,12 @@ class PipelineTile:
         for move in (*self.moves(True), *self.moves(False)):
             move.check(self.env)
 
-    def moves(self, loads: bool) -> Iterator[Move]:
+    def moves(self, loads: bool) -> Iterator[MoveInstruction]:
         """Its LOADs, or its STOREs."""
         if self.node is not None and loads:
             yield from (load for fill in self.node.fills for load in fill.loads)
         elif self.node is not None:
-            yield from (node for node in self.node.computes if isinstance(node, Move))
+            yield from (node for node in self.node.computes if isinstance(node, MoveInstruction))
 
 
 @dataclass
@@ -241,7 +241,7 @@ class PlacedPlan:
                         if isinstance(slot, _Resident):
                             slot.users += 1
                     yield PipelineTile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
-            case Compute() | Move():
+            case ComputeInstruction() | MoveInstruction():
                 if any(not isinstance(slot, int) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
                 first = {tensor: slot for tensor, slot in slots.items() if isinstance(slot, int)}
@@ -263,14 +263,14 @@ class PlacedPlan:
             slot.closed = True
             slot.end()
 
-    def _constants(self, node: Compute | Move) -> dict[str, int]:
+    def _constants(self, node: ComputeInstruction | MoveInstruction) -> dict[str, int]:
         if id(node) not in self.constants:
             self.constants[id(node)] = node.constants(self.scalars)
         return self.constants[id(node)]
 
-    def _emit(self, node: Compute | Move, env: Env, slots: Mapping[Tensor, int]) -> None:
+    def _emit(self, node: ComputeInstruction | MoveInstruction, env: Env, slots: Mapping[Tensor, int]) -> None:
         constants = self._constants(node)
-        if isinstance(node, Compute):
+        if isinstance(node, ComputeInstruction):
             for each in node.instructions(env, slots, constants):
                 self.stream.add(node.opcode, each)
             return
@@ -318,7 +318,7 @@ class PlacedPlan:
                 resident.making.pop(number, None)
                 resident.end(1)
 
-        def emit(nodes: list[Compute | Move]) -> None:
+        def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
             for each in nodes:
                 self._emit(each, env, slots)
 
@@ -334,7 +334,7 @@ class PlacedPlan:
         for resident in residents:
             tensor, found = resident.tensor, {True: set[int](), False: set[int]()}
             for each in node.computes:
-                if isinstance(each, Compute) and tensor in each.scratchpads:
+                if isinstance(each, ComputeInstruction) and tensor in each.scratchpads:
                     for written, entries in found.items():
                         entries |= each.touched(env, tensor, self._constants(each), written, self.plan.cfg.taps)
             reads.append((resident, found[False]))

@@ -19,10 +19,15 @@ from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATE
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.scratchpads import depths
+from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import MemoryModel, memory_model
 
 Floats = NDArray[np.float64]
+
+
+def _bytes(cfg: Config, name: str) -> int:
+    """Of an entry of a scratchpad."""
+    return scratchpads(cfg)[name].entry_bytes
 
 
 def lower_bounds(
@@ -38,7 +43,7 @@ def lower_bounds(
     weights = sum(layer.out_blocks * layer.in_blocks * layer.places for layer in layers if not layer.grouped)
     gemm, vector = sum(layer.steps for layer in layers if not layer.grouped), sum(_entries(each) for each in asked)
     written = sum(_entries(each, cfg) for each in asked if not (isinstance(each, Group) and each.following))
-    busiest = max(gemm, vector, _beats(cfg, behind, weights * cfg.wgt_bytes), written * cfg.lanes / cfg.bus_bytes)
+    busiest = max(gemm, vector, _beats(cfg, behind, weights * _bytes(cfg, "wgt")), written * cfg.lanes / cfg.bus_bytes)
     return np.full(len(points), float(copies * busiest + _ends(behind)))
 
 
@@ -56,7 +61,7 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]]
             key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
     stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
-    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()) * cfg.wgt_bytes, stored * cfg.lanes)]
+    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()) * _bytes(cfg, "wgt"), stored * cfg.lanes)]
     return float(max(gemm, vector, *moved) + _ends(memory))
 
 
@@ -98,15 +103,15 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
     wgt = np.where(order == "pieces", p.out_blocks // n * again(tile, spatial, room["wgt"]), wgt)
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
-    near = inp * cfg.inp_bytes + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)
-    far = wgt * cfg.wgt_bytes
+    near = inp * _bytes(cfg, "inp") + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)
+    far = wgt * _bytes(cfg, "wgt")
     read = _beats(cfg, memory, near + far if cfg.ports == 1 else np.maximum(near, far))
     write = _beats(cfg, memory, _entries(p, cfg) * cfg.lanes)
 
     rows = np.array([_touched(p.window, 0, int(each), p.rows) for each in y])
     columns = np.array([_touched(p.window, 1, int(each), p.columns) for each in x])
-    tile_near = np.minimum(k, blocks) * rows * columns * cfg.inp_bytes
-    tile_far = n * np.where(cut, k, p.in_blocks) * p.places * cfg.wgt_bytes
+    tile_near = np.minimum(k, blocks) * rows * columns * _bytes(cfg, "inp")
+    tile_far = n * np.where(cut, k, p.in_blocks) * p.places * _bytes(cfg, "wgt")
     first = (tile_near + tile_far if cfg.ports == 1 else np.maximum(tile_near, tile_far)) // cfg.bus_bytes
     compute = first + copies * max(p.steps, _entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _ends(memory), np.float64)

@@ -149,7 +149,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
         for name in own:
             if (best := records.best(network.cfg, name, judge.version)) is not None:
                 inexact += not best[2]
-                tuned[name] = _schedule(best[0])
+                tuned[name] = _schedule_of(best[0].schedule)
     if not tuned and source == "layers":
         return network.image, nothing
     refused: list[str] = []
@@ -197,10 +197,6 @@ def network_schedule(key: Key) -> dict[str, Point]:
     if not isinstance(rows, dict):
         return {}
     return {name: point for name, row in rows.items() if (point := _schedule_of(json.dumps(row)))}
-
-
-def _schedule(key: Key) -> Point:
-    return _schedule_of(key.schedule)
 
 
 def _schedule_of(text: str) -> Point:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from celosia.bitstreams.boards import BOARDS, Board
-from celosia.hw.config import Config, ConfigError, did_you_mean
+from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -67,17 +67,11 @@ class ConfigSpace:
                 raise SpaceError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(known))}")
             if not values:
                 raise SpaceError(f"{name} has no values; give at least one, or leave it out")
-            for value in values:
-                self._check(name, value)
-
-    def _check(self, name: str, value: Any) -> None:
-        """Whether some Config can have it: one that is large in every other way."""
-        large = Config(block_in=128, block_out=128, batch=16)
-        small = {"block_in": "block_out", "block_out": "block_in"}
-        try:
-            dataclasses.replace(large, **{name: value} | ({small[name]: value} if name in small else {}))
-        except ConfigError as error:
-            raise SpaceError(f"the space has a value that no Config can have: {error}") from None
+            try:
+                for value in values:
+                    check_field(name, value)
+            except ConfigError as error:
+                raise SpaceError(f"the space has a value that no Config can have: {error}") from None
 
     @staticmethod
     def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:

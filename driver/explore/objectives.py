@@ -33,9 +33,10 @@ def sram_pj(size: int) -> float:
 
 def energy_uj(cfg: Config, cost: Cost) -> float:
     """A proxy of the energy of an image in microjoules, to compare Configs with: no clock tree, no leakage, no FPGA."""
-    sizes = {name: pad.bytes for name, pad in scratchpads(cfg).items()}
+    pads = scratchpads(cfg)
+    sizes = {name: pad.bytes for name, pad in pads.items()}
     gemm, vector = cost.busy["gemm"], cost.busy["vector"]
-    read = gemm * (cfg.inp_bytes * sram_pj(sizes["inp"]) + cfg.wgt_bytes * sram_pj(sizes["wgt"]))
+    read = gemm * sum(pads[name].entry_bytes * sram_pj(sizes[name]) for name in ("inp", "wgt"))
     passed = vector * cfg.lanes * (8 * sram_pj(sizes["acc"]) + sram_pj(sizes["out"]))  # a sum written and read: 8 bytes
     total = cost.macs * MAC_PJ + read + passed + cost.moved * DRAM_PJ
     return total / cost.images / 1e6

@@ -134,14 +134,14 @@ class Index:
         ]  # fmt: skip
 
     def advance(self) -> list[object]:
-        """Statements that go on to the next value."""
+        """To the next index."""
         following, outside = (self._value + 1)[: len(self._value)], Const(0)
         if self._borders is not None:
             outside = (following < self._borders[0]) | (following >= self._borders[1])
         return [self._value.eq(following), self.last.eq(self._value == self._near), self.outside.eq(outside)]
 
     def restart(self) -> list[object]:
-        """Statements that begin again at 0."""
+        """To the first index again."""
         return [self._value.eq(0), self.last.eq(self._single), self.outside.eq(self._begins_outside)]
 
 

@@ -21,7 +21,7 @@ class Gemm:
         self.free = 0  # when the next instruction may start
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
-        """(first cycle, end) of an instruction whose tokens are there in cycle `ready`."""
+        """Start and end of an instruction that is there in cycle `ready`."""
         start = max(ready, self.free)
         self.free = start + work.steps
         end = self.free + self._stages
@@ -49,7 +49,7 @@ class Stalls:
         self._past += cycles
 
     def hold(self, train: Train) -> None:
-        """These moves are held up, one entry with a residual each."""
+        """Entries with a residual come at these moves, and hold up those behind them."""
         if self._cycles:
             self._trains.append(train)
 

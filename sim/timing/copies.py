@@ -99,7 +99,7 @@ class Lane:
         return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
 
     def open(self, ask: int) -> None:
-        """Asks for the bursts of its next instruction from cycle `ask` on."""
+        """Send the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
         work, _ = self._started[0]
         self._first, _ = self._engine.train(ask, work.bursts, round(work.beats * self._engine.channel.beat))
         self._engine.disturb(self._first)
@@ -185,7 +185,7 @@ class Load:
         return len(self._issued) >= ISSUE
 
     def accept(self, work: Work, ready: int) -> None:
-        """Takes an instruction whose tokens are there in cycle `ready`."""
+        """An instruction has passed its gate, and is there in cycle `ready`."""
         self._issued.append((work, ready))
 
     def start(self) -> tuple[Work, int] | None:
@@ -219,7 +219,7 @@ class Store:
         self._ends = deque([-1] * RESPONSES, RESPONSES)
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
-        """(first cycle, end) of an instruction whose tokens are there in cycle `ready`."""
+        """Start and end of an instruction that is there in cycle `ready`."""
         steps, beats = work.steps, work.beats
         start = max(self._listing.start(ready), self._ends[0])
         self._listing.begin(start)

@@ -73,11 +73,11 @@ class Semaphore:
         self._takes: deque[int] = deque([-1] * self._most)  # when the places that have not been reserved became free
 
     def has_room(self) -> bool:
-        """Whether room for another token can be reserved."""
+        """Whether it is known when there is room for one more token."""
         return bool(self._takes)
 
     def take(self, cycle: int) -> None:
-        """A token is taken in this cycle."""
+        """A token is used in `cycle`, which makes room for another one."""
         self._takes.append(cycle)
 
     @property
@@ -86,7 +86,7 @@ class Semaphore:
         return self._takes[0] + 1
 
     def reserve(self) -> None:
-        """Keeps room for a token."""
+        """Promise a token; only where `has_room`."""
         self._takes.popleft()
 
 
@@ -136,7 +136,7 @@ class Machine:
         return queues
 
     def run(self) -> Timing:
-        """When each instruction begins and ends. DeviceError where no unit can go on."""
+        """Everything, to its end. DeviceError where it has none."""
         while self._awake or self._stir():
             # One instruction at a time, GEMM's before VECTOR's, which waits where GEMM uses the accumulators.
             lowest = self._awake & -self._awake

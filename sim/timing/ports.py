@@ -15,7 +15,7 @@ class Port:
         self._taken: deque[Train] = deque()
 
     def take(self, writes: Train) -> None:
-        """The first party has the port for these."""
+        """The first party uses it at these times."""
         self._taken.append(writes)
 
     def forget(self, cycle: int) -> None:
@@ -67,7 +67,7 @@ class Acc:
         self._reads, self._writes = (Port(), Port()), (Port(), Port())
 
     def gemm(self, work: Work, reads: Train, writes: Train) -> None:
-        """GEMM has the banks of `work` for these reads and writes."""
+        """GEMM reads, where it adds, and writes the outputs of an instruction at these times."""
         if work.reads:
             self._take(self._reads, work.read_bank, work.read_here, reads)
         self._take(self._writes, work.write_bank, work.write_here, writes)
@@ -78,7 +78,7 @@ class Acc:
             ports[1 - bank].take(train.after(here))
 
     def forget(self, cycle: int) -> None:
-        """What lies before this cycle is of no more interest."""
+        """No one asks for a cycle before `cycle` any more."""
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
@@ -88,7 +88,7 @@ class Acc:
         return self._late(self._reads, work.read_bank, here, trains, stalls)
 
     def vector_writes(self, work: Work, train: Train) -> int:
-        """Cycles by which VECTOR's writes are late."""
+        """By how much the last of VECTOR's writes is later than it wants to be; see `Port.served`."""
         return self._late(self._writes, work.write_bank, work.write_here, [train], lambda entries: 0)
 
     def _late(

@@ -42,7 +42,7 @@ class Train(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The cycle of the last entry."""
+        """When the last entry comes."""
         return self.first + (self.entries - 1) * self.period
 
     def after(self, entries: int) -> Train:

@@ -27,6 +27,7 @@ from celosia.hw.isa import (
     Opcode,
     element_bytes,
 )
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.fsim import FunctionalDevice
 
 from .layers import Int8, meaning, requantise, residual, table
@@ -178,10 +179,10 @@ class Hand:
         return base
 
     def load_taps(self, layer: Conv) -> int:
-        """Entries of [slices][kernel rows][steps][tap_slots][block_out] int8: `taps` columns of the kernel a step."""
+        """Entries of [slices][kernel rows][steps][slots][block_out] int8: `taps` columns of the kernel a step."""
         cfg, (channels, _, *kernel) = self.cfg, layer.weights.shape
         slices, steps = pack.blocks(channels, cfg.block_out), pack.blocks(kernel[1], cfg.taps)
-        entries = np.zeros((slices, kernel[0], steps, cfg.tap_slots, cfg.block_out), np.int8)
+        entries = np.zeros((slices, kernel[0], steps, *scratchpads(cfg)["tap"].shape), np.int8)
         for channel, column in np.ndindex(channels, kernel[1]):
             n, lane = divmod(channel, cfg.block_out)
             entries[n, :, column // cfg.taps, column % cfg.taps, lane] = layer.weights[channel, 0, :, column]

@@ -27,6 +27,7 @@ from celosia.compiler.vthread.verify import (
 )
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, ASource, BSource, Destination, Opcode, ReduceOp, formats
+from celosia.hw.scratchpads import scratchpads
 
 from .blocks import CONFIGS, BlockByHand, DepthwiseByHand, Hand, Shape, block_of
 
@@ -66,7 +67,7 @@ def test_a_depthwise_convolution_means_the_same_by_taps_as_by_gemm(name: str) ->
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_slots_beyond_the_taps_do_not_matter(name: str) -> None:
     hand = DepthwiseByHand(DEPTHWISE[name])
-    slots = _tap_entries(hand).reshape(-1, hand.cfg.tap_slots, hand.cfg.block_out)
+    slots = _tap_entries(hand).reshape(-1, *scratchpads(hand.cfg)["tap"].shape)
     slots[:, hand.cfg.taps :] = 99
     np.testing.assert_array_equal(hand.run(), hand.expected())
     hand.verify()
@@ -153,11 +154,11 @@ def _constants(h: Hand, pad: str) -> int:
 
 
 def _tap_entries(h: Hand) -> NDArray[np.uint8]:
-    """[slices][kernel rows][steps][tap_slots][block_out], a view of the constants."""
+    """[slices][kernel rows][steps][slots][block_out], a view of the constants."""
     first, entries = _constants(h, "tap"), h.roles["load tap"][0].fields["x_size"]
     steps = -(-3 // h.cfg.taps)
-    data = h.constants[first : first + entries * h.cfg.tap_slots * h.cfg.block_out]
-    return data.reshape(-1, 3, steps, h.cfg.tap_slots, h.cfg.block_out)
+    data = h.constants[first : first + entries * scratchpads(h.cfg)["tap"].entry_bytes]
+    return data.reshape(-1, 3, steps, *scratchpads(h.cfg)["tap"].shape)
 
 
 # Taps.

@@ -129,7 +129,7 @@ def test_what_is_kept_goes_when_others_need_the_room() -> None:
 # Several loops after each other -----------------------------------------------------------------------------------
 
 
-CLIP = hw.VectorPass("vin")
+CLIP = hw.Pass("vin")
 Triple = tuple[T.Tensor, T.Tensor, T.Tensor]
 
 

@@ -27,6 +27,7 @@ from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, explained
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.scratchpads import scratchpads
 
 from .blocks import CONFIGS as BLOCK_CONFIGS
 from .blocks import BlockByHand
@@ -157,7 +158,7 @@ def plant(found: Compiled, wanted: Callable[[Opcode, Fields], object], change: C
 def spoil(found: Compiled, buffer: Buffer, change: Callable[[NDArray[np.uint8]], object]) -> str:
     """Change the constants that the first LOAD into `buffer` reads; the name of its layer."""
     cfg, program = found.program.config, found.program
-    sizes = {Buffer.WGT: cfg.wgt_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
+    sizes = {Buffer.WGT: scratchpads(cfg)["wgt"].entry_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
     loads = ((layer, f) for _, layer, opcode, f in words(found) if opcode == Opcode.LOAD and f["buffer"] == buffer)
     layer, f = next(loads)
     start = f["dram_addr"] - program.image_address

@@ -19,7 +19,7 @@ from celosia.compiler.expr.lower import lower
 from celosia.compiler.expr.nodes import Axis, Tensor, Var
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.compiler.tensorize.intrinsic import ComputeRule, MoveRule
+from celosia.compiler.tensorize.intrinsic import Compute, Move
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode, formats
 from celosia.sim import reference
@@ -69,7 +69,7 @@ def parameters(rng: np.random.Generator, cfg: Config, reach: int) -> NDArray[np.
     return low | multiplier << np.uint64(32) | shift << np.uint64(56)
 
 
-def parameters_of(p: hw.VectorPass, rng: np.random.Generator) -> dict[str, float]:
+def parameters_of(p: hw.Pass, rng: np.random.Generator) -> dict[str, float]:
     low, high = sorted(int(v) for v in rng.integers(-128, 128, 2))
     add_low, add_high = sorted(int(v) for v in rng.integers(-128, 128, 2))
     if rng.random() < 0.3:
@@ -89,7 +89,7 @@ def parameters_of(p: hw.VectorPass, rng: np.random.Generator) -> dict[str, float
     return values
 
 
-def windowed(cfg: Config, p: hw.VectorPass, size: int) -> Tensor:
+def windowed(cfg: Config, p: hw.Pass, size: int) -> Tensor:
     """The behaviour of a pass with its window: [size] entries of A."""
     intrinsic = declared(cfg, p.name)
     if not p.reduce:
@@ -110,10 +110,10 @@ def windowed(cfg: Config, p: hw.VectorPass, size: int) -> Tensor:
 
 @CONFIGS
 @pytest.mark.parametrize("p", list(hw.passes(Config())), ids=lambda p: p.name)
-def test_passes_mean_what_vector_does(cfg: Config, p: hw.VectorPass) -> None:
+def test_passes_mean_what_vector_does(cfg: Config, p: hw.Pass) -> None:
     rng = np.random.default_rng(len(p.name))
     rule = declared(cfg, p.name).rule
-    assert isinstance(rule, ComputeRule) and rule.opcode == Opcode.VECTOR
+    assert isinstance(rule, Compute) and rule.opcode == Opcode.VECTOR
     for size in (1, 5) if p.reduce else (1,):
         for far in (False, False, False, True):  # once in a while sums far beyond float32's 24 bits
             reach = {"acc": 1 << (30 if far else 12), "vin": 127 * size}[p.source]
@@ -141,7 +141,7 @@ def test_passes_mean_what_vector_does(cfg: Config, p: hw.VectorPass) -> None:
             assert len(np.unique(expected)) > 1 or expected.size < 16 or _narrow(values)
 
 
-def _reads(p: hw.VectorPass, field: str) -> bool:
+def _reads(p: hw.Pass, field: str) -> bool:
     wanted = {"b_base": p.multiply or p.residual, "par_base": p.requantise, "table": p.lookup}
     return wanted.get(field, True)
 
@@ -160,12 +160,12 @@ def test_requantise_and_window_max(cfg: Config) -> None:
     state.par[0] = parameters(rng, cfg, 5000)
     intrinsic = declared(cfg, "requantise")
     values = {"zero_point": -7.0, "lo": -100.0, "hi": 90.0}
-    assert isinstance(intrinsic.rule, ComputeRule)
+    assert isinstance(intrinsic.rule, Compute)
     reference.vector(state, fields(cfg, Opcode.VECTOR, a_base=2, **intrinsic.rule.fields(**values)))
     expected = behave(intrinsic.behaviour, {"acc": state.acc[2], "par": state.par[0]}, values)
     np.testing.assert_array_equal(state.out[0], expected)
     largest = declared(cfg, "window_max").rule
-    assert isinstance(largest, ComputeRule)
+    assert isinstance(largest, Compute)
     state.vin[:6] = rng.integers(-128, 128, (6, *shape))
     reference.vector(state, fields(cfg, Opcode.VECTOR, extent_s=6, a_s=1, **largest.fields()))
     np.testing.assert_array_equal(state.out[0], state.vin[:6].max(0))
@@ -198,7 +198,7 @@ def test_loads(cfg: Config, name: str) -> None:
     intrinsic = declared(cfg, name)
     dst, src = intrinsic.tiles
     scope, size = intrinsic.scopes["dst"], src.nbytes
-    assert isinstance(intrinsic.rule, MoveRule) and intrinsic.rule.opcode == Opcode.LOAD
+    assert isinstance(intrinsic.rule, Move) and intrinsic.rule.opcode == Opcode.LOAD
     dram = rng.integers(0, 256, 256 + 4 * size, np.uint8)
     tile = dram[64 : 64 + size].view(src.dtype).reshape(src.shape)
     block = {"buffer": int(hw.BUFFERS[scope]), "x_size": 1, "y_size": 1, "z_size": 1, "dram_addr": 64, "sram_x": 1}
@@ -239,6 +239,6 @@ def test_passes_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names) == 50
     for p in hw.passes(full):
         rule = declared(full, p.name).rule
-        assert isinstance(rule, ComputeRule)
+        assert isinstance(rule, Compute)
         fields = rule.fields(**parameters_of(p, np.random.default_rng(0)))
         assert fields["destination"] == Destination[p.to.upper()] and fields.get("taps", 0) == p.taps

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from celosia.hw.config import _COUNTS, PRESETS, Config, ConfigError, limits
+from celosia.hw.config import _LIMITS, PRESETS, Config, ConfigError, limits
 from celosia.hw.config_doc import FIELDS, config_markdown
+from celosia.hw.scratchpads import scratchpads
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
         if field.name == "name":
             continue
         value = getattr(base, field.name)
-        other = not value if isinstance(value, bool) else value + 1 if field.name in _COUNTS else 2 * value
+        other = not value if isinstance(value, bool) else 2 * value if _LIMITS[field.name].powers else value + 1
         digests.add(dataclasses.replace(base, **{field.name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
@@ -113,9 +114,9 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
 
 @pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
 def test_sizes_agree(cfg: Config) -> None:
-    assert cfg.piece_bytes * cfg.inp_pieces == cfg.inp_bytes
+    assert cfg.piece_bytes * cfg.inp_pieces == scratchpads(cfg)["inp"].entry_bytes
     assert cfg.piece_bytes * cfg.out_pieces == cfg.lanes
-    assert cfg.macs_per_cycle == cfg.batch * cfg.wgt_bytes
+    assert cfg.macs_per_cycle == cfg.batch * scratchpads(cfg)["wgt"].entry_bytes
 
 
 def test_the_page_of_configs_is_what_the_declarations_print() -> None:

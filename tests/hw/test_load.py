@@ -18,6 +18,7 @@ from copy_bench import BASE
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode, buffers, formats
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 
@@ -282,7 +283,7 @@ async def errors_end_quietly(dut: Any) -> None:
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
     cfg = bench.config()
-    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // cfg.wgt_bytes}
+    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // scratchpads(cfg)["wgt"].entry_bytes}
     await copy_bench.errors_end_quietly(machine, weights if bench.params()["second"] else None)
 
 
@@ -316,7 +317,7 @@ async def both_at_full_rate(dut: Any) -> None:
     beats = 1000
     blocks = [
         {"buffer": buffer, "x_size": beats * cfg.bus_bytes // size, "y_size": 1, "z_size": 1, "sram_x": 1}
-        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, cfg.wgt_bytes))
+        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, scratchpads(cfg)["wgt"].entry_bytes))
     ]
     for block in blocks:
         machine.execute(block)

@@ -29,6 +29,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim import build
 from celosia.sim.build import BuildError
 from celosia.sim.control import Control
@@ -373,7 +374,7 @@ def test_two_ports_share_the_memory(two: RtlDevice) -> None:
     """A long LOAD on each port: side by side, but for what the memory cannot give."""
     beats, piece = 800, CFG.piece_bytes
     activations = but(LOAD, x_size=beats * CFG.bus_bytes // (4 * piece), buffer=Buffer.ACC)
-    weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // CFG.wgt_bytes)
+    weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // scratchpads(CFG)["wgt"].entry_bytes)
 
     def cycles(model: MemoryModel, *instructions: Instruction) -> int:
         two.use(model)

@@ -28,11 +28,6 @@ from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import CompiledKernel
 
 
-def cache_dir() -> Path:
-    """Where objects are kept."""
-    return cache_folder() / "kernels"
-
-
 def _fills_registers(function: Function) -> bool:
     """Whether tiles take so many registers that loops around them, written out, would have to spill them."""
     tiles = [s.tensor.nbytes for s in statements(function.body) if isinstance(s, Alloc) and s.scope == "local"]
@@ -54,7 +49,7 @@ def _sources() -> str:
 def _place(loops: str, how: object) -> Path:
     """The file of a loop nest's kernel."""
     name = hashlib.sha256(f"{_sources()}\n{other() or host()}\n{how}\n{loops}".encode()).hexdigest()
-    return cache_dir() / f"{name}.kernel"
+    return cache_folder() / "kernels" / f"{name}.kernel"
 
 
 def _found(path: Path) -> CompiledKernel | None:

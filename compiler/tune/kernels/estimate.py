@@ -131,7 +131,7 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
     for read in reads:
         different = prod(loop.extent for loop in unrolled if loop.var in used[read])
         along = [loop for loop in place.loops if loop.kind == "vectorized" and loop.var in used[read]]
-        if along and not _contiguous(read, along[-1].var):
+        if along and stride_along(read.tensor, read.index, along[-1].var) not in (0, 1):
             different *= lanes
         elif along:
             different *= vectors
@@ -141,10 +141,6 @@ def _statement(stmt: Store | Update, place: _Place, counts: Counts) -> None:
     excess = max(0.0, live + 1 - target().registers)
     counts.spilled += trips * excess
     _traffic(reads, used, place, counts)
-
-
-def _contiguous(read: Load, var: Var) -> bool:
-    return stride_along(read.tensor, read.index, var) in (0, 1)
 
 
 def _traffic(reads: list[Load], used: dict[Load, frozenset[Var]], place: _Place, counts: Counts) -> None:

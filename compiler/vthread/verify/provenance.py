@@ -55,7 +55,7 @@ from celosia.compiler.vthread.verify.decode import (
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
 from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
-from celosia.hw.scratchpads import depths
+from celosia.hw.scratchpads import depths, scratchpads
 
 
 class Meaning(StrEnum):
@@ -184,7 +184,7 @@ class Provenance:
         key = address, count
         if key not in self.tiles:
             cfg = self.cfg
-            data = self.bytes_at(address, count * cfg.wgt_bytes)
+            data = self.bytes_at(address, count * scratchpads(cfg)["wgt"].entry_bytes)
             shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:
                 self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
@@ -196,11 +196,11 @@ class Provenance:
 
     def taps(self, address: int, count: int) -> Scalars:
         """Scalars [count, taps, out pieces] of the tap entries from `address`."""
-        cfg = self.cfg
-        data = self.bytes_at(address, count * cfg.tap_slots * cfg.block_out)
+        cfg, (slots, _) = self.cfg, scratchpads(self.cfg)["tap"].shape
+        data = self.bytes_at(address, count * slots * self.cfg.block_out)
         if data is None:
             return self.symbols.fresh(count * cfg.taps * cfg.out_pieces).reshape(count, cfg.taps, cfg.out_pieces)
-        return self.symbols.taps(data.reshape(count, cfg.tap_slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
+        return self.symbols.taps(data.reshape(count, slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
 
     def parameters(self, address: int, count: int) -> Scalars:
         """Scalars [count, out pieces] of the parameter entries from `address`."""
