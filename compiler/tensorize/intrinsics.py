@@ -165,10 +165,6 @@ class Pass:
     to: str = "out"
     padded: bool = False
 
-    def __repr__(self) -> str:
-        """As records of trials know it, those that come with Celosia and those of users: digests of layers hold it."""
-        return f"Pass({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
     @property
     def name(self) -> str:
         """As the intrinsic is called."""
