@@ -10,7 +10,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Format, Opcode, Unit, formats, instruction_bytes
+from celosia.hw.isa import UNIT_OF, Format, Opcode, Unit, formats
 from celosia.hw.scratchpads import Scratchpad
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
@@ -31,11 +31,6 @@ def layout(fmt: Format) -> data.StructLayout:
 def instruction_layout(cfg: Config, opcode: Opcode) -> data.StructLayout:
     """What a unit receives: the number of the instruction within the run, and its fields."""
     return data.StructLayout({"index": INDEX_BITS, "fields": layout(formats(cfg)[opcode])})
-
-
-def raw_layout(cfg: Config) -> data.StructLayout:
-    """What fetch reads: the number of the instruction and its word."""
-    return data.StructLayout({"index": INDEX_BITS, "word": 8 * instruction_bytes(cfg)})
 
 
 done_layout = data.StructLayout({"post": 4, "index": INDEX_BITS})

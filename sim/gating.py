@@ -19,6 +19,12 @@ Nothing else changes: registers get the same values in the same cycles. Statemen
 stay where they are. A condition holds others: where `enable` is `valid & move`, logic that several such enables share
 stands in `if (valid)`. What up to COPIES groups of registers use is written once in each of them. Variables of a task
 become those of a C++ function, which need no place in memory; those of an always block would be stored each time.
+
+It reads what Yosys writes as text, by regular expressions, and not Yosys' cells. Those of `pynq` were looked at, at
+ce51725: 8,225 cells of 31 types, in 13.7 MB of JSON, which take Yosys 1.4 s of processor time more than their 1.7 MB of
+Verilog; to read these and to move statements takes 0.4 s. Who the readers of a cell are is as plain there, but what
+moves must be Verilog again: expressions of all 31 types, and ports of memories with what they give while they are
+written. That would be a second writer of Verilog beside Yosys' own, and longer than what reads it here.
 """
 
 from __future__ import annotations

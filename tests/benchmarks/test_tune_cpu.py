@@ -35,7 +35,7 @@ def test_a_kernel_is_tuned_and_compared(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_kernel_that_fails_is_a_row() -> None:
     case = next(tune_cpu.cases(("gelu",)))
-    broken = tune_cpu.Case("broken", onnx.ModelProto(), case.feed, 0.0)
+    broken = tune_cpu.TimedKernel("broken", onnx.ModelProto(), case.feed, 0.0)
     with Fleet.local(1, 120.0) as fleet:
         rows = list(tune_cpu.kernel_rows([broken], tune_cpu.CI, fleet, lambda text: None, "command"))
     assert rows[0].measured.startswith("failed: ")

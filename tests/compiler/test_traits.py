@@ -21,7 +21,7 @@ FOLDERS = ("compiler", "driver")
 FEWEST = 4
 """Names of operators in one list that make it a table."""
 TABLES = {
-    "compiler/graph/float_weights.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
+    "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
     "compiler/selfcheck/operators.py": "the check shares nothing with what it checks",

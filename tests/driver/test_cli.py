@@ -16,8 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import typer
+from small_models import Builder
 from typer.testing import CliRunner
 
 from celosia.compiler.program import Program
@@ -150,6 +152,20 @@ def test_a_run_with_cycles_report_and_timeline(celosia: Callable[..., tuple[int,
     ends = [row["args"]["end_cycle"] for row in rows if row["tid"] not in host]
     assert abs(max(ends) - before - report["cycles"]) < 10  # the CPU quantises first
     assert report["memory_model"] == "zynq-hp"
+
+
+def test_blocks_are_shown_with_what_they_save(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    b = Builder("qdq", np.int8, seed=3)
+    x = b.conv(b.input([1, 5, 11, 9]), 12, (1, 1))
+    b.output(b.conv(b.conv(x, 24, (1, 1)), 24, (3, 3), (2, 2), (1, 1, 1, 1), group=24))
+    onnx.save(b.model(), "block.onnx")
+    code, out, err = celosia("inspect block.onnx --config pynq --estimate")
+    assert code == 0, err
+    row = re.search(r"\n\S+ \.\. \S+ +4\.8 kB +([\d,]+) +([\d,]+) +([\d,]+)", out)
+    assert row is not None, out
+    apart, together, run = (int(each.replace(",", "")) for each in row.groups())
+    assert apart > together == pytest.approx(run, abs=5)  # the block is all that runs
+    assert re.search(r"\nBlocks, .*\nblock +kept on chip +cycles apart +as a block +in this run *\n", out)
 
 
 def test_a_run_on_the_memory_of_a_board(celosia: Callable[..., tuple[int, str, str]]) -> None:

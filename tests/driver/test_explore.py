@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import energy_uj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
 from celosia.driver.explore.subject import Ask, ExploredModel, closed, timed
-from celosia.driver.pages.front import told_of_preset
 from celosia.hw.config import PRESETS, Config
 
 MEMORY = "pynq-z2"
@@ -286,9 +286,9 @@ def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> N
     code, out, err = call(*line)
     assert code == 0, err
     report, told = json.loads((tmp_path / "out" / "front.json").read_text()), " ".join(out.split())
-    assert report["state"]["looked"] == 0 and report["state"]["ended"] == "budget"
     assert "Take " not in told and "there is nothing to choose from yet" in report["take"]
     assert "with a larger one the same command goes on where it was" in told
+    assert report["state"]["looked"] == 0 and report["state"]["ended"] == "budget"
 
 
 def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,14 +336,17 @@ def test_ctrl_c_on_the_command(model: Path, tmp_path: Path) -> None:
 def test_the_preset_has_its_cycles_with_the_records_that_come_with_celosia(tmp_path: Path) -> None:
     """What `celosia inspect` says of it, beside what it is compared by."""
     demo = celosia.models.demo_model_path()
-    row = explore(demo, space=SPACE, points=1, folder=tmp_path).report["preset"]
+    code, out, err = call("explore", demo, "--points", 1, "--jobs", 1, "-o", tmp_path)
+    told = " ".join(out.split())
+    assert code == 0, err
+    assert "pynq is the board's preset, to compare with" in told
+    row = json.loads((tmp_path / "front.json").read_text())["preset"]
     (name,) = row["models"]
     for records, cycles in (("shipped", row["records"][name]), ("none", row["models"][name]["cycles"])):
         program = celosia.compile(demo, "pynq", check=False, records=records)
         assert cycles == celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
     assert row["records"][name] < row["models"][name]["cycles"]
-    text = told_of_preset(json.loads((tmp_path / "front.json").read_text()))
-    assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in text
+    assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in told
 
 
 # Confirmed --------------------------------------------------------------------------------------------------------
@@ -491,6 +494,15 @@ def test_the_page_has_the_front_and_hostile_names_do_nothing(model: Path, tmp_pa
     (tmp_path / "front.json").write_text('{"searched": []}')
     code, _, err = call("report", tmp_path / "front.json", "-o", tmp_path / "none.html")
     assert code == 1 and "is no front: it has no models; write it again with `celosia explore`" in " ".join(err.split())
+
+
+def test_tooltips_of_configs_have_a_width(model: Path, tmp_path: Path) -> None:
+    """They say all that a Config is, which is wider than any screen; test_report_in_browser.py looks at them."""
+    pytest.importorskip("bokeh")
+    explore(model, space=SPACE, points=3, folder=tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = [each for each in re.findall(r'"tooltips":(.{400})', text) if "@digest" in each]
+    assert len(shown) == 2 and all("max-width:" in each and "overflow-wrap:anywhere" in each for each in shown)
 
 
 def test_a_page_without_a_front(model: Path, tmp_path: Path) -> None:

@@ -118,8 +118,6 @@ def test_the_report_measures(tmp_path: Path, model: Path) -> None:
 
 def test_a_poor_result_says_which_layer_and_what_to_try(tmp_path: Path, model: Path) -> None:
     """One channel of conv2 has weights a thousand times as large as the others: one scale is too coarse for them."""
-    good = celosia.quantize(model, {"image": images(40)}, tmp_path / "good.onnx", config="tiny")
-    assert good["advice"] == [] == good["losing"]
     proto = onnx.load(model)
     (weights,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w2")
     array = numpy_helper.to_array(weights).copy()
@@ -138,10 +136,13 @@ def test_a_poor_result_says_which_layer_and_what_to_try(tmp_path: Path, model: P
     report = json.loads((tmp_path / "r.json").read_text())
     assert result.exit_code == 0 and report["outputs"][0]["sqnr_db"] < 20
     told = " ".join(result.stdout.split())
-    assert report["losing"] and "The int8 model is far from the float one" in told
-    assert report["losing"][0]["name"] in told
+    assert "The int8 model is far from the float one" in told
     assert "1. leave --per-tensor out" in told and "32 are few" in told and "--method percentile" in told
-    assert f"--exclude {report['losing'][0]['name']}" in told and "docs/pytorch.md" in told
+    assert "docs/pytorch.md" in told and f"--exclude {report['losing'][0]['name']}" in told
+    line[1] = str(model)
+    assert "is far from" not in CliRunner().invoke(app, line).stdout
+    good = json.loads((tmp_path / "r.json").read_text())
+    assert good["advice"] == [] == good["losing"]
 
 
 def test_an_excluded_operator_stays_float(tmp_path: Path, model: Path) -> None:
