@@ -38,7 +38,7 @@ from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image
-from celosia.compiler.launch.lowering import LaunchLayers, lower
+from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
 from celosia.compiler.options import Improve, Options, Progress, Source, taking
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.op import HostError
@@ -212,15 +212,7 @@ def _compile(source: Source, options: Options, with_records: bool) -> Program:
         raise ModelError(str(error)) from None
     if check:
         say("checking")
-        plans = [step for step in steps if isinstance(step, LaunchPlan)]
-        checked = self_check(program, plans, selection, image.addresses)
-        units = units_of(program, model.graph, selection)
-        try:
-            check_rewriting(originals[0], units, program.constants, checked.held)
-        except RewriteError:  # and which pass was it?
-            again = specialise(source, options.shapes, cfg.batch).graph
-            PASSES.run(again, lambda name, model: check_pass(originals[0], name, model))
-            raise
+        _check(program, model, lowered, originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
     program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = found.batched
@@ -229,6 +221,20 @@ def _compile(source: Source, options: Options, with_records: bool) -> Program:
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _check(
+    program: Program, model: ir.Model, lowered: Lowered, original: Original, again: Callable[[], ir.Model]
+) -> None:
+    """Compare `program` with the graph that it was made of, and that with the model. SelfCheckError. again: imports."""
+    selection = lowered.selection
+    plans = [step for step in lowered.steps if isinstance(step, LaunchPlan)]
+    checked = self_check(program, plans, selection, lowered.image.addresses)
+    try:
+        check_rewriting(original, units_of(program, model.graph, selection), program.constants, checked.held)
+    except RewriteError:  # and which pass was it?
+        PASSES.run(again(), lambda name, model: check_pass(original, name, model))
+        raise
 
 
 def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:
