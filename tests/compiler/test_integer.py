@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
+import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
@@ -42,6 +44,27 @@ def test_matrix_products(
     za, zb = some(seed + 2, (), a_type), some(seed + 3, (n,) if by_column else (), b_type)
     kernel = compile_op("MatMulInteger", {}, [(x.shape, x.dtype.name) for x in (a, b, za, zb)])
     np.testing.assert_array_equal(kernel(a, b, za, zb)[0], less_zero(a, za) @ less_zero(b, zb))
+
+
+@pytest.mark.parametrize("n", range(1, 24))
+def test_quantised_products_of_any_number_of_columns(n: int) -> None:
+    """LLVM ended the process where a vector was cut so that an instruction had one lane of it left."""
+    x, w = some(n, (10, 11), "uint8"), some(n + 1, (11, n), "int8")
+    zx, zw, zy = np.uint8(3), np.int8(0), np.uint8(7)
+    sx, sw, sy = (np.float32(each) for each in (0.02, 0.01, 0.05))
+    constants = {"sx": sx, "zx": zx, "w": w, "sw": sw, "zw": zw, "sy": sy, "zy": zy}
+    graph = helper.make_graph(
+        [helper.make_node("QLinearMatMul", ["x", *constants], ["y"])], "product",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, (10, n))],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = celosia.compile(model, "tiny", accelerator=False, check=False)
+    with celosia.Runtime(program) as runtime:
+        found = runtime.run({"x": x}).outputs["y"]
+    sums = (less_zero(x, np.asarray(zx)) @ less_zero(w, np.asarray(zw))).astype(np.float32)
+    np.testing.assert_array_equal(found, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
 
 
 def convolved(

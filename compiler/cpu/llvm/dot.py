@@ -48,7 +48,7 @@ def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
         "vnni": _vnni, "pairs": _by_pairs, "i8mm": _i8mm, "dotprod": _dotprod,
         "neon": _neon if "fp-armv8" in has else _neon_of_armv7,
     }[kind]  # fmt: skip
-    width = next((n for n in widths if n <= lanes), widths[-1])
+    width = next((n for n in reversed(widths) if n >= lanes), widths[0])
     if width == lanes:
         return one(b, acc, x, w)
     parts = []
