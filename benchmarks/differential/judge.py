@@ -370,11 +370,15 @@ class Neighbourhood:
         if ties is None or not np.any(ties[1]):
             return None
         at, where = ties
-        known, node = self.constants | dict(self.feed), self.quantisers[name]
+        known, node = self._known(), self.quantisers[name]
         zero = known[node.input[2]].astype(np.int64) if len(node.input) > 2 else 0
         whole, limits = quantised.astype(np.int64), np.iinfo(quantised.dtype)
         other = np.where(where, whole + np.where(at > whole - zero, 1, -1), whole)
         return np.clip(other, limits.min, limits.max).astype(quantised.dtype)
+
+    def _known(self) -> dict[str, Array]:
+        """What is given, and what is computed: constants may be operators, too."""
+        return self.constants | dict(self.feed) | self.near[0]
 
     def _ties(self, name: str) -> tuple[Array, Array] | None:
         """(Floats that become `name`, in steps; whether rounding moves them across a tie); None where it has several
@@ -382,7 +386,7 @@ class Neighbourhood:
         node = self.quantisers.get(name)
         if node is None or not self.near or node.input[0] not in self.near[0]:
             return None  # also where an input is quantised: it is what it is
-        known = self.constants | dict(self.feed) | self.near[0]
+        known = self._known()
         real, scale = known[node.input[0]], known[node.input[1]]
         if scale.size != 1:
             return None
