@@ -5,9 +5,9 @@ quantised tensors go into onnxruntime, too, so that each stretch between two of 
 inputs, and a step in one layer cannot hide, or excuse, what a later one makes of it.
 
 - Floats may differ by what rounding does. How much that is for a tensor is measured under onnxruntime: all float inputs
-  and constants move by one unit in the last place, up or down at random, and optimisations are left out; and ONNX's
-  reference computes the exact result in doubles, from which onnxruntime's own formula is some way off. Within both
-  together of onnxruntime's result is right, and so is within them of the exact one.
+  and constants, and what is dequantised, move by one unit in the last place, up or down at random, and optimisations
+  are left out; and ONNX's reference computes the exact result in doubles, from which onnxruntime's own formula is some
+  way off. Within both together of onnxruntime's result is right, and so is within them of the exact one.
 - Integers must be onnxruntime's, but for the steps that `exclusions.py` allows.
 """
 
@@ -31,6 +31,7 @@ import celosia
 from benchmarks.differential.case import Case
 from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
 from benchmarks.differential.exclusions import excuse
+from benchmarks.differential.moved import moved, with_moved_constants, with_moved_dequantised
 from benchmarks.differential.net import value_info
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
@@ -290,8 +291,9 @@ class Neighbourhood:
         try:
             found = [run(session(plain, "DISABLE_ALL", threads=1), self.feed)]
             for _ in range(VARIANTS):
-                feed = {name: _moved(array, rng) for name, array in self.feed.items()}
-                found.append(run(session(_with_moved_constants(plain, rng), "DISABLE_ALL", threads=1), feed))
+                feed = {name: moved(array, rng) for name, array in self.feed.items()}
+                near = with_moved_dequantised(with_moved_constants(plain, rng), found[0], rng)
+                found.append(run(session(near, "DISABLE_ALL", threads=1), feed))
         except OracleError:
             return []
         return found
@@ -406,25 +408,3 @@ def _of_rounding(expected: Array, exact: Array) -> Array:
     """Where onnxruntime's result is so near to the exact one that it means the same."""
     near: Array = _distance(expected, exact) <= LIKENESS * np.max(np.abs(exact), initial=0.0)
     return near
-
-
-def _moved(array: Array, rng: np.random.Generator) -> Array:
-    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
-        return array
-    with np.errstate(over="ignore"):
-        moved: Array = np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
-    return np.where(array == 0, array, moved).astype(array.dtype)
-
-
-NUMBERS = ("Resize", "Upsample", "Range", "QuantizeLinear", "OneHot", "NonMaxSuppression")
-"""Operators with floats beside their operand from which shapes or rounding follow."""
-
-
-def _with_moved_constants(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
-    fixed = {name for node in model.graph.node if node.op_type in NUMBERS for name in node.input[1:]}
-    moved = onnx.ModelProto()
-    moved.CopyFrom(model)
-    for tensor in moved.graph.initializer:
-        if tensor.name not in fixed and tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
-            tensor.CopyFrom(numpy_helper.from_array(_moved(numpy_helper.to_array(tensor), rng), tensor.name))
-    return moved

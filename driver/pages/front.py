@@ -162,7 +162,12 @@ def _notes(report: Mapping[str, Any]) -> str:
 
 
 def told_of_preset(report: Mapping[str, Any]) -> str:
-    """What the preset's row is, and why its cycles are not those of a compiled Program."""
+    """What the preset's row is, and why its cycles are not those of a compiled Program.
+
+    >>> told_of_preset({"memory": "m", "preset": {"name": "p", "fits": True, "records": {"a": 7, "b": 9}, "models": {
+    ...     "a": {"cycles": 7}, "b": {"cycles": 10}}}}).partition("; ")[2].partition(" (")[0]
+    'with the schedules that come with Celosia for p, b takes 9, not 10'
+    """
     row = report["preset"]
     text = f"{row['name']} is the board's preset, to compare with"
     if not row["fits"]:
@@ -170,7 +175,10 @@ def told_of_preset(report: Mapping[str, Any]) -> str:
     text += ". Cycles of all Configs are by the timing model under the compiler's own decisions"
     for name, cycles in row["records"].items():
         own = row["models"][name]["cycles"]
-        text += f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
+        if cycles != own:
+            text += (
+                f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
+            )
     return f"{text} (memory {report['memory']}); `celosia tune` looks for schedules that take fewer, for any of them."
 
 

@@ -319,6 +319,17 @@ def test_layer_normalisation_of_old_opsets() -> None:
     assert judge(of_text(text, opset=13)).what == EQUAL
 
 
+def test_a_mean_of_bytes_that_cancel() -> None:
+    """Moved with their scale alone, they would cancel however they are rounded."""
+    case = of_text("""
+        (float[2, 40] x) => (float[] y) <float s = {0.010719789}, uint8 z = {128}> {
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) m = ReduceMean<axes = [0]>(d) y = Relu(m) }""",
+        opset=14)  # fmt: skip
+    (feed,) = case.feeds
+    feed["x"][1] = -feed["x"][0]
+    assert judge(case).what == EQUAL
+
+
 # It finds what is wrong ----------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,10 @@ for name, cfg, mutants, reach in (
     ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 22),
     ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, FRONT), 12),
 ):
-    prove(f"rings of the vector unit are in step with its items, {name}", *mutants, depth=1, reach=reach)(
-        partial(rings, cfg)
-    )
+    prove(
+        f"rings of the vector unit are in step with its items, {name}",
+        *mutants,
+        depth=1,
+        reach=reach,
+        tested=name == "with residuals in two parts",
+    )(partial(rings, cfg))

@@ -72,4 +72,6 @@ for depth, mutants in {
     ),
     16: (Mutant(FILE, "down = told & (oldest.lane == lane)", "down = told"),),
 }.items():
-    prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1)(partial(in_order, depth))
+    prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1, tested=depth == 4)(
+        partial(in_order, depth)
+    )
