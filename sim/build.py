@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from importlib import metadata
@@ -96,16 +96,26 @@ def _optimisation(cfg: Config) -> str:
     return "-O3" if _is_large(cfg) else "-O1"
 
 
-def _cxx_sources(folder: Path, root: Path) -> tuple[list[Path], Path]:
+def _cxx_sources(folder: Path) -> tuple[list[Path], Path]:
     """The C++ files of a simulator that Verilator has written to `folder`, and one more for -O1: what takes little time
     of a run, in one file, since it reads the same headers.
     """
     generated = sorted(folder.glob("*.cpp"))
     starting = [path for path in generated if path.stem.endswith("Slow")]
-    seldom = folder / "seldom.cpp"
-    together = (*(root / "include" / name for name in RUNTIME), *starting)
-    seldom.write_text("".join(f'#include "{path}"\n' for path in together), encoding="utf-8")
+    seldom = _together(starting, folder / "seldom.cpp")
     return [*(path for path in generated if path not in starting), HARNESS, PRODUCTS], seldom
+
+
+def _together(sources: Iterable[Path], file: Path) -> Path:
+    """`file`, in which all `sources` are one translation unit."""
+    file.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
+    return file
+
+
+def _runtime(cxx: str) -> Path:
+    """Where Verilator's runtime is kept, compiled, for all simulators that `cxx` compiles."""
+    told = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
+    return cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
 
 
 def _source(cfg: Config) -> str:
@@ -121,14 +131,18 @@ def faster(cfg: Config) -> str:
     return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
+def _version(tool: str) -> str:
+    return subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+
+
 def library_path(cfg: Config, source: str | None = None) -> Path:
     """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
     files = (HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ()))
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
-        metadata.version("verilator"), version, _processor(), *VERILATOR_FLAGS, *CXX_FLAGS, _optimisation(cfg),
+        metadata.version("verilator"), _version(compiler()), _processor(), *VERILATOR_FLAGS, *CXX_FLAGS,
+        _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
@@ -219,9 +233,12 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
-        sources, seldom = _cxx_sources(work, root)
+        sources, seldom = _cxx_sources(work)
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
         flags = {seldom: "-O1", **dict.fromkeys(sources, _optimisation(cfg))}
+        runtime, new_runtime = _runtime(cxx), work / "runtime.o"
+        if not runtime.exists():
+            flags[_together((root / "include" / name for name in RUNTIME), new_runtime.with_suffix(".cpp"))] = "-O1"
         stage = "C++"
         progress.update(task, description=f"{what}: {stage}", total=len(flags) + 1)
         commands = [
@@ -229,7 +246,11 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
             for path, flag in flags.items()
         ]
         _call_all(commands, work, lambda: progress.advance(task))
-        objects = [str(work / f"{path.stem}.o") for path in flags]
+        if new_runtime.exists():
+            runtime.parent.mkdir(exist_ok=True)
+            os.replace(new_runtime, runtime)
+        used(runtime)
+        objects = [str(runtime), *(str(work / f"{path.stem}.o") for path in flags if path.stem != "runtime")]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         os.replace(work / "simulator.so", path)

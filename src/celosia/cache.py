@@ -12,6 +12,7 @@ from pathlib import Path
 
 KINDS = {
     "rtlsim": "simulators of the RTL (a minute or more each)",
+    "verilator": "Verilator's runtime, compiled (seconds each)",
     "verilog": "Verilog of Configs (seconds each)",
     "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",

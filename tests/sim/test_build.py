@@ -68,6 +68,30 @@ def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_
     assert not any(tmp_path.glob("rtlsim/*/build.*")) and not any(tmp_path.glob("rtlsim/*/*.so"))
 
 
+RECORDER = """#!/bin/sh
+[ "$1" = --version ] && echo recorder 1.0 && exit
+echo "$*" >> "$0.log"
+while [ "$1" != -o ]; do shift; done
+echo > "$2"
+"""
+
+
+@pytest.mark.rtl
+def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, log = tmp_path / "compiler", tmp_path / "compiler.log"
+    compiler.write_text(RECORDER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    source = verilog(CFG, simulation=True)
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    for number in range(2):
+        build.library(CFG, quiet=True, source=f"{source}\n// {number}\n")
+    said = log.read_text()
+    assert said.count("runtime.cpp") == 1 and said.count("seldom.cpp") == said.count("-shared") == 2
+    (runtime,) = (entry for entry in cache.entries() if entry.kind == "verilator")
+    assert [str(runtime.path) in line for line in said.splitlines() if "-shared" in line] == [True, True]
+
+
 def test_other_handlers_of_sigterm_stay() -> None:
     def own(*_: object) -> None: ...
 
