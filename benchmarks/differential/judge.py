@@ -31,7 +31,7 @@ import celosia
 from benchmarks.differential.case import Case
 from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
 from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.moved import moved, with_moved_constants, with_moved_dequantised
+from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised
 from benchmarks.differential.net import value_info
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
@@ -50,6 +50,8 @@ SENTENCES = (ModelError, HostError, InputError)
 QUANTISED = (np.int8, np.uint8, np.int16, np.uint16)
 VARIANTS = 4
 """Draws of moved inputs and constants."""
+SIGNS = 32
+"""Draws that tell whether rounding decides a sign: each of its two sides should be among them."""
 MARGIN = 16
 """By which the largest of so few draws is multiplied: rounding is one draw more, of another kind."""
 LEAST = 2.0**-21
@@ -287,11 +289,14 @@ class Neighbourhood:
     @cached_property
     def near(self) -> list[dict[str, Any]]:
         """All tensors, as they are and as they are moved; none where onnxruntime needs its integer operators."""
+        return self._drawn(VARIANTS)
+
+    def _drawn(self, count: int) -> list[dict[str, Any]]:
         plain, rng = exposed(self.model), np.random.default_rng(0)
         try:
             found = [run(session(plain, "DISABLE_ALL", threads=1), self.feed)]
-            for _ in range(VARIANTS):
-                feed = {name: moved(array, rng) for name, array in self.feed.items()}
+            for _ in range(count):
+                feed = moved_feed(plain, self.feed, rng)
                 near = with_moved_dequantised(with_moved_constants(plain, rng), found[0], rng)
                 found.append(run(session(near, "DISABLE_ALL", threads=1), feed))
         except OracleError:
@@ -306,7 +311,9 @@ class Neighbourhood:
             return [Gap(name, operators, why)]
         if expected.dtype.kind == "f":
             allowed = self._allowed(name, expected) + more
-            same = _equal(found, expected) | (_distance(found, expected) <= allowed)
+            same: Array = _equal(found, expected) | (_distance(found, expected) <= allowed)
+            if np.any(one := np.isfinite(found) != np.isfinite(expected)):
+                same = same | (one & self._undefined(name, expected))
             if not np.all(same) and (exact := self._exact(name)) is not None and exact.shape == found.shape:
                 same |= _of_rounding(expected, exact) & (_distance(found, exact) <= allowed)
             why = _elements(found, expected, same)
@@ -336,6 +343,13 @@ class Neighbourhood:
         if (exact := self._exact(name)) is not None and exact.shape == expected.shape:
             own = float(np.max(_distance(wide, exact), initial=0.0, where=_of_rounding(wide, exact)))
         return MARGIN * spread + own + LEAST * float(np.max(np.abs(wide[finite]), initial=0.0))
+
+    def _undefined(self, name: str, expected: Array) -> Array:
+        """Which elements rounding moves to where there is no result, or from there, as roots of what cancels."""
+        near = [each[name] for each in self._drawn(SIGNS) if each[name].shape == expected.shape]
+        finite = np.isfinite(near or [expected])
+        undefined: Array = finite.any(axis=0) & ~finite.all(axis=0)
+        return undefined
 
     def _exact(self, name: str) -> Array | None:
         """What ONNX's reference computes in double precision, where it can."""

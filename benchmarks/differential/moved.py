@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 Array = NDArray[Any]
-NUMBERS = ("Resize", "Upsample", "Range", "QuantizeLinear", "OneHot", "NonMaxSuppression")
-"""Operators with floats beside their operand from which shapes or rounding follow."""
+NUMBERS = ("Resize", "Upsample", "Range", "QuantizeLinear", "OneHot", "NonMaxSuppression", "Pow")
+"""Operators with floats beside their operand from which shapes, rounding or whether there is a result follow."""
 
 
 def moved(array: Array, rng: np.random.Generator) -> Array:
@@ -27,6 +27,12 @@ def moved(array: Array, rng: np.random.Generator) -> Array:
 
 def _fixed(model: onnx.ModelProto) -> set[str]:
     return {name for node in model.graph.node if node.op_type in NUMBERS for name in node.input[1:]}
+
+
+def moved_feed(model: onnx.ModelProto, feed: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The inputs of `model`, moved as its constants are by `with_moved_constants`."""
+    fixed = _fixed(model)
+    return {name: array if name in fixed else moved(array, rng) for name, array in feed.items()}
 
 
 def with_moved_constants(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:

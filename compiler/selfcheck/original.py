@@ -108,7 +108,7 @@ class Original:
             if not missing and each not in known:
                 self._run(each, known, slack)
                 if shake is not None:
-                    known[each] = tuple(_shaken(side, shake) for side in known[each])
+                    known[each] = tuple(shaken(side, shake) for side in known[each])
             if missing:
                 waiting += missing
             else:
@@ -166,7 +166,8 @@ class Original:
                 known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
 
 
-def _shaken(array: Any, rng: np.random.Generator) -> Any:
+def shaken(array: Any, rng: np.random.Generator) -> Any:
+    """`array` with each of its floats moved by a unit in its last place, up or down; what has none as it is."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     with np.errstate(all="ignore"):

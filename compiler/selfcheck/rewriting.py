@@ -32,6 +32,7 @@ from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by
 from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
+from celosia.compiler.selfcheck.rounding import beyond_rounding
 from celosia.compiler.selfcheck.tolerance import outside
 from celosia.sim.fsim import one_blas_thread
 
@@ -39,8 +40,6 @@ Array = NDArray[Any]
 Values = Mapping[str, Any]
 TRIES = 3
 """Random inputs on which a tensor must differ: a comparison or an index of floats may once fall on an edge."""
-DRAWS, SHARE = 3, 16
-"""Of what rounding alone does, and by which its largest is multiplied: another order of roundings is one draw more."""
 
 
 class RewriteError(SelfCheckError):
@@ -127,8 +126,8 @@ class Comparison:
         except (HostError, Unsupported, ValueError) as error:
             return f"it cannot be computed: {error}"
         what = outside(found, low, high)
-        if what and isinstance(low, np.ndarray) and low.dtype.kind == "f":
-            what = outside(found, low, high, SHARE * self._moved(number, given, low))
+        if what and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(found) == low.shape:
+            what = beyond_rounding(self.original, number, given, (low, high), found)
         return what
 
     def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:
@@ -145,19 +144,6 @@ class Comparison:
             largest = known.get(self.original.number.get(out.name or "", -1), last)[1]
             if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
                 raise Unknown  # which may be 256, and wraps, as onnxruntime's
-
-    def _moved(self, number: int, given: Mapping[int, Any], plain: Array) -> float:
-        """How far rounding alone moves a float tensor of the imported model, as a small difference of large numbers:
-        its operators tell, where each result is moved by one unit in the last place at random (CESTAC: Vignes 1993)."""
-        moved = 0.0
-        for seed in range(DRAWS):
-            known = {each: (value, value) for each, value in given.items()}
-            again, _ = self.original.compute(number, known, shake=np.random.default_rng(seed))
-            if np.shape(again) == plain.shape:
-                with np.errstate(all="ignore"):
-                    apart = np.abs(again.astype(np.float64) - plain)
-                moved = max(moved, float(np.max(apart, initial=0.0, where=np.isfinite(apart))))
-        return moved
 
     def _between(self, name: str) -> tuple[set[int], list[Unit]]:
         """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.

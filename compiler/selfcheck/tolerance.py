@@ -18,8 +18,9 @@ ROUNDINGS = 8
 """Of 16-bit floats, one per operator, between two tensors that are compared."""
 
 
-def outside(found: Any, low: Any, high: Any, more: float = 0.0) -> str:
-    """How `found` lies outside of what the model allows, floats by `more`; "" where it does not."""
+def outside(found: Any, low: Any, high: Any, more: float | Array = 0.0) -> str:
+    """How `found` lies outside of what the model allows, floats by `more`, for each element or
+    for all; "" where it does not."""
     if isinstance(low, list):
         same = isinstance(found, list) and len(found) == len(low)
         return next(filter(None, map(outside, found, low, high)), "") if same else "another sequence"
@@ -47,7 +48,7 @@ def outside(found: Any, low: Any, high: Any, more: float = 0.0) -> str:
     )
 
 
-def _far(found: Array, low: Array, high: Array, more: float) -> Array:
+def _far(found: Array, low: Array, high: Array, more: float | Array) -> Array:
     """Where floats are further from what lies between `low` and `high` than another order of sums takes them."""
     wide = np.complex128 if found.dtype.kind == "c" else np.float64
     a, b = found.astype(wide), low.astype(wide)

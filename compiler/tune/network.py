@@ -138,7 +138,10 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
     nothing = Applied("none", network.cfg.name)
     if not records.knows(network.cfg):
         return network.image, nothing
-    occurrences = network.occurrences()
+    try:
+        occurrences = network.occurrences()
+    except Untileable:
+        return network.image, nothing  # which tells of all layers that do not fit
     own = {each.workload: each for each in occurrences}
     found = records.best(network.cfg, network.name, network_measurer(judge))
     source, inexact, tuned = "network", 0, {}

@@ -21,13 +21,23 @@ from benchmarks.differential.campaign import Journal, Judged, Tally, Workers, ju
 from benchmarks.differential.case import Case
 from benchmarks.differential.draw import draw_case
 from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.judge import CRASHED, DOCUMENTED, EQUAL, REFUSED, UNCOUNTED, WRONG, Verdict, judge
+from benchmarks.differential.judge import (
+    CRASHED,
+    DOCUMENTED,
+    EQUAL,
+    REFUSED,
+    UNCOUNTED,
+    WRONG,
+    Neighbourhood,
+    Verdict,
+    judge,
+)
 from benchmarks.differential.minimise import minimise
 from benchmarks.differential.net import Draw, Net, OracleError
 
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import float_weights
-from celosia.hw.config import PRESETS
+from celosia.hw.config import PRESETS, Config
 
 SEEDS, CHUNKS, EACH = (1, 2), 10, 15
 """300 models of `make test`: other seeds are for `python -m benchmarks differential`."""
@@ -328,6 +338,54 @@ def test_a_mean_of_bytes_that_cancel() -> None:
     (feed,) = case.feeds
     feed["x"][1] = -feed["x"][0]
     assert judge(case).what == EQUAL
+
+
+def test_a_part_whose_padding_is_as_long_as_the_whole() -> None:
+    """Six channels of eleven, which with their padding are sixteen, too, are no storage that can be moved."""
+    case = of_text("""
+        (float[1, 11, 3, 10] x) => (float[] y) <float s = {0.0066}, int8 z = {-68}, int64[2] sizes = {6, 5}> {
+            a = MaxPool<kernel_shape = [3, 1], pads = [0, 0, 1, 0]>(x) b = QuantizeLinear(a, s, z)
+            c, d = Split<axis = 1>(b, sizes) e = com.microsoft.QLinearConcat<axis = 1>(s, z, c, s, z, d, s, z)
+            f = DequantizeLinear(e, s, z) y = SpaceToDepth<blocksize = 2>(f) }""")
+    assert judge(replace(case, config=Config(batch=4, block_in=2, block_out=16))).what == EQUAL
+
+
+def test_what_fits_no_tile_where_records_are() -> None:
+    """A mean of more pixels than acc holds, under a preset that has records."""
+    case = of_text("""
+        (uint8[1, 1, 144, 10] x) => (uint8[] y) <float s = {0.09}, uint8 z = {128}, float t = {0.0014}> {
+            a = DequantizeLinear(x, s, z) b = GlobalAveragePool(a) y = QuantizeLinear(b, t, z) }""")
+    assert judge(replace(case, config=PRESETS["zcu104"])).what == EQUAL
+
+
+def test_roots_of_what_cancels() -> None:
+    """Rounding decides whether there is a number under the root."""
+    case = of_text("""
+        (float[8, 17] x) => (float[] y) {
+            a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = ReduceMean<axes = [-1]>(b) y = Sqrt(c) }""",
+        opset=14)  # fmt: skip
+    assert judge(case).what == EQUAL
+
+
+def test_the_exponent_of_a_negative_base_is_what_it_is() -> None:
+    case = of_text("""
+        (float[2, 17] x, float e) => (float[] y) {
+            a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = Pow(b, e) d = ReduceMean<axes = [-1]>(c)
+            f = Sqrt(d) g = Div(b, f) y = Tanh(g) }""",
+        opset=14)  # fmt: skip
+    (feed,) = case.feeds
+    feed["e"] = np.array(2, np.float32)
+    near = Neighbourhood(case.model, feed, case.model)
+    assert not any(np.isnan(each["y"]).any() for each in near.near) and judge(case).what == EQUAL
+
+
+def test_what_is_no_number_is_found() -> None:
+    near = Neighbourhood.__new__(Neighbourhood)
+    one, none = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
+    for moved, wrong in ((one, 1), (none, 0)):
+        drawn = [{"y": one}, {"y": moved}]
+        near.__dict__.update(near=drawn, _drawn=lambda count, drawn=drawn: drawn, _exact=lambda name: None)
+        assert len(near.gap("y", none, one, "", ())) == len(near.gap("y", one, none, "", ())) == wrong
 
 
 # It finds what is wrong ----------------------------------------------------------------------------------------------

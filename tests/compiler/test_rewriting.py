@@ -319,3 +319,9 @@ def test_what_follows_from_no_number_is_not_compared() -> None:
             f = com.microsoft.QLinearMul(d, t, z, w, r, z, t, z)
             e = DequantizeLinear(f, t, z) m = ReduceMean(e) y = Sub(e, m) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny", accelerator=False)
+
+
+def test_rounding_decides_whether_there_is_a_root() -> None:
+    text = """<ir_version: 9, opset_import: ["": 14]> g (float[40, 17] x) => (float[40, 1] y) {
+        a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = ReduceMean<axes = [-1]>(b) y = Sqrt(c) }"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")

@@ -73,6 +73,8 @@ class Placement:
         self.made: dict[ir.Value, Choice] = {}
         self.alias: dict[ir.Value, ir.Value] = {}
         """Views, and the tensor that each is a view of."""
+        self.parts: set[ir.Value] = set()
+        """Parts of other tensors, in whose storages they lie."""
         self.given: dict[tuple[ir.Value, Form], Activation] = {}
         """What the host fills."""
         self.inside: dict[Storage, Activation] = {}
@@ -101,7 +103,9 @@ class Placement:
 
     def owned(self, value: ir.Value | None) -> bool:
         """Whether layers write `value` into a storage that is its own, so that it can be moved."""
-        act = None if value is None or value in self.unmoved else self.selection.written.get(value)
+        if value is None or value in self.unmoved or value in self.parts:
+            return False
+        act = self.selection.written.get(value)
         return act is not None and self.whole(act) and act.storage not in (*self.inside, *self.fixed)
 
     def whole(self, act: Activation) -> bool:

@@ -83,6 +83,7 @@ def take_parts(p: Placement, node: ir.Node) -> None:
     for value, part in zip(node.outputs, parts):
         act = replace(part, name=value.name or "")
         p.selection.forms[value], p.selection.written[value] = natural_form(value), act
+        p.parts.add(value)
     p.selection.views[node] = "free: part of the same bytes"
 
 
