@@ -202,6 +202,7 @@ def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
 
 def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
     sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
+    spread = [Field("spread", 1, "WGT only: half of each element comes through each read port.")] * pads["wgt"].spread
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
@@ -209,6 +210,7 @@ def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
             *_header(),
             Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT or TAP."),
             Field("widen", 1, "ACC only: the elements are int8 and become int32."),
+            *spread,
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
@@ -329,10 +331,11 @@ def buffers(cfg: Config) -> tuple[Buffer, ...]:
 
 
 def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
-    """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second."""
-    far = [b for b in buffers(cfg) if cfg.ports == 2 and scratchpads(cfg)[b.name.lower()].far]
-    near = [b for b in buffers(cfg) if b not in far]
-    return (tuple(near), tuple(far))[: cfg.ports]
+    """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second,
+    and what is spread by both."""
+    pads = {buffer: scratchpads(cfg)[buffer.name.lower()] for buffer in buffers(cfg)}
+    near = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
+    return (tuple(near), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
 
 
 @cache
@@ -400,12 +403,19 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
     last = buffers(cfg)[-1]
     destination = Destination.VIN if cfg.forward else Destination.OUT
     return {
-        Opcode.LOAD: {"the buffer does not exist": lambda f: f["buffer"] > last},
+        Opcode.LOAD: {
+            "the buffer does not exist": lambda f: f["buffer"] > last,
+            **({"only WGT is spread": _spread_else} if scratchpads(cfg)["wgt"].spread else {}),
+        },
         Opcode.VECTOR: {
             "the destination does not exist": lambda f: f["destination"] > destination,
             "the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0),
         },
     }
+
+
+def _spread_else(f: Any) -> Any:
+    return (f["spread"] == 1) & (f["buffer"] != Buffer.WGT)
 
 
 _RULES: dict[Opcode, dict[str, Broken]] = {

@@ -17,6 +17,10 @@ from celosia.hw.config import Config
 TABLE_SIZE = 256
 """Entries of a table of lut: one for each int8."""
 
+SPREAD_BEATS = 8
+"""Beats of half an entry from which it pays to ask for it on its own: so many of each burst that may be under way at
+once cover what memory takes to answer."""
+
 _BITS = {"int8": 8, "int32": 32, "uint64": 64}
 
 
@@ -52,6 +56,7 @@ class Scratchpad:
     banks: memories over which the entries are spread.
     kept: values of an entry that the hardware keeps, from the first one on; 0: all.
     far: filled through the second read port to memory where there are two.
+    spread: an instruction may fill it through both, half of each entry through each.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Scratchpad:
     banks: int = 1
     kept: int = 0
     far: bool = False
+    spread: bool = False
 
     @property
     def value_bits(self) -> int:
@@ -135,10 +141,11 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     """
     inp, out = (cfg.inp_pieces, cfg.batch, cfg.group), (cfg.out_pieces, cfg.batch, cfg.group)
     forward = "vector load" if cfg.forward else "load"
+    spread = cfg.ports == 2 and cfg.block_out * cfg.block_in >= 2 * SPREAD_BEATS * cfg.bus_bytes
     slots = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # entries of vin that VECTOR reads at once, in banks
     pads = [
         _scratchpad(cfg, "inp", cfg.inp_depth, inp, forward, "gemm", in_pieces=True),
-        _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm", far=True),
+        _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm", far=True, spread=spread),
         _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load", "gemm vector", element="int32", grain=32,
                     in_pieces=True, banks=2),
         _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=slots),

@@ -17,7 +17,13 @@ from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
-from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
+from celosia.hw.dae_pipeline.scratchpad import (
+    AccScratchpad,
+    HalvedScratchpad,
+    Scratchpad,
+    WindowScratchpad,
+    WriteArbiter,
+)
 from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.event_trace import EventTrace
@@ -64,7 +70,8 @@ def scratchpad(cfg: Config, name: str) -> wiring.Component:
     pad = scratchpads(cfg)[name]
     if name == "vin" and cfg.taps:
         return WindowScratchpad(pad.depth, pad.width, pad.grain, cfg.taps)
-    return Scratchpad(pad.depth, pad.width, pad.grain)
+    kind = HalvedScratchpad if pad.spread else Scratchpad
+    return kind(pad.depth, pad.width, pad.grain)
 
 
 class Accelerator(wiring.Component):
@@ -178,6 +185,8 @@ class Accelerator(wiring.Component):
                 self._connect_writers(m, name, pads[name], port, vector.writes[name])
             elif name not in ("lut", "acc"):
                 connect(m, port, pads[name].write)
+        if scratchpads(self._cfg)["wgt"].spread:
+            connect(m, load.near_wgt, pads["wgt"].near)
         connect(m, load.lut, vector.lut)
         connect(m, load.acc, acc.load_write)
         connect(m, gemm.inp, pads["inp"].read)

@@ -18,6 +18,7 @@ from celosia.hw.isa import (
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
+    Buffer,
     Destination,
     Opcode,
     buffers,
@@ -36,6 +37,7 @@ Columns = dict[str, Ints]
 """The values of each field, of instructions of one opcode."""
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
+ALONE, SPREAD = 1, 2
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Demand:
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
-    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory.
+    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
+    both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each. reads, feeds: what it
     reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR
     share, where one of them writes there.
@@ -64,6 +67,7 @@ class Demand:
     bursts: Ints
     beats: Ints
     lane: Ints
+    weights: Ints
     outputs: Ints
     residual: Ints
     reads: Ints
@@ -167,37 +171,45 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
-    lane = np.array([next((n for n, own in enumerate(lanes(cfg)) if b in own), 0) for b in range(8)], np.int64)
+    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in range(8)], np.int64)
     padding = z * width * (top + y + f["pad_bottom"]) - elements
+    spread = f["spread"] if "spread" in f else np.zeros_like(x)
+    may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
     return {
-        "steps": padding + elements * np.maximum(1, size // cfg.bus_bytes),
+        "steps": padding + elements * np.maximum(1, (size >> spread) // cfg.bus_bytes),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
-        "lane": lane[f["buffer"]],
-        **_rows(cfg, f, size),
+        "lane": lane[f["buffer"]] * (1 - spread),
+        "weights": _where(may, ALONE) + spread,
+        **_rows(cfg, f, size, spread),
     }
 
 
 def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
-    return {"steps": elements * max(1, cfg.piece_bytes // cfg.bus_bytes), **_rows(cfg, f, size)}
+    steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)
+    return {"steps": steps, **_rows(cfg, f, size, np.zeros_like(elements))}
 
 
-def _rows(cfg: Config, f: Columns, size: Ints) -> dict[str, Ints]:
+def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
     """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
 
-    size: bytes of an element.
+    size: bytes of an element. spread: whether half of each is a row of its own.
     """
     row_bytes = f["x_size"] * size
     merged = row_bytes == f["dram_y"]
     in_plane = np.where(merged, 1, f["y_size"])
     row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
-    rows = in_plane * f["z_size"]
+    in_row = np.where(spread == 1, row_bytes // size, 1)
+    row_bytes = np.where(spread == 1, size // 2, row_bytes)
+    rows = in_row * in_plane * f["z_size"]
     owner: Ints = np.repeat(np.arange(len(rows)), rows)
     number: Ints = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
-    z, y = number // in_plane[owner], number % in_plane[owner]
-    offset = (f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner]) & 0xFFFFFFFF
+    row, x = number // in_row[owner], number % in_row[owner]
+    z, y = row // in_plane[owner], row % in_plane[owner]
+    offset = f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner] + x * size[owner]
+    offset &= 0xFFFFFFFF
     beats, bursts = on_the_bus(cfg.bus_bytes, offset, row_bytes[owner])
     total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))
     return {"rows": rows, "beats": total[0].astype(np.int64), "bursts": total[1].astype(np.int64)}

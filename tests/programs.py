@@ -34,6 +34,7 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
 )
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.device import Device
 
 SMALL: dict[str, Any] = dict(
@@ -53,6 +54,7 @@ CONFIGS = {
     "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, **SMALL),
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
+    "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
     ),
@@ -248,6 +250,8 @@ class Generator:
         fields = self.dram(area, (z, y), x * size, align) | dict(
             x_size=x, y_size=y, z_size=z, buffer=buffer, widen=widen
         )
+        if scratchpads(cfg)["wgt"].spread:
+            fields["spread"] = int(buffer == Buffer.WGT and rng.random() < 0.5)
         fields |= self.address("sram", ("z", "y", "x"), block, depth)
         fields |= dict(pad_top=pads[0], pad_bottom=pads[1], pad_left=pads[2], pad_right=pads[3])
         # Padding of parameters must be a normalised multiplier, too.

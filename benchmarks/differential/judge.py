@@ -348,8 +348,7 @@ class Neighbourhood:
         """Which elements rounding moves to where there is no result, or from there, as roots of what cancels."""
         near = [each[name] for each in self._drawn(SIGNS) if each[name].shape == expected.shape]
         finite = np.isfinite(near or [expected])
-        undefined: Array = finite.any(axis=0) & ~finite.all(axis=0)
-        return undefined
+        return np.asarray(finite.any(axis=0) & ~finite.all(axis=0))
 
     def _exact(self, name: str) -> Array | None:
         """What ONNX's reference computes in double precision, where it can."""

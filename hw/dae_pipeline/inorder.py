@@ -11,13 +11,14 @@ from celosia.hw.layout import Pulse, done_layout
 
 
 class InOrder(wiring.Component):
-    """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first.
+    """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first. An
+    instruction may be handed to several, and has ended where all of them have.
 
     Parameters: lanes, which work in their own order each; depth, instructions of which `done` has not been told.
 
     Members
     -------
-    handed : In(stream)     an instruction goes to `lane`; `done` is what to tell when it has ended.
+    handed : In(stream)     an instruction goes to `lanes`, a bit each; `done` is what to tell when it has ended.
     ended : In(lanes)       pulses: the lane has ended the oldest of its instructions.
     done : Out(Pulse(done_layout))  one for each instruction, in the cycle in which it and all before it have ended;
                             of several at once, in the cycles that follow.
@@ -26,7 +27,7 @@ class InOrder(wiring.Component):
 
     def __init__(self, lanes: int, depth: int) -> None:
         self._lanes, self._depth = lanes, depth
-        self._layout = data.StructLayout({"lane": range(lanes), "done": done_layout})
+        self._layout = data.StructLayout({"lanes": lanes, "done": done_layout})
         super().__init__({
             "handed": In(stream.Signature(self._layout)),
             "ended": In(lanes),
@@ -44,14 +45,14 @@ class InOrder(wiring.Component):
         told = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))
         m.d.comb += [
-            told.eq(order.o.valid & has_ended.bit_select(oldest.lane, 1)),
+            told.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
             order.o.ready.eq(told),
             self.done.valid.eq(told),
             self.done.payload.eq(oldest.done),
             self.empty.eq(~order.o.valid),
         ]
         for lane, (pulse, count) in enumerate(zip(self.ended, counts)):
-            down = told & (oldest.lane == lane)
+            down = told & oldest.lanes[lane]
             with m.If(pulse != down):
                 m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
         return m

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import ADDR_BITS, ReadBus
@@ -14,11 +14,12 @@ from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
-from celosia.hw.dae_pipeline.walk import Rows
+from celosia.hw.dae_pipeline.walk import Halves, Rows
 from celosia.hw.dae_pipeline.write import Writer, connect_pads, element_shift, pads_of, ports
-from celosia.hw.isa import Buffer, Opcode, lanes
-from celosia.hw.layout import unit_members
+from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
+from celosia.hw.layout import unit_members, write_port
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
+from celosia.hw.scratchpads import scratchpads
 
 
 def _log2(value: int) -> int:
@@ -31,6 +32,7 @@ def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
 
 class Lane(wiring.Component):
     """A way from a port to memory to the scratchpads of `buffers`; `halt` comes from an error on, in whichever lane.
+    Of elements that are spread, lane `number` fetches and writes that half.
 
     Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
 
@@ -41,8 +43,9 @@ class Lane(wiring.Component):
     inp, wgt, ...                   `write_port`s of the scratchpads.
     """
 
-    def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING) -> None:
-        self._cfg, self._buffers, self._outstanding = cfg, buffers, outstanding
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
+        self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
+        self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -57,7 +60,7 @@ class Lane(wiring.Component):
         cfg = self._cfg
         # The parts that need not answer to the bus are reset on an error.
         rows = Rows(_max_shift(cfg, self._buffers))
-        writer, aligner = Writer(cfg, self._buffers), Aligner(cfg.bus_bytes)
+        writer, aligner = Writer(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
         jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
@@ -68,13 +71,20 @@ class Lane(wiring.Component):
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
             "beats": beats, "units": units,
         }  # fmt: skip
+        row = rows.row
+        if self._spread:
+            half = element_bytes(cfg, Buffer.WGT) // 2
+            parts["halves"] = halves = Halves(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
+            wiring.connect(m, rows.row, halves.row)
+            m.d.comb += halves.cut.eq(rows.cut)
+            row = halves.half
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
 
         accept = self._accept(m, rows, jobs, writer)
         wiring.connect(m, jobs.o, writer.job)
-        self._list(m, rows, asked, places, aligner)
+        self._list(m, row, rows.shift, asked, places, aligner)
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)
@@ -115,38 +125,42 @@ class Lane(wiring.Component):
             shift = Mux(f.buffer == buffer, element_shift(cfg, buffer), shift)
         if Buffer.ACC in self._buffers:
             shift = Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)
-        block = rows.block.payload
+        block, cut = rows.block.payload, f.spread if self._spread else Const(0)
+        own_half = self._number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
-            block.addr.eq(f.dram_addr),
+            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if self._number else f.dram_addr),
             block.y_step.eq(f.dram_y),
             block.z_step.eq(f.dram_z),
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
             block.shift.eq(shift),
+            block.cut.eq(cut),
         ]
         for name, value in writer.job_of(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
         return accept
 
-    def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, aligner: Aligner) -> None:
+    def _list(
+        self, m: Module, rows: stream.Interface, shift: Value, asked: HeadFifo, places: HeadFifo, aligner: Aligner
+    ) -> None:
         """A row goes to the engine, and its place within its bus words to the aligner."""
         word_bits = _log2(self._cfg.bus_bytes)
-        row, shift_bits = rows.row.payload, len(places.i.payload.shift)
+        row, shift_bits = rows.payload, len(places.i.payload.shift)
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.
         unit_shift, last = Signal(shift_bits), Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
         stop = Signal.like(aligner.stop(row.offset, unit_shift))
         m.d.comb += [
-            asked.i.valid.eq(rows.row.valid & places.i.ready & ~self.halt),
+            asked.i.valid.eq(rows.valid & places.i.ready & ~self.halt),
             asked.i.payload.eq(row),
-            places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt),
-            rows.row.ready.eq(places.i.ready & asked.i.ready),  # whatever `halt` says, for it resets `rows`
-            unit_shift.eq(Mux(rows.shift > word_bits, Const(word_bits, shift_bits), rows.shift[:shift_bits])),
+            places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt),
+            rows.ready.eq(places.i.ready & asked.i.ready),  # whatever `halt` says, for it resets `rows`
+            unit_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
             last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
             stop.eq(aligner.stop(row.offset, unit_shift)),
             places.i.payload.unit.eq(aligner.facts(row.offset, stop, last)),
@@ -166,6 +180,7 @@ class Load(wiring.Component):
     buses : Out(ReadBus)            the read channel of each port to memory.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
     inp, wgt, ...                   `write_port`s of the scratchpads.
+    near_wgt : Out(WritePort)       of what the first lane writes there, in the lower half of entries, where it does.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
@@ -177,13 +192,14 @@ class Load(wiring.Component):
             "buses": Out(ReadBus(cfg.bus_bytes)).array(cfg.ports),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
-            **ports(cfg, [buffer for own in lanes(cfg) for buffer in own]),
+            **ports(cfg, buffers(cfg)),
+            **({"near_wgt": Out(write_port(scratchpads(cfg)["wgt"]))} if scratchpads(cfg)["wgt"].spread else {}),
         })  # fmt: skip
-        self.pads = pads_of(self, cfg, [buffer for own in lanes(cfg) for buffer in own])
+        self.pads = pads_of(self, cfg, buffers(cfg))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        parts = [Lane(self._cfg, own, self._outstanding) for own in lanes(self._cfg)]
+        parts = [Lane(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
         # From an error on, all stand still.
         failed, stop = Signal(), Signal()
         errors = Cat(lane.error.valid for lane in parts)
@@ -196,7 +212,8 @@ class Load(wiring.Component):
         for number, (lane, bus) in enumerate(zip(parts, self.buses)):
             m.submodules[f"lane{number}"] = lane
             wiring.connect(m, lane.bus, wiring.flipped(bus))
-            connect_pads(m, lane.pads, self.pads)
+            near = {"wgt": self.near_wgt} if number == 0 and scratchpads(self._cfg)["wgt"].spread else {}
+            connect_pads(m, lane.pads, self.pads | near)
             m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
         done, told = self._hand_out(m, parts, stop)
         m.d.comb += [
@@ -210,6 +227,21 @@ class Load(wiring.Component):
         ]
         return m
 
+    def _goes(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
+        """Whether an instruction fills `buffer`, and not alone through another lane."""
+        shared = all(buffer in own for own in lanes(self._cfg))
+        return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
+
+    def _changes(self, m: Module, instr: Value, goes: Value, order: InOrder) -> Value:
+        """Whether an instruction fills WGT in another way than the one before, which may not have ended: where both
+        write, the first one's bytes might stay."""
+        if not scratchpads(self._cfg)["wgt"].spread:
+            return Const(0)
+        spread, is_wgt = Signal(), instr.fields.buffer == Buffer.WGT
+        with m.If(goes & is_wgt):
+            m.d.sync += spread.eq(instr.fields.spread)
+        return is_wgt & (instr.fields.spread != spread) & ~order.empty
+
     def _hand_out(self, m: Module, parts: list[Lane], stop: Value) -> tuple[wiring.PureInterface, Value]:
         """Instructions to their lanes. Returns `done`, in program order, and whether it has told of all of them."""
         if len(parts) == 1:
@@ -218,20 +250,22 @@ class Load(wiring.Component):
         order = InOrder(len(parts), UNTOLD)
         m.submodules.order = ResetInserter(stop)(order)
         instr, handed = self.instr.payload, order.handed
-        free = Signal()  # of the lane that it goes to
+        to = Signal(len(parts))  # where it goes to
+        busy = to & ~Cat(lane.instr.ready for lane in parts)
+        may = handed.ready & ~self._changes(m, instr, self.instr.valid & self.instr.ready, order)
         m.d.comb += [
-            self.instr.ready.eq(free & handed.ready),
-            handed.valid.eq(self.instr.valid & free),
+            self.instr.ready.eq(~busy.any() & may),
+            handed.valid.eq(self.instr.valid & self.instr.ready),
+            handed.payload.lanes.eq(to),
             handed.payload.done.post.eq(instr.fields.post),
             handed.payload.done.index.eq(instr.index),
             order.ended.eq(Cat(lane.done.valid for lane in parts)),
         ]
         for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
-            m.d.comb += lane.instr.payload.eq(instr)
-            with m.If(Cat(instr.fields.buffer == buffer for buffer in own).any()):
-                m.d.comb += [
-                    handed.payload.lane.eq(number),
-                    free.eq(lane.instr.ready),
-                    lane.instr.valid.eq(self.instr.valid & handed.ready),
-                ]
+            alone = number == len(parts) - 1  # fills what others fill only where it is spread
+            m.d.comb += [
+                to[number].eq(Cat(self._goes(instr, buffer, alone) for buffer in own).any()),
+                lane.instr.payload.eq(instr),
+                lane.instr.valid.eq(self.instr.valid & may & to[number] & ~(busy & ~(1 << number)).any()),
+            ]
         return order.done, order.empty

@@ -54,6 +54,51 @@ class Scratchpad(wiring.Component):
         return m
 
 
+class HalvedScratchpad(wiring.Component):
+    """A Scratchpad whose lower halves of entries a second writer may write while the first one writes upper halves.
+
+    Parameters
+    ----------
+    depth, width, grain : as of Scratchpad.
+
+    Members
+    -------
+    near : In(WritePort)    what it writes of upper halves is lost.
+    write : In(WritePort)
+    read : In(ReadPort)
+    """
+
+    def __init__(self, depth: int, width: int, grain: int) -> None:
+        self.depth, self.width, self.grain = depth, width, grain
+        bits = (depth - 1).bit_length()
+        port = WritePort(bits, width, grain)
+        super().__init__({"near": In(port), "write": In(port), "read": In(ReadPort(bits, width))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        near, write, read, half = self.near, self.write, self.read, self.width // 2
+        lower, upper = (Scratchpad(self.depth, half, self.grain) for _ in range(2))
+        m.submodules.lower, m.submodules.upper = lower, upper
+        grains = half // self.grain
+        m.d.comb += [
+            near.ready.eq(1),
+            write.ready.eq(1),
+            lower.write.en.eq(near.en | write.en),
+            lower.write.addr.eq(Mux(near.en, near.addr, write.addr)),
+            lower.write.mask.eq(Mux(near.en, near.mask, write.mask)),
+            lower.write.data.eq(Mux(near.en, near.data, write.data)),
+            upper.write.en.eq(write.en),
+            upper.write.addr.eq(write.addr),
+            upper.write.mask.eq(write.mask[grains:]),
+            upper.write.data.eq(write.data[half:]),
+            read.data.eq(Cat(lower.read.data, upper.read.data)),
+            read.ready.eq(1),
+        ]
+        for part in (lower, upper):
+            m.d.comb += [part.read.en.eq(read.en), part.read.addr.eq(read.addr)]
+        return m
+
+
 class WindowScratchpad(wiring.Component):
     """A Scratchpad whose reads give an entry and those that follow it, around the end of the memory as well.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth import Const, Module, Mux, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -14,17 +14,17 @@ from celosia.hw.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes."""
+    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes. cut: whether each is fetched by halves."""
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
-        "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits,
+        "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits, "cut": 1,
     })  # fmt: skip
 
 
 class Rows(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
-    block: what to list. row: the rows; `final` marks the last one of a block. shift: that of the row's block.
+    block: what to list. row: the rows; `final` marks the last one of a block. shift, cut: those of the row's block.
     """
 
     def __init__(self, max_shift: int) -> None:
@@ -35,6 +35,7 @@ class Rows(wiring.Component):
             "block": In(stream.Signature(block_layout(shift_bits))),
             "row": Out(stream.Signature(row_layout(self.bytes_bits))),
             "shift": Out(shift_bits),
+            "cut": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -91,6 +92,7 @@ class Rows(wiring.Component):
                 planes_left.eq(block.z_size),
                 last_plane.eq(block.z_size == 1),
                 self.shift.eq(block.shift),
+                self.cut.eq(block.cut),
             ]
         return m
 
@@ -111,6 +113,49 @@ class Rows(wiring.Component):
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)
         return waiting, block, plane_size, merged
+
+
+class Halves(wiring.Component):
+    """Cuts rows of elements into one row of each element's half, which has half its bytes from where the row begins
+    and lies as far as an element from the one before; other rows stay as they are.
+
+    Parameters: row, the layout of the rows; element, bytes of an element, a power of two; bus, bytes of a bus word, a
+    power of two that divides the half.
+
+    Members
+    -------
+    row : In(stream)    `bytes` of whole elements where `cut`.
+    cut : In(1)         whether this row is to be cut.
+    half : Out(stream)  of a row that is cut, `final` marks the last half.
+    """
+
+    def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
+        self._row, self._shift, self._low = row, element.bit_length() - 1, bus.bit_length() - 1
+        super().__init__({"row": In(stream.Signature(row)), "cut": In(1), "half": Out(stream.Signature(row))})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        row, half, shift, low = self.row.payload, self.half.payload, self._shift, self._low
+        # Of the next half, unless it is a row's first: where it begins, but for its place in a bus word, and whether it
+        # is the last.
+        inside, last = Signal(), Signal()
+        begin, left = Signal(OFFSET_BITS - low), Signal(len(row.bytes) - shift)
+        here, following = Signal.like(begin), Signal.like(begin)
+        count, is_last = Signal.like(left), Signal()
+        m.d.comb += [
+            here.eq(Mux(inside, begin, row.offset[low:])),
+            count.eq(Mux(inside, left, row.bytes[shift:])),
+            is_last.eq(~self.cut | Mux(inside, last, row.bytes[shift:] == 1)),
+            following.eq(here + (1 << (shift - low))),
+            self.half.valid.eq(self.row.valid),
+            self.row.ready.eq(self.half.ready & is_last),
+            half.offset.eq(Cat(row.offset[:low], here)),
+            half.bytes.eq(Mux(self.cut, 1 << (shift - 1), row.bytes)),
+            half.final.eq(row.final & is_last),
+        ]
+        with m.If(self.row.valid & self.half.ready):
+            m.d.sync += [inside.eq(~is_last), begin.eq(following), left.eq(count - 1), last.eq(count == 2)]
+        return m
 
 
 class Index:

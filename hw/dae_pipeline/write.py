@@ -53,13 +53,16 @@ class Writer(wiring.Component):
 
     job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
     done, error: those of the unit LOAD. moves: 1 where a step is done.
+    lane: which half of an element is its own, where it is spread.
     """
 
-    def __init__(self, cfg: Config, buffers: Sequence[Buffer]) -> None:
-        self._cfg, self._buffers = cfg, buffers
-        self._tag = data.StructLayout({
-            "index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8,
-        })  # fmt: skip
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:
+        self._cfg, self._buffers, self._lane = cfg, buffers, lane
+        self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
+        self._facts = {"index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8}
+        if self._spread:
+            self._facts["spread"] = 1
+        self._tag = data.StructLayout(self._facts)
         element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
         self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
         self.walker = Walker(element_bits, self._step_bits, self._tag, padded=True)
@@ -86,11 +89,14 @@ class Writer(wiring.Component):
             step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
         if Buffer.ACC in self._buffers:
             step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
+        if self._spread:
+            step_end = Mux(f.spread, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
             "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
-            "step_end": step_end, "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value),
+            "step_end": step_end,
+            "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value, *([f.spread] if self._spread else [])),
         }  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -104,14 +110,14 @@ class Writer(wiring.Component):
         m.submodules.plan = plan = HeadFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
-                **{name: tag[name].shape() for name in ("index", "post", "buffer", "widen", "pad_value")},
+                **self._facts,
             }), PARTING,
         )  # fmt: skip
         m.d.comb += [
             plan.i.valid.eq(walker.step.valid),
             walker.step.ready.eq(plan.i.ready),
             *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last", "outside")),
-            *(plan.i.payload[name].eq(tag[name]) for name in ("index", "post", "buffer", "widen", "pad_value")),
+            *(plan.i.payload[name].eq(tag[name]) for name in self._facts),
         ]
 
         # What is to be written, in a queue, too: whether its port is free is known late in a cycle.
@@ -145,7 +151,7 @@ class Writer(wiring.Component):
             self.moves.eq(moves),
             leaving.i.valid.eq(moves & ~fails),
             to.element.eq(out.element),
-            to.step.eq(out.step),
+            to.step.eq(self._place(out)),
             to.enable.eq(1 << out.buffer),
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
@@ -159,6 +165,12 @@ class Writer(wiring.Component):
             self.error.payload.code.eq(self.unit.payload.error),
             self.error.payload.index.eq(out.index),
         ]
+
+    def _place(self, step: data.View[data.StructLayout]) -> Value:
+        """Where in its element a step writes: a lane other than the first has the second half where it is spread."""
+        if not self._spread or not self._lane:
+            return step.step
+        return step.step | Mux(step.spread, (1 << self._step_shift(Buffer.WGT)) // 2, 0)
 
     def _write(self, m: Module, leaving: HeadFifo) -> None:
         """What leaves, to the port of its scratchpad."""

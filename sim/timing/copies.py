@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from celosia.hw.pipeline import AHEAD, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
+from celosia.sim.demand import SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
     BEGIN_TO_ASK,
@@ -83,13 +84,15 @@ class Lane:
         """Whether it is not known when one more instruction may start."""
         return len(self._started) == 2
 
-    def start(self, work: Work, ready: int) -> int:
-        """Start an instruction in cycle `ready` or later; returns when."""
-        start = self._listing.start(ready, len(self._started))
+    def free(self, ready: int) -> int:
+        """When the next instruction can start, in cycle `ready` or later."""
+        return self._listing.start(ready, len(self._started))
+
+    def start(self, work: Work, start: int) -> None:
+        """Start an instruction in that cycle."""
         self._started.append((work, start))
         if len(self._started) == 1:
             self._listing.begin(start)
-        return start
 
     def ask(self) -> int:
         """When the first burst of the next train is asked for."""
@@ -178,6 +181,7 @@ class Load:
         self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
         self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
         self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
+        self._way = 0  # in which weights came last
 
     @property
     def full(self) -> bool:
@@ -191,10 +195,18 @@ class Load:
     def start(self) -> tuple[Work, int] | None:
         """The next instruction to start, and when; None where that is not known."""
         waiting = len(self._untold)
-        if not self._issued or waiting == UNTOLD or self.lanes[self._issued[0][0].lane].full:
+        if not self._issued or waiting == UNTOLD:
             return None
-        work, ready = self._issued.popleft()
-        start = self.lanes[work.lane].start(work, max(ready, self._free, self._told[waiting]))
+        work, ready = self._issued[0]
+        lanes, changes = self._lanes_of(work), work.weights not in (0, self._way)
+        if any(lane.full for lane in lanes) or (changes and waiting):  # which waits until all have ended
+            return None
+        self._issued.popleft()
+        ready = max(ready, self._free, self._told[-1] + 1 if changes else self._told[waiting])
+        start = max(lane.free(ready) for lane in lanes)
+        for lane in lanes:
+            lane.start(work, start)
+        self._way = work.weights or self._way
         self._free = start + 1
         self._untold.append(work)
         return work, start
@@ -203,11 +215,17 @@ class Load:
         """The oldest instruction of a lane is at its end: the instructions whose ends can now be told, and when."""
         self._ended[lane].append(end)
         told = []
-        while self._untold and self._ended[self._untold[0].lane]:
+        while self._untold and all(ended := self._ends_of(self._untold[0])):
             work = self._untold.popleft()
-            self._told.append(max(self._ended[work.lane].popleft(), self._told[-1] + 1))
+            self._told.append(max(*(ends.popleft() for ends in ended), self._told[-1] + 1))
             told.append((work, self._told[-1]))
         return told
+
+    def _lanes_of(self, work: Work) -> list[Lane]:
+        return self.lanes if work.weights == SPREAD else [self.lanes[work.lane]]
+
+    def _ends_of(self, work: Work) -> list[deque[int]]:
+        return self._ended if work.weights == SPREAD else [self._ended[work.lane]]
 
 
 class Store:

@@ -13,11 +13,11 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.pipeline import ISSUE, OUTSTANDING
 from celosia.hw.regs import COUNTERS
-from celosia.sim.demand import IN_ACC, VIN_PORT, Demand, demand
+from celosia.sim.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
 from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
 from celosia.sim.timing.compute import Gemm, Vector
-from celosia.sim.timing.copies import Lane, Load, Store
+from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
 from celosia.sim.timing.memory import Channel, Engine, check_memory
@@ -173,11 +173,11 @@ class Machine:
         if self._awake:
             return True
         first, *others = load.lanes  # fetch shares the port of the first alone
-        for lane in others:
+        for number, lane in enumerate(others, 1):
             asks = lane.ask()
             if asks != NEVER:
                 lane.open(asks)
-                self._close(lane)
+                self._close(number)
                 return True
         fetch_asks = fetch.next_ask()
         if first.turns >= 0:
@@ -187,7 +187,7 @@ class Machine:
             elif until < NEVER and (self._read.ends[-1] >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
-                self._close(first)
+                self._close(0)
             return True
         load_asks = first.ask()
         if min(fetch_asks, load_asks) >= until:
@@ -198,11 +198,11 @@ class Machine:
             first.open(load_asks)
         return True
 
-    def _close(self, lane: Lane) -> None:
-        """End the instruction whose train is open in a lane of LOAD."""
-        work, end = lane.close()
-        self._lane_ends[work.number] = end
-        for told in self._load.end(work.lane, end):
+    def _close(self, lane: int) -> None:
+        """End the instruction whose train is open in that lane of LOAD."""
+        work, end = self._load.lanes[lane].close()
+        self._lane_ends[work.number] = max(end, self._lane_ends[work.number])
+        for told in self._load.end(lane, end):
             self._end(*told)
         self._awake |= 1 << _LOAD
 
@@ -291,16 +291,17 @@ class Machine:
         w = self._wanted
         cycles = int(end.max()) + END_TO_DONE
         until = np.where(w.unit == Unit.LOAD, self._lane_ends, end)
-        read = int(w.beats[w.unit == Unit.LOAD].sum()) + self._fetch.beats
+        in_lanes = 1 + (w.weights == SPREAD)
+        read = int((w.beats * in_lanes)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             own = w.unit == unit
-            busy = int((w.steps + self._held * w.outputs * w.residual)[own].sum())
+            busy = int((w.steps * in_lanes + self._held * w.outputs * w.residual)[own].sum())
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
             held = self._vector.held if unit == Unit.VECTOR else 0
             for lane in range(len(self._load.lanes)) if unit in (Unit.LOAD, Unit.STORE) else ():
-                mine = own & (w.lane == lane)
+                mine = own & ((w.lane == lane) | (w.weights == SPREAD))
                 held += max(0, _covered(start[mine], until[mine]) - int(w.steps[mine].sum()))
             values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})

@@ -22,6 +22,7 @@ class Work(NamedTuple):
     bursts: int
     beats: int
     lane: int
+    weights: int
     outputs: int
     residual: int
     reads: int

@@ -37,6 +37,7 @@ CONFIGS = {
         batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, taps=3, tap_depth=8, forward=True, **SMALL
     ),
 }
+CONFIGS["8x8 batch 2 bus 4, spread"] = Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL)
 TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]
 
 
@@ -172,9 +173,10 @@ class Load(copy_bench.Machine):
 
     async def _scratchpads(self, pause: float) -> None:
         """All write ports in one coroutine, for speed. Only those of what VECTOR or GEMM writes can hold LOAD back."""
+        names = {**self.words, **({"near_wgt": self.words["wgt"]} if scratchpads(self.cfg)["wgt"].spread else {})}
         ports = [
             [getattr(self.dut, f"{name}__{part}") for part in ("en", "addr", "mask", "data", "ready")] + [words]
-            for name, words in self.words.items()
+            for name, words in names.items()
         ]
         for port in ports:
             port[4].value = 1
@@ -236,6 +238,8 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
         "post": 2 * rnd(0, 7),
         "wait": 2 * rnd(0, 7),
     }
+    if scratchpads(cfg)["wgt"].spread:
+        f["spread"] = int(buffer == Buffer.WGT and rnd(0, 1))
     size = element_bytes(cfg, f)
     large = max(1, 256 // size)
     f |= {"x_size": rnd(1, 2 * large), "y_size": rnd(1, min(3, 1 + large)), "z_size": rnd(1, min(3, 1 + large))}
@@ -273,7 +277,7 @@ async def random_blocks(dut: Any) -> None:
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
-    machine = Load(dut, bench.config(), 6_000)
+    machine = Load(dut, bench.config(), 10_000)
     await machine.start(bench.params()["pause"])
     await copy_bench.one_at_a_time(machine, bench.params()["count"])
 
@@ -314,7 +318,7 @@ async def both_at_full_rate(dut: Any) -> None:
     cfg = bench.config()
     machine = Load(dut, cfg, 1 << 16)
     await machine.start(0.0, latency=40)
-    beats = 1000
+    beats = 1024
     blocks = [
         {"buffer": buffer, "x_size": beats * cfg.bus_bytes // size, "y_size": 1, "z_size": 1, "sram_x": 1}
         for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, scratchpads(cfg)["wgt"].entry_bytes))

@@ -4,6 +4,7 @@ Both are chains of queues and parts that keep an order, so that what is proved o
 n-th item of the next, however long items wait between them:
 
     instruction -> Rows, Walker     both get the same copy, and the links are joined     instruction_of_store, .._load
+    Rows -> row                     of elements that are spread, the lane's halves       halves_of_rows
     Rows, Walker                    the n-th element of a copy is the n-th of its rows   elements_of_rows, .._of_steps
     STORE: step -> unit             the bytes of its place in the scratchpad             units_of_steps
            unit -> W                each byte to its address                             units_to_memory
@@ -28,12 +29,14 @@ from amaranth.lib import data
 from celosia.hw.axi import ADDR_BITS
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline import dma, walk
-from celosia.hw.dae_pipeline.dma import ReadEngine
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, row_layout
 from celosia.hw.dae_pipeline.load import Lane
 from celosia.hw.dae_pipeline.store import Reader, Store
+from celosia.hw.dae_pipeline.walk import Halves
 from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.isa import Buffer, buffers, element_bytes
 from celosia.hw.regs import Error
+from celosia.hw.scratchpads import scratchpads
 from proofs.addresses import list_of, walk_of
 from proofs.bursts import LIMITS, limits
 from proofs.declare import Mutant, prove
@@ -44,8 +47,14 @@ from proofs.writes import CUT, Model
 
 SIZE_BITS, NUMBER_BITS, MAX_SHIFT = 2, 9, 1
 """Of sizes of blocks whose elements are numbered, and of the numbers; log2 of the greatest element's bytes there."""
+ROW_BITS, ELEMENT, BUS = 12, 32, 4
+"""Of rows of elements that are cut in halves: bits of their length, bytes of an element and of a bus word."""
 BYTE = 3
 """Part of what is proved of STORE from its rows on: the others are those of writes.py."""
+
+
+SPREAD = replace(SMALL, block_in=16, block_out=8, ports=2)
+"""Whose weights may come through both read ports."""
 
 
 def log2(value: int) -> int:
@@ -216,18 +225,52 @@ def scratchpad_side(job: Any, f: Any) -> dict[str, tuple[Value, Value]]:
     return {name: (job[name], Value.cast(f[field])) for name, field in fields.items()}
 
 
-def instruction_of_load(cfg: Config) -> Harness:
-    """An instruction goes to Rows and to the Writer's walker at once, a row to the engine and to the aligner."""
+def halves_of_rows() -> Harness:
+    """Of a row of elements, each half that is asked for lies an element behind the one before, and there are as many as
+    elements; a row that is not to be cut stays as it is."""
     h = Harness()
-    own = buffers(cfg)
-    dut = Lane(cfg, own, 2)
+    dut = Halves(row_layout(ROW_BITS), ELEMENT, BUS)
+    inside = h.add(dut)
+    row, half, count = dut.row.payload, dut.half.payload, Signal(ROW_BITS, name="count")
+    h.trusts(dut.row, "row")
+    h.assume((h.register(dut.cut, "held_cut") == dut.cut) | ~h.register(dut.row.valid & ~dut.row.ready, "stays"))
+    h.assume((row.bytes != 0) & implies(dut.cut, row.bytes & (ELEMENT - 1) == 0))  # proved of Rows
+    whole = row.bytes >> log2(ELEMENT)
+    with h.m.If(dut.row.valid & dut.half.ready):
+        h.m.d.sync += count.eq(Mux(dut.row.ready, 0, count + 1))
+    h.ensure(dut.half.valid == dut.row.valid, "valid")
+    is_last = ~dut.cut | (count + 1 == whole)
+    there = dut.row.valid
+    h.ensure(implies(there, dut.row.ready == (dut.half.ready & is_last)), "as_many_as_there_are")
+    h.ensure(implies(there, half.final == (row.final & is_last)), "final")
+    h.ensure(implies(there, half.bytes == Mux(dut.cut, ELEMENT // 2, row.bytes)), "bytes")
+    h.ensure(implies(there, half.offset == (row.offset + (count << log2(ELEMENT)))[:OFFSET_BITS]), "offset")
+    # What makes it inductive.
+    h.ensure(inside["inside"] == (count != 0), "inside")
+    h.ensure(implies(count != 0, dut.row.valid & dut.cut), "goes_on")
+    h.ensure(implies(count != 0, (count < whole) & (inside["left"] == whole - count)), "left")
+    h.ensure(implies(count != 0, inside["last"] == (count + 1 == whole)), "last")
+    begin = ((row.offset + (count << log2(ELEMENT)))[:OFFSET_BITS]) >> log2(BUS)
+    h.ensure(implies(count != 0, inside["begin"] == begin), "begin")
+    return h
+
+
+def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
+    """An instruction goes to Rows and to the Writer's walker at once, a row to the engine and to the aligner. Lane
+    `number` has its half of what is spread."""
+    h = Harness()
+    own, spread = buffers(cfg), scratchpads(cfg)["wgt"].spread
+    dut = Lane(cfg, own, 2, number)
     inside = h.add(dut)
     f, bus, bits = dut.instr.payload.fields, cfg.bus_bytes, log2(cfg.bus_bytes)
     h.assume((f.x_size != 0) & (f.y_size != 0) & (f.z_size != 0))  # these three are proved of fetch
     h.assume(f.buffer <= own[-1])
     h.assume(implies(f.widen, f.buffer == Buffer.ACC))
+    is_spread = f.spread if spread else Const(0)
+    h.assume(implies(is_spread, f.buffer == Buffer.WGT))
     goes = dut.instr.valid & dut.instr.ready
-    blocks, jobs, rows = inside["rows"].block, inside["jobs"].i, inside["rows"].row
+    blocks, jobs = inside["rows"].block, inside["jobs"].i
+    rows = inside["halves"].half if spread else inside["rows"].row
     block, job, row = blocks.payload, jobs.payload, rows.payload
     size = Signal(range(1 << 17), name="element_bytes")
     for buffer in own:
@@ -236,8 +279,10 @@ def instruction_of_load(cfg: Config) -> Harness:
     with h.m.If(f.widen):
         h.m.d.comb += size.eq(element_bytes(cfg, Buffer.ACC, True))
     unit = Mux(size < bus, size, bus)
-    goes_to(h, blocks, goes, dram_side(block, f) | {"size": (1 << block.shift, size)}, "block")
-    fields = {"z": (job.z_end + 1, f.z_size), "steps": ((job.step_end + 1) * unit, size)}
+    begin = (f.dram_addr + Mux(is_spread, number * element_bytes(cfg, Buffer.WGT) // 2, 0))[:OFFSET_BITS]
+    of_block = {"size": (1 << block.shift, size), "addr": (block.addr, begin), "cut": (block.cut, is_spread)}
+    goes_to(h, blocks, goes, dram_side(block, f) | of_block, "block")
+    fields = {"z": (job.z_end + 1, f.z_size), "steps": ((job.step_end + 1) * unit, size >> is_spread)}
     for axis, before, after in (("x", f.pad_left, f.pad_right), ("y", f.pad_top, f.pad_bottom)):
         first, stop, end = job[f"{axis}_first"], job[f"{axis}_stop"], job[f"{axis}_end"]
         fields |= {
@@ -245,7 +290,8 @@ def instruction_of_load(cfg: Config) -> Harness:
             f"{axis}_size": (stop - first, f[f"{axis}_size"]),
             f"{axis}_end": (end + 1 - stop, after),
         }
-    tag = {name: (job.tag[name], Value.cast(f[name])) for name in ("post", "buffer", "widen")}
+    names = ("post", "buffer", "widen", "spread") if spread else ("post", "buffer", "widen")
+    tag = {name: (job.tag[name], Value.cast(f[name])) for name in names}
     tag |= {"index": (job.tag.index, dut.instr.payload.index)}
     tag |= {"pad_value": (job.tag.pad_value, Value.cast(f.pad_value).as_unsigned())}
     goes_to(h, jobs, goes, scratchpad_side(job, f) | fields | tag, "job")
@@ -639,8 +685,8 @@ for name, cfg in CONFIGS.items():
         Mutant(WRITE, '"x_end": x_stop + f.pad_right - 1', '"x_end": x_stop - 1'),
         Mutant(
             LOAD,
-            "places.i.valid.eq(rows.row.valid & asked.i.ready & ~self.halt)",
-            "places.i.valid.eq(rows.row.valid & ~self.halt)",
+            "places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt)",
+            "places.i.valid.eq(rows.valid & ~self.halt)",
         ),
         Mutant(LOAD, "shift = Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)", "pass"),
         depth=1,
@@ -657,6 +703,22 @@ for name, cfg in CONFIGS.items():
         script=CUT,
         tested=False,
     )(partial(units_to_memory, cfg))
+prove(
+    "of elements that are spread each half is asked for once, in order",
+    Mutant(WALK, "last.eq(count == 2)", "last.eq(count == 1)"),
+    Mutant(WALK, "following.eq(here + (1 << (shift - low)))", "following.eq(here + (1 << (shift - low - 1)))"),
+    Mutant(WALK, "half.final.eq(row.final & is_last)", "half.final.eq(row.final)"),
+    depth=1,
+)(halves_of_rows)
+for number in range(2):
+    prove(
+        f"both sides of LOAD get each instruction and each row, spread, lane {number}",
+        Mutant(WRITE, "(1 << self._step_shift(Buffer.WGT)) // 2 - 1", "(1 << self._step_shift(Buffer.WGT)) - 1"),
+        *((Mutant(LOAD, "Mux(cut, own_half, 0)", "0"),) if number else ()),
+        depth=1,
+        script=PARTS,
+        tested=False,
+    )(partial(instruction_of_load, SPREAD, number))
 PIECES = replace(SMALL, batch=4, block_out=8)
 """Entries of out, vin and acc have two pieces, and pieces two steps."""
 WRITES = (

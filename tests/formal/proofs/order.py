@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Mux, Signal, Value
+from amaranth import Cat, Mux, Signal, Value
 
 from celosia.hw.dae_pipeline.inorder import InOrder
 from proofs.declare import Mutant, prove
@@ -16,29 +16,29 @@ LANES = 2
 
 
 def in_order(depth: int) -> Harness:
-    """Any instruction, followed from where it is handed to a lane: `done` tells of it once all before it have been told
-    of and its lane has ended it, in that cycle, with its own payload."""
+    """Any instruction, followed from where it is handed to lanes: `done` tells of it once all before it have been told
+    of and each of its lanes has ended it, in that cycle, with its own payload."""
     h = Harness()
     dut = InOrder(LANES, depth)
     inside = h.add(dut)
     h.trusts(dut.handed, "handed")
-    push, pop, lane = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.lane
+    push, pop, to = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.lanes
     tracked = Tracked(h, push, pop, Value.cast(dut.handed.payload), depth)
-    of_lane, payload = tracked.value[0], tracked.value[1:]
+    of_lanes, payload = tracked.value[:LANES], tracked.value[LANES:]
     # What each lane has to do, by counting: a lane ends only what it was handed.
-    given = [push & (lane == number) for number in range(LANES)]
+    given = [push & to[number] for number in range(LANES)]
     work = [Signal(range(depth + 2), name=f"work{number}") for number in range(LANES)]
     for number, count in enumerate(work):
         h.m.d.sync += count.eq(count + given[number] - dut.ended[number])
         h.assume(implies(dut.ended[number], count != 0))
-    # How many ends of its lane are to come, with its own.
-    own = Mux(of_lane, dut.ended[1], dut.ended[0])
-    to_come = Signal(range(depth + 2))
-    with h.m.If(push & ~tracked.inside):
-        h.m.d.sync += to_come.eq(Mux(lane, work[1] - dut.ended[1], work[0] - dut.ended[0]) + 1)
-    with h.m.Elif(own & (to_come != 0)):
-        h.m.d.sync += to_come.eq(to_come - 1)
-    ended = to_come <= own
+    # Of each lane, how many ends are to come until its own.
+    to_come = [Signal(range(depth + 2), name=f"to_come{number}") for number in range(LANES)]
+    for number, left in enumerate(to_come):
+        with h.m.If(push & ~tracked.inside):
+            h.m.d.sync += left.eq(Mux(to[number], work[number] - dut.ended[number] + 1, 0))
+        with h.m.Elif(dut.ended[number] & (left != 0)):
+            h.m.d.sync += left.eq(left - 1)
+    ended = Cat(left <= dut.ended[number] for number, left in enumerate(to_come)).all()
     oldest = tracked.inside & (tracked.ahead == 0)
     h.ensure(implies(oldest, dut.done.valid == ended), "told_when_it_has_ended")
     h.ensure(implies(oldest, Value.cast(dut.done.payload) == payload), "told_with_its_payload")
@@ -52,12 +52,12 @@ def in_order(depth: int) -> Harness:
     h.ensure(produce == place(consume, tracked.count, depth), "distance")
     entries = [inside.memory("order.queue.storage", place(consume, i, depth)) for i in range(depth)]
     for number, count in enumerate(inside["counts"]):
-        mine = [(tracked.count > i) & (entry[0] == number) for i, entry in enumerate(entries)]
+        mine = [(tracked.count > i) & entry[number] for i, entry in enumerate(entries)]
         h.ensure(work[number] + count == sum(mine[1:], mine[0]), f"counted{number}")
-    before = [(tracked.ahead > i) & (entry[0] == of_lane) for i, entry in enumerate(entries)]
-    told = Mux(of_lane, *(inside[f"counts.{number}"] for number in (1, 0)))
-    behind = sum(before[1:], before[0]) + 1  # of its lane, with itself
-    h.ensure(implies(tracked.inside, to_come == Mux(told >= behind, 0, behind - told)), "to_come")
+        before = [(tracked.ahead > i) & entry[number] for i, entry in enumerate(entries)]
+        behind = sum(before[1:], before[0]) + 1  # of its lane, with itself
+        left = Mux(of_lanes[number] & (count < behind), behind - count, 0)
+        h.ensure(implies(tracked.inside, to_come[number] == left), f"to_come{number}")
     for i, entry in enumerate(entries):
         h.ensure(implies(tracked.inside & (tracked.ahead == i), entry == tracked.value), f"content{i}")
     return h
@@ -66,11 +66,11 @@ def in_order(depth: int) -> Harness:
 for depth, mutants in {
     4: (
         Mutant(FILE, "pulse | (count != 0)", "count != 0"),
-        Mutant(FILE, "down = told & (oldest.lane == lane)", "down = told"),
+        Mutant(FILE, "down = told & oldest.lanes[lane]", "down = told"),
         Mutant(FILE, "with m.If(pulse != down):", "with m.If(pulse | down):"),
-        Mutant(FILE, "has_ended.bit_select(oldest.lane, 1)", "has_ended.any()"),
+        Mutant(FILE, "(has_ended | ~oldest.lanes).all()", "(has_ended & oldest.lanes).any()"),
     ),
-    16: (Mutant(FILE, "down = told & (oldest.lane == lane)", "down = told"),),
+    16: (Mutant(FILE, "down = told & oldest.lanes[lane]", "down = told"),),
 }.items():
     prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1, tested=depth == 4)(
         partial(in_order, depth)
