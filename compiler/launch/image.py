@@ -18,6 +18,7 @@ from celosia.compiler.tensorize.tiles import PipelineTile, PlacedPlan
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream, Stuck
+from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
@@ -290,6 +291,7 @@ def build(
         raise LayerErrors(refused)
     for stream in streams:
         stream.instructions = by_need(cfg, stream.instructions)
+        spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size
     placed = []

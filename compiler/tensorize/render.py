@@ -38,6 +38,7 @@ from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
 from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream
+from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.config import Config
@@ -109,6 +110,7 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
         stream.start(0, tile.node, tile.load)
     stream.finish()
     stream.instructions = by_need(cfg, stream.instructions)
+    spread_weights(cfg, stream.instructions)
     insert_tokens(cfg, stream.instructions, writable)
     code = encode(cfg, stream.instructions)
     constants = {a: t.value for t, a in addresses.items() if t.value is not None}

@@ -1,0 +1,78 @@
+"""Weights through both read ports: the same bytes, in half the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_models import Builder
+
+from celosia.compiler.launch import image
+from celosia.compiler.program import LaunchStep, Program
+from celosia.compiler.vthread.disassemble import listing
+from celosia.driver.run.explain import code_of
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+from celosia.hw.isa import instruction_bytes
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import ZYNQ_HP, RtlDevice
+from celosia.sim.timing import predict
+
+pytest.importorskip("onnxruntime")
+
+from agreement import check, feed_of
+
+SIZES = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
+CFG = Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SIZES)
+ROWS, COLUMNS = 512, 256
+
+
+def network() -> Builder:
+    """A convolution, whose input is more than its weights, and a matrix product of one row."""
+    b = Builder("qdq", np.int8, 5)
+    y = b.conv(b.input([1, 8, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
+    b.output(b.matmul(b.reshape(y, (1, ROWS)), COLUMNS))
+    return b
+
+
+def product_cycles(program: Program, device: RtlDevice) -> int:
+    """Of the last layer, from its first instruction's start to its last one's end."""
+    (launch,) = (step for step in program.steps if isinstance(step, LaunchStep))
+    runtime = Runtime(program, device)
+    runtime.run(feed_of(network().model()))
+    (counters,) = runtime.run(feed_of(network().model())).counters
+    own = [event for event in counters.events if launch.layer_of[event.index] == len(launch.layers) - 1]
+    return max(event.end for event in own) - min(event.start for event in own)
+
+
+def spread(program: Program) -> list[bool]:
+    """Of each LOAD of weights, whether it is spread."""
+    (launch,) = (step for step in program.steps if isinstance(step, LaunchStep))
+    words = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
+    lines = listing(program.config, [int.from_bytes(word.tobytes(), "little") for word in words])
+    return ["spread" in line for line in lines if "WGT" in line]
+
+
+@pytest.mark.rtl
+def test_a_matrix_product_takes_both_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = RtlDevice(CFG, ZYNQ_HP, quiet=True)
+    program = check(network(), device)
+    found = spread(program)
+    assert found[-1] and not found[0] and found == sorted(found)
+    fast = product_cycles(program, device)
+    assert fast <= ROWS * COLUMNS / (2 * CFG.bus_bytes) / 0.87  # in bursts of eight beats, with what begins and ends
+    monkeypatch.setattr(image, "spread_weights", lambda cfg, instructions: None)
+    program = check(network(), device)
+    assert not any(spread(program))
+    assert product_cycles(program, device) > 1.8 * fast
+
+
+@pytest.mark.parametrize("cfg", [CFG, replace(CFG, batch=2), replace(CFG, block_in=16, bus_bytes=8, forward=True)])
+def test_bytes_are_the_same(cfg: Config) -> None:
+    assert any(spread(check(network(), FunctionalDevice(cfg, checking=True))))
+
+
+def test_no_config_without_two_ports_has_it() -> None:
+    program = check(network(), FunctionalDevice(replace(CFG, ports=1)))
+    assert not any(spread(program)) and predict(CFG, b"").cycles == 0
