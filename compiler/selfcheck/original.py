@@ -36,6 +36,8 @@ Bounds = tuple[Any, Any]
 """The least and the largest that a tensor may be; the same object where there is no choice."""
 MARGIN = 0.004
 """Of a step of a quantised tensor: what the order of roundings may change."""
+VAGUE = 8
+"""Share of all steps, one in so many, by which both results of a quantised tensor may differ."""
 ROUNDING = 4e-6
 """What float32 may lose in a sum, as a share of the largest element."""
 SCALES = 2.0**-100, 2.0**100
@@ -114,6 +116,17 @@ class Original:
             else:
                 waiting.pop()
         return known[tensor]
+
+    def is_vague(self, known: Mapping[int, Bounds]) -> bool:
+        """Whether a quantised tensor may be so much that what follows from it is known no more, as behind many steps of
+        16 bits each of which may be one of several: products of both ends are no ends."""
+        for each, (low, high) in known.items():
+            node = self.makers.get(each)
+            if node is not None and node.op_type == "QuantizeLinear" and low is not high and low.dtype.kind in "iu":
+                limits, apart = np.iinfo(low.dtype), np.subtract(high, low, dtype=np.int64)
+                if VAGUE * int(np.max(np.abs(apart), initial=0)) > limits.max - limits.min:
+                    return True
+        return False
 
     def quantised(self, known: Mapping[int, Bounds]) -> Iterator[tuple[Array, Array]]:
         """(Operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""

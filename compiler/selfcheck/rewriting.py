@@ -128,6 +128,8 @@ class Comparison:
         what = outside(found, low, high)
         if what and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(found) == low.shape:
             what = beyond_rounding(self.original, number, given, (low, high), found)
+        if what and self.original.is_vague(known):
+            raise Unknown
         return what
 
     def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:

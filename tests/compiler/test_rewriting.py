@@ -325,3 +325,19 @@ def test_rounding_decides_whether_there_is_a_root() -> None:
     text = """<ir_version: 9, opset_import: ["": 14]> g (float[40, 17] x) => (float[40, 1] y) {
         a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = ReduceMean<axes = [-1]>(b) y = Sqrt(c) }"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+def test_many_steps_of_16_bits_may_be_anything() -> None:
+    """A hard swish behind seven of them, whose ends times their ends are no ends."""
+    scales = [0.0000214, 0.0000214, 0.0000998, 0.000224, 0.000224, 0.000224, 0.000224]
+    steps = "".join(
+        f"q{i} = QuantizeLinear({f'd{i - 1}' if i else 'c'}, s{i}, z) d{i} = DequantizeLinear(q{i}, s{i}, z) "
+        for i in range(len(scales))
+    )
+    constants = "".join(f", float s{i} = {{{scale:.7f}}}" for i, scale in enumerate(scales))
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[1, 1, 5, 9] x, float[12, 1, 1, 1] w) => (float[] y)
+        <int16 z = {{0}}, float s = {{0.0003}}, float t = {{0.0000305}} {constants}> {{
+            a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) c = Conv<strides = [3, 1]>(b, w) {steps}
+            e = HardSigmoid<alpha = 0.1667>(d6) f = QuantizeLinear(e, t, z) g = DequantizeLinear(f, t, z)
+            y = Mul(d6, g) }}"""
+    celosia.compile(onnx.parser.parse_model(text), "tiny")
