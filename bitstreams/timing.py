@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from celosia.bitstreams.boards import BOARDS, Board
 from celosia.bitstreams.cells import FIGURES, PART, Arcs, Cell, arcs
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.hw.config import Config
+from celosia.hw.fpga import DEVICES
+from celosia.sim.board import Board
+from celosia.sim.boards import BOARDS
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
 TOP = "celosia_scanned"
@@ -69,10 +70,10 @@ class Timing:
 
 def known(board: Board) -> str:
     """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
-    if board.platform.device != PART:
-        others = " or ".join(name for name, other in BOARDS.items() if other.platform.device == PART)
+    if board.device.name != PART:
+        others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
         raise ProjectError(
-            f"delays of {board.platform.device}, the device of {board.name}, are not known, only those of {PART}; "
+            f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
             f"to compare Configs, take --board {others} with --config {board.config.name}"
         )
     return f"{PART}{FIGURES['speed_grade']}"

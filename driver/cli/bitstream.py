@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from celosia.bitstreams.devices import Design
+from celosia.bitstreams.designs import Design
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, command, say
@@ -50,8 +50,9 @@ def project(
       celosia bitstream project --board pynq-z2 -o build/pynq-z2
       celosia bitstream build build/pynq-z2
     """
-    from celosia.bitstreams.project import COMMAND, find_board, write_project
+    from celosia.bitstreams.project import COMMAND, write_project
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
     place, cfg = find_board(board), None if config is None else Config.load(config)
     with common.progress_stages(quiet) as stages:
@@ -99,15 +100,14 @@ def report(
       celosia bitstream report --board pynq-z2
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
-    from celosia.bitstreams.devices import DEVICES
-    from celosia.bitstreams.project import find_board
     from celosia.bitstreams.synthesis import usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
     place = find_board(board)
-    cfg, device = place.config if config is None else Config.load(config), DEVICES[place.platform.device]
+    cfg, device = place.config if config is None else Config.load(config), place.device
     with common.progress_stages(quiet) as stages:
         used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.left(device), used.fits(device)
@@ -149,10 +149,10 @@ def timing(
     from dataclasses import asdict
 
     from celosia.bitstreams import timing as sta
-    from celosia.bitstreams.project import find_board
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
     chosen = find_board(board)
     cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)

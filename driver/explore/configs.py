@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from celosia.bitstreams.boards import BOARDS, Board
 from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
 from celosia.hw.plain import brief, from_toml
+from celosia.sim.board import Board
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -38,13 +38,6 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
 }  # fmt: skip
 """What is searched where nobody says otherwise."""
-
-
-def board_of(name: str) -> Board:
-    """SpaceError where there is no such board."""
-    if name not in BOARDS:
-        raise SpaceError(f"there is no board {name!r}{did_you_mean(name, BOARDS)}; take {', '.join(BOARDS)}")
-    return BOARDS[name]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.text import Text
 from celosia.driver.show.table import add_row, new_table, percent
 
 if TYPE_CHECKING:
-    from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
+    from celosia.hw.fpga import Device
 
 
 def resources(used: Usage, device: Device, title: str) -> RenderableType:

@@ -16,14 +16,14 @@ from test_synthesis import needs_yosys
 from typer.testing import CliRunner
 
 from celosia.bitstreams import synthesis, timing
-from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.bitstreams.timing import Timing, analyse, known
 from celosia.cache import KINDS
 from celosia.driver import cli
+from celosia.hw.fpga import DEVICES
 from celosia.hw.verilog import convert
+from celosia.sim.boards import BOARDS
 
 CLOCK = 1
 

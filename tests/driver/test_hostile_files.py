@@ -22,9 +22,10 @@ import celosia
 from celosia.compiler.program import ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
-from celosia.driver.explore.configs import ConfigSpace, SpaceError, board_of
+from celosia.driver.explore.configs import ConfigSpace, SpaceError
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
+from celosia.sim.boards import find_board
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NUMBER = "1" + "0" * 400
@@ -91,7 +92,7 @@ def test_a_config_in_toml(line: str, tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError):
         Config.load(tmp_path / "config.toml")
     with pytest.raises(SpaceError):
-        ConfigSpace.of(board_of("pynq-z2"), tmp_path / "config.toml")
+        ConfigSpace.of(find_board("pynq-z2"), tmp_path / "config.toml")
 
 
 def test_a_number_that_no_message_holds() -> None:
