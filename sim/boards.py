@@ -44,7 +44,7 @@ BOARDS = {
             "zcu104", ("D5", "D6", "A5"), "LVCMOS33",
         ),
         # Part: AMD, DS987. DRAM: 64 bits, 2400 MT/s (DS987): 19.2 GB/s; chips of 8 Gbit (AMD's board files, kv260_som):
-        # JESD79-4, tREFI and tRFC1. The carrier has no light for the logic. Clock: wanted, no source.
+        # JESD79-4, tREFI and tRFC1. No light is known that the logic drives. Clock: wanted, no source.
         Board(
             "kv260", "xck26-sfvc784-2LV-c", DEVICES["xck26"], PRESETS["ultra96"], 200, Dram(64, 2400, 7800, 350),
             "kv260_som",

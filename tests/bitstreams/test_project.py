@@ -33,12 +33,6 @@ TINY = PRESETS["tiny"]
 TWO_PORTS = replace(TINY, ports=2)
 
 
-@pytest.fixture(scope="module", params=BOARDS)
-def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
-    board = BOARDS[request.param]
-    return board, write_project(board, tmp_path_factory.mktemp(board.name) / "project", TINY)
-
-
 def vivado(board: Board, **how: object) -> Vivado:
     return Vivado({board.part}, **how)  # type: ignore[arg-type]
 
@@ -57,13 +51,35 @@ def test_boards() -> None:
         find_board("pynq")
 
 
+OWN = """
+part = "xczu2eg-sfva625-1-e"
+config = "tiny"
+clock_mhz = 75
+light_standard = "LVCMOS18"
+lights = ["B1"]
+device = { lut = 47_232, ff = 94_464, dsp = 240, ram = 150 }
+dram = { bits = 16, megatransfers = 2400, refresh_every_ns = 7800, refresh_ns = 350 }
+"""
+
+
+@pytest.fixture(scope="module", params=[*BOARDS, "board of one's own"])
+def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
+    name, folder = request.param, tmp_path_factory.mktemp("project")
+    if name not in BOARDS:
+        name = folder / "mine.toml"
+        name.write_text(OWN)
+    board = find_board(name)
+    return board, write_project(board, folder / "project", TINY)
+
+
 @pytest.mark.parametrize("with_board_files", [True, False])
 def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bool) -> None:
     board, folder = project
     files = tuple(f"vendor.com:{board.board_files}:part0:1.{n}" for n in (0, 2)) if with_board_files else ()
-    model = vivado(board, boards=files)
+    model = vivado(board, boards=files if board.board_files else ("vendor.com:other:part0:1.0",))
+    files = files if board.board_files else ()
     model.source(folder / "build.tcl")
-    assert model.automated["apply_board_preset"] == str(int(with_board_files))
+    assert model.automated["apply_board_preset"] == str(int(bool(files)))
     assert model.properties.get(("project", "board_part")) == (files[-1] if files else None)
     segments = {name.split("SEG_")[1]: where for name, where in model.segments.items()}
     assert segments == {
@@ -72,6 +88,7 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     }
     assert {p.removeprefix("led_") for p in model.ports} == set(board.pins())
     assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
+    assert str(board.clock_mhz) in {value for name, value in model.parameters["ps"].items() if "FREQMHZ" in name}
     clock = next(net for net in model.nets if "celosia/clk" in net)
     assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory0/aclk"} < clock
     assert not any("HP1" in pin for pair in model.buses for pin in pair)
