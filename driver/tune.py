@@ -58,9 +58,9 @@ def tune(
     not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, or a board, as
     "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the timing model. memory:
     behind both, a model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
-    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial. pool: "dask://HOST:PORT", whose workers measure
-    (needs the extra `fleet`). fleet: other devices, which stay open. progress: called with the name of each stage;
-    told: with the NetworkState after each trial.
+    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
+    pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: other devices, which stay open.
+    progress: called with the name of each stage; told: with the NetworkState after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the

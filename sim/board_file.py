@@ -78,7 +78,7 @@ def _check_names(prefix: str, given: Mapping[str, object], known: Mapping[str, b
     for name in given:
         if name not in known:
             near = did_you_mean(name, known)
-            raise BoardError(f"there is no field {prefix}{name[:60]!r}{near}; known are {', '.join(known)}")
+            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{near}; known are {', '.join(known)}")
     for name, must in known.items():
         if must and name not in given:
             raise BoardError(f"{prefix}{name} is missing; {PAGE}")
