@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from celosia.bitstreams.cells import FIGURES, PART, Arcs, Cell, arcs
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
-from celosia.hw.config import Config
+from celosia.hw.config import PRESETS, Config
 from celosia.hw.fpga import DEVICES
 from celosia.sim.board import Board
 from celosia.sim.boards import BOARDS
@@ -72,9 +72,10 @@ def known(board: Board) -> str:
     """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
     if board.device.name != PART:
         others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
+        config = board.config.name if board.config.name in PRESETS else "FILE"
         raise ProjectError(
             f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
-            f"to compare Configs, take --board {others} with --config {board.config.name}"
+            f"to compare Configs, take --board {others} with --config {config}"
         )
     return f"{PART}{FIGURES['speed_grade']}"
 

@@ -123,7 +123,7 @@ def shortest(memory: MemoryModel) -> str:
     return memory.name if MEMORY_MODELS.get(memory.name) == memory else str(memory)
 
 
-def clock_mhz(text: str | None) -> float:
+def clock_mhz(text: str | None) -> int:
     """The clock of the memory model that a report describes; that of ZYNQ_HP where it has none."""
     try:
         return described(text or "").clock_mhz

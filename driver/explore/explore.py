@@ -71,21 +71,22 @@ def explore(
     >>> len(found.front) == len(found.report["front"]) >= 1
     True
 
-    models: ONNX files. objective: of OBJECTIVES. budget: seconds, those of earlier runs in `folder` among them; points:
-    Configs that are measured, likewise; without either, until nothing is left. space: fields with their values, or a
-    TOML file; the others have those of `space.DEFAULT`. folder: where points and the front are kept; the same again
-    goes on. memory: a memory model, by default the board's. left: share of each resource that stays free. search: of
-    SEARCHES. jobs: processes that measure; 0: this one. pool: "dask://HOST:PORT", whose workers have the models under
-    the same paths. deadline: seconds for a model on a Config. confirmed: "yosys", "rtl" or both: how the front is
-    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the ExploreState.
+    models: ONNX files. board: its name, its .toml file, or a Board. objective: of OBJECTIVES. budget: seconds, those of
+    earlier runs in `folder` among them; points: Configs that are measured, likewise; without either, until nothing is
+    left. space: fields with their values, or a TOML file; the others have those of `space.DEFAULT`. folder: where
+    points and the front are kept; the same again goes on. memory: a memory model, by default the board's. left: share
+    of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
+    "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
+    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. progress: called with the
+    name of each stage; told: with the ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
 
-    Raises ModelError, ExploreError, SpaceError, OutputError, PoolError, FleetError,
-    SynthesisError where the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it
-    searches. `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was
-    left to look at.
+    Raises ModelError, BoardError, ExploreError, SpaceError, OutputError, PoolError, FleetError, SynthesisError where
+    the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it searches.
+    `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
+    look at.
     """
     objective = _checked(objective, confirmed, search)
     place, behind = _place(board, memory)
