@@ -28,7 +28,8 @@ from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
 from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
-from celosia.sim.memory import MEMORY_MODELS, ZYNQ_HP
+from celosia.sim.boards import MEMORY_MODELS
+from celosia.sim.memory import ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",

@@ -16,10 +16,10 @@ from typing import Any
 
 from celosia.bitstreams import area
 from celosia.bitstreams.area import FITTED, Counted, Model
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.program.files import write_text
 from celosia.hw.config import Config, ConfigError
+from celosia.hw.fpga import DEVICES
 
 SPACE: dict[str, tuple[Any, ...]] = {
     "batch": (1, 1, 2, 4), "block_in": (2, 4, 8, 16), "block_out": (2, 4, 8, 16), "bus_bytes": (4, 8, 16, 32),

@@ -20,14 +20,12 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.bitstreams.boards import Board
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
-from celosia.driver.explore.configs import ConfigSpace, board_of
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.confirm import rtl_cycles
 from celosia.driver.explore.explore import Exploration, beginning, explore
 from celosia.driver.explore.explorer import Explorer
@@ -38,7 +36,9 @@ from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Points, context_of
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
 from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.config import Config
+from celosia.sim.board import Board
+from celosia.sim.boards import find_board
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "bench" / "explore"
@@ -121,15 +121,15 @@ def known_space(
     jobs: int = 1,
 ) -> Known:  # fmt: skip
     """All of a space measured, and its true front, of what fits the device."""
-    board = board_of(BOARD)
+    board = find_board(BOARD)
     space = ConfigSpace.of(board, values)
     subjects = [ExploredModel.of(path) for path in paths]
     table = FrontTable(folder / f"table-v{VERSION}.jsonl")
-    fitting, device = [], DEVICES[board.platform.device]
+    fitting, device = [], board.device
     for cfg in space:
         if Resources.of(cfg, device).why_not(device, 0.0) is None:
             fitting.append(cfg)
-    asked = [*fitting, replace(PRESETS[board.preset], name="custom")]
+    asked = [*fitting, replace(board.config, name="custom")]
     # All of a Config one after the other, so that what a process knows of it is used
     asks = [
         Ask(subject, cfg, rung, board.memory.name)
@@ -152,7 +152,7 @@ def known_space(
 
 def found_share(known: Known, search: str, seed: int, share: float) -> float:
     """Hypervolume that a search has found of the true front's, after `share` of all were measured."""
-    board = board_of(BOARD)
+    board = find_board(BOARD)
     points = Points(None, context_of(known.subjects, BOARD, board.memory.name))
     on_cpu = {each.name: placed(each, board.config) for each in known.subjects}
     rng = np.random.default_rng(seed)
@@ -262,9 +262,9 @@ def _explored(
 
 def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
     """For each preset's board the Config with the fewest cycles on the worse of both networks, over the preset's."""
-    for board in map(board_of, PRESET_BOARDS):
-        key, target = f"explore/best/{board.preset}", "< 1 on both, with >= 5% left" if board.name == BOARD else ""
-        what = f"cycles of the best Config found over {board.preset}, {' and '.join(MODELS)}, timed"
+    for board in map(find_board, PRESET_BOARDS):
+        key, target = f"explore/best/{board.config.name}", "< 1 on both, with >= 5% left" if board.name == BOARD else ""
+        what = f"cycles of the best Config found over {board.config.name}, {' and '.join(MODELS)}, timed"
         seconds = (1200 if board.name == BOARD else 600) if full else 240
         try:
             _explored(MODELS, folder, seconds / 2, say, board.name, ("cycles",))
@@ -291,7 +291,7 @@ def _best(
         return [row["models"][name]["cycles"] / row["models"][name]["images"] / usual[name] for name in usual]
 
     row = min(report["front"], key=lambda row: max(ratios(row)))
-    device = DEVICES[board.platform.device]
+    device = board.device
     shares = Resources.of(Config.from_dict(row["set"]), device).shares(device)
     there = {name: value for name, value in row["set"].items() if name != "name"}
     other = ", ".join(f"{n} = {value}" for n, value in there.items() if getattr(board.config, n) != value)
@@ -310,7 +310,7 @@ def _confirmed(
     exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
     preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
     found = [a / b for a, b in zip(exact, preset)]
-    counted = usage(cfg, DEVICES[board.platform.device], say).left(DEVICES[board.platform.device])
+    counted = usage(cfg, board.device, say).left(board.device)
     left = ", ".join(f"{share:.1f}% {name}" for name, share in counted.items())
     return found, f"RTL {' and '.join(f'{ratio:.3f}' for ratio in found)}; left by Yosys' count {left}"
 
@@ -351,7 +351,7 @@ def _array(cfg: Config) -> str:
 
 def judged_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
     """The timing model on Configs at random, small ones, which nobody has looked at before."""
-    board, rng, count = board_of(BOARD), np.random.default_rng(11), 10 if full else 3
+    board, rng, count = find_board(BOARD), np.random.default_rng(11), 10 if full else 3
     small = {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "batch": [1, 2], "inp_depth": [256, 1024, 4096]}
     space = ConfigSpace.of(board, small)
     one = ExploredModel.of(WORKLOADS["ds_cnn"].path(None))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import ROOT, Row
-from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES, Design
+from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import LABELS, usage
 from celosia.hw.config import PRESETS, Config
+from celosia.hw.fpga import DEVICES
+from celosia.sim.boards import BOARDS
 
 Say = Callable[[str], None]
 MARGIN = {"pynq": 10.0}
@@ -36,7 +37,7 @@ def _measured(row: Row, measure: Callable[[Row], Row]) -> Row:
 
 def resources(say: Say) -> Iterator[Row]:
     """Each board's preset, and `tiny`, on its device. `huge` is for simulation only."""
-    devices = {board.platform.device: board.preset for board in BOARDS.values()}
+    devices = {board.device.name: board.config.name for board in BOARDS.values()}
     for name, preset in devices.items():
         for config in (preset, "tiny"):
             margin = MARGIN.get(config, 0.0) if config == preset else 0.0

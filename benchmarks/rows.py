@@ -29,8 +29,9 @@ from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
+from celosia.sim.boards import BOARDS
 from celosia.sim.device import Device
-from celosia.sim.memory import PYNQ_Z2, ZYNQ_HP, MemoryModel
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
 
 Array = NDArray[Any]
@@ -300,7 +301,7 @@ class Bench:
         path = workload.path(self.folder)
         program, oracle, (feed,) = self.program(workload.name), Oracle(path), workload.inputs(path, 1).feeds
         least = bound(path, program.config)
-        for memory in (ZYNQ_HP, PYNQ_Z2) if self.memory == ZYNQ_HP else (self.memory,):
+        for memory in (ZYNQ_HP, BOARDS["pynq-z2"].memory) if self.memory == ZYNQ_HP else (self.memory,):
             self.say(f"{workload.name}: running on the {self.counting} device, memory {memory}")
             run = self.run(program, feed, self.counting, trace=True, memory=memory)
             outcome = against(oracle, feed, run.result.outputs)

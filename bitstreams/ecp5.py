@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from celosia.bitstreams.devices import Design
+from celosia.bitstreams.designs import Design
 from celosia.bitstreams.synthesis import require, run_tool, run_yosys
 from celosia.hw.config import Config
 

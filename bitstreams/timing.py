@@ -1,9 +1,8 @@
 """An estimate of the clock at which an accelerator can run, from Yosys' netlist: how long its longest paths take.
 
-What it is: static timing with published delays of cells, and of nets by how many pins they drive, or, if the cells are
-placed (place.py), by distance. What it is not: a sign-off. It knows of no congestion, no columns of DSP blocks and
-block RAM, no skew, and no copy of a register that drives too much, as Vivado makes them. It was not calibrated against
-Vivado.
+What it is: static timing with published delays of cells, and of nets by how many pins they drive. What it is not: a
+sign-off. Nothing is placed: it knows of no distance, no congestion, no columns of DSP blocks and block RAM, no skew,
+and no copy of a register that drives too much, as Vivado makes them. It was not calibrated against Vivado.
 """
 
 from __future__ import annotations
@@ -11,31 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from celosia.bitstreams.boards import BOARDS, Board
 from celosia.bitstreams.cells import FIGURES, PART, Arcs, Cell, arcs
-from celosia.bitstreams.devices import DEVICES
-from celosia.bitstreams.place import Floats, Grid, Wires, pack
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
-from celosia.hw.config import Config
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.fpga import DEVICES
+from celosia.sim.board import Board
+from celosia.sim.boards import BOARDS
 
-CAVEAT = "An estimate from Yosys' netlist and published delays, {}: compare designs with it. Vivado decides."
-ROUNDS = 6
-"""Of placing, each after the paths that the last one left long."""
-SWEEPS, AGAIN = 800, 400
-"""Of the first round, and of those after it."""
-HEAT, WARMTH = 0.5, 0.1
-"""They begin so hot."""
-TIGHT, SHARP, REMEMBERED = 30.0, 8, 0.7
-"""The longest path's wires weigh so much more, others by that power of their share of it; and what stays of what a
-round before gave."""
+CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
 TOP = "celosia_scanned"
 
 
@@ -69,42 +56,34 @@ class Path:
 
 @dataclass(frozen=True)
 class Timing:
-    """ns: the longest path. ends: how many end at each number of whole ns. paths: the longest ones first. rounds: ns of
-    the longest path in each round of placing; the best of them is meant."""
+    """ns: the longest path. ends: how many end at each number of whole ns. paths: the longest ones first."""
 
     ns: float
     ends: dict[int, int]
     paths: tuple[Path, ...]
-    rounds: tuple[float, ...] = ()
 
     @property
     def mhz(self) -> float:
         """The clock whose period is the longest path."""
         return 1000 / self.ns
 
-    @property
-    def caveat(self) -> str:
-        """What the figure is, and is not."""
-        return CAVEAT.format("placed roughly" if self.rounds else "nothing placed")
-
 
 def known(board: Board) -> str:
     """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
-    if board.platform.device != PART:
-        others = " or ".join(name for name, other in BOARDS.items() if other.platform.device == PART)
+    if board.device.name != PART:
+        others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
+        config = board.config.name if board.config.name in PRESETS else "FILE"
         raise ProjectError(
-            f"delays of {board.platform.device}, the device of {board.name}, are not known, only those of {PART}; "
-            f"to compare Configs, take --board {others} with --config {board.config.name}"
+            f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
+            f"to compare Configs, take --board {others} with --config {config}"
         )
     return f"{PART}{FIGURES['speed_grade']}"
 
 
-def estimate(
-    cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None, rounds: int = 0
-) -> Timing:  # fmt: skip
+def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None) -> Timing:
     """Timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on disk.
 
-    rounds: of placing; 0: nothing is placed. Raises SynthesisError.
+    Raises SynthesisError.
     """
     from celosia.bitstreams.scan import Scanned
     from celosia.hw.top import Accelerator
@@ -112,20 +91,17 @@ def estimate(
 
     found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP), TOP, DEVICES[PART], say)
     say("timing")
-    return analyse(found, paths, rounds, say)
+    return analyse(found, paths)
 
 
-def analyse(
-    module: Mapping[str, Any], paths: int = 20, rounds: int = 0, say: Callable[[str], None] = lambda text: None
-) -> Timing:  # fmt: skip
+def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
     """Timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a register."""
     design = _Design(module)
-    found = design.place(rounds, say) if rounds else []
     ends = sorted(design.ends(), key=lambda end: -end.ns)
     if not ends:
         raise SynthesisError("the netlist has no path from a register to a register; report this")
     counts = Counter(int(end.ns) for end in ends)
-    return Timing(ends[0].ns, dict(sorted(counts.items())), design.longest(ends, paths), tuple(found))
+    return Timing(ends[0].ns, dict(sorted(counts.items())), design.longest(ends, paths))
 
 
 class _Arrival(NamedTuple):
@@ -180,7 +156,6 @@ class _Design:
             for port, bit, out, ns in each.through:
                 self._following[bit].append((name, port, out, ns))
         self._order = self._sorted()
-        self.at: dict[str, tuple[int, int]] = {}
         self.arrivals = self._arrive()
 
     def net(self, bit: int, to: str, port: str) -> float:
@@ -191,26 +166,14 @@ class _Design:
             return float(figures["carry"])
         if out in ("PCOUT", "ACOUT", "BCOUT"):
             return float(figures["cascade"])
-        together = not self.at or self.at[source] == self.at[to]
-        if together and (
-            (target == "CARRY4" and port == "S" and kind.startswith("LUT"))
-            or (target in ("MUXF7", "MUXF8") and port != "S")
+        if (target == "CARRY4" and port == "S" and kind.startswith("LUT")) or (
+            target in ("MUXF7", "MUXF8") and port != "S"
         ):
             return 0.0  # wires within a slice
         alone = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
-        if together and alone and re.match("LUT|CARRY|MUXF", kind):
+        if alone and re.match("LUT|CARRY|MUXF", kind):
             return float(figures["to_own_flip_flop"])
-        if self.at:
-            return self._distance(source, to)
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
-
-    def _distance(self, source: str, to: str) -> float:
-        figures, (x, y), (to_x, to_y) = FIGURES["placed"], self.at[source], self.at[to]
-        if (x, y) == (to_x, to_y):
-            way = figures["within"]
-        else:
-            way = figures["base"] + figures["column"] * abs(x - to_x) + figures["row"] * abs(y - to_y)
-        return float(figures["pins"] + figures["factor"] * way)
 
     def _sorted(self) -> list[int]:
         """Nets in topological order: each after all from which something comes to it."""
@@ -243,72 +206,6 @@ class _Design:
                     counts = bool(_COMPUTES.match(self.cells[name].kind)) and port != "CI"
                     arrivals[out] = _Arrival(here.ns + net + ns, here.levels + counts, here.start, bit, net, ns)
         return arrivals
-
-    def place(self, rounds: int, say: Callable[[str], None]) -> list[float]:
-        """Places the cells, `rounds` times, and keeps the best. Returns ns of the longest path after each."""
-        readers = self._readers()
-        say("packing")
-        places = pack(self.cells, [(self.driver[bit][0], names) for bit, names in readers.items()])
-        place_of = {name: number for number, names in enumerate(places) for name in names}
-        pins = [(bit, name) for bit, names in readers.items() for name in names]
-        reached = {bit: len({place_of[name] for name in names}) for bit, names in readers.items()}
-        source, target = np.array([(place_of[self.driver[bit][0]], place_of[name]) for bit, name in pins]).T
-        length, apart = np.array([1 / reached[bit] for bit, _ in pins]), source != target
-
-        def wires(weight: Floats) -> Wires:
-            return Wires(source[apart], target[apart], weight[apart])
-
-        figures, urgent = FIGURES["placed"], self._urgent(pins)
-        grid = Grid(len(places), wires(length), figures["row"] / figures["column"])
-        found: list[float] = []
-        best: dict[str, tuple[int, int]] = {}
-        for number in range(rounds):
-            say(f"placing, round {number + 1} of {rounds}" + (f", {min(found):.2f} ns so far" if found else ""))
-            grid.anneal(wires(length + urgent), *((AGAIN, WARMTH) if number else (SWEEPS, HEAT)))
-            self.at = {name: (int(grid.x[at]), int(grid.y[at])) for name, at in place_of.items()}
-            self.arrivals = self._arrive()
-            found.append(max((end.ns for end in self.ends()), default=0.0))
-            if found[-1] == min(found):
-                best = self.at
-            urgent = np.maximum(REMEMBERED * urgent, self._urgent(pins))
-        self.at = best
-        self.arrivals = self._arrive()
-        return found
-
-    def _readers(self) -> dict[int, list[str]]:
-        """The cells at each net that a cell drives, in the order of the netlist."""
-        readers: dict[int, dict[str, None]] = defaultdict(dict)
-        for name, cell in self.cells.items():
-            for bit in chain(*cell.inputs.values()):
-                if isinstance(bit, int) and bit in self.driver:
-                    readers[bit][name] = None
-        return {bit: list(names) for bit, names in readers.items()}
-
-    def _urgent(self, pins: Sequence[tuple[int, str]]) -> Floats:
-        """What each wire weighs more for the longest path that it is on."""
-        slack, longest = self._slack()
-        share = [max(0.0, 1 - slack.get(pin, longest) / (longest or 1)) for pin in pins]
-        return np.asarray(TIGHT * np.array(share) ** SHARP, np.float64)
-
-    def _slack(self) -> tuple[dict[tuple[int, str], float], float]:
-        """(ns by which the net to a cell could be longer, of each that is on a path; ns of the longest path)"""
-        ends = list(self.ends())
-        longest = max((end.ns for end in ends), default=0.0)
-        slack: dict[tuple[int, str], float] = {}
-        least: dict[int, float] = {}
-        for end in ends:
-            slack[end.bit, end.cell] = min(slack.get((end.bit, end.cell), longest), longest - end.ns)
-            least[end.bit] = min(least.get(end.bit, longest), longest - end.ns)
-        for bit in reversed(self._order):
-            if (here := self.arrivals.get(bit)) is None:
-                continue
-            for name, port, out, ns in self._following.get(bit, ()):
-                if out in least:
-                    after = here.ns + self.net(bit, name, port) + ns
-                    left = least[out] + self.arrivals[out].ns - after
-                    slack[bit, name] = min(slack.get((bit, name), longest), left)
-                    least[bit] = min(least.get(bit, longest), left)
-        return slack, longest
 
     def ends(self) -> Iterator[_End]:
         for name, each in self._arcs.items():

@@ -87,23 +87,22 @@ def compile(source: Source, options: Options) -> Program:
     True
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
-    after each of PASSES with the graph. target: a board or processor of cpu.target that the CPU's part is compiled for;
-    by default this machine. check: run the accelerator's part on random inputs and compare it with the graph's
-    operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as a file or what
-    it holds (tensorize/decisions.py); the compiler decides the others. shapes: of inputs, by name, where the model
-    leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which may stay
-    so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the model,
-    or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across them
-    and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune` has
-    measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer cycles,
-    and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the compiler
-    decides. improve: makes the image of all layers in the place of the compiler's own, which it is given, and says how;
-    driver/tune.py searches so.
+    after each of PASSES with the graph. target: a board, its .toml file, or a processor of cpu.target, that the CPU's
+    part is compiled for; by default this machine. check: run the accelerator's part on random inputs and compare it
+    with the graph's operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as
+    a file or what it holds (tensorize/decisions.py); the compiler decides the others. shapes: of inputs, by name, where
+    the model leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which
+    may stay so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the
+    model, or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across
+    them and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune`
+    has measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer
+    cycles, and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the
+    compiler decides. improve: makes the image of all layers in the place of the compiler's own, which it is given, and
+    says how; driver/tune.py searches so.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
-    for records that cannot be read, TargetError,
-    LinkError where the linker for another processor is missing, and SelfCheckError where the check finds a fault of
-    Celosia.
+    for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
+    processor is missing, and SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
     with compiling_for(processor), _of_shapes(options.shapes), _seldom_collected():

@@ -10,15 +10,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.bitstreams.devices import DEVICES
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.config import Config, ConfigError, did_you_mean
+from celosia.hw.fpga import DEVICES
 from celosia.hw.scratchpads import total_bytes
-from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
+from celosia.sim.boards import memory_model
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
 DEVICE = "xc7z020"
 """What resources are of."""

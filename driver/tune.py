@@ -26,6 +26,8 @@ from celosia.compiler.tune.tuner import NetworkState, Tuner
 from celosia.driver.choices import TRIALS
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
+from celosia.sim.boards import memory_model, shortest
+from celosia.sim.memory import MemoryModel
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class Tuning:
 
 def tune(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
-    records: str | Path | Records | None = None, device: str = "timed", memory: str = "zynq-hp", jobs: int = 0,
-    search: str = "descent", learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
+    records: str | Path | Records | None = None, device: str = "timed",
+    memory: str | MemoryModel = "zynq-hp", jobs: int = 0, search: str = "descent",
+    learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
     fleet: Fleet | None = None, pool: str | None = None, sudo: bool = False, base: int | None = None,
     check: bool = True, shapes: Shapes | None = None,
     progress: Callable[[str], None] | None = None, told: Callable[[NetworkState], None] = lambda state: None,
@@ -52,12 +55,12 @@ def tune(
     True
 
     trials: most points of layers that are tried. records: a file that keeps them, and in which those that are known are
-    not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, with that memory
-    behind it, or a board, as "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the
-    timing model. jobs: processes that measure; 0: this one. search: one of `tune.search.SEARCHES`. learner: "ridge", or
-    "trees" (needs the extra `tune`). deadline: seconds for one trial. pool: "dask://HOST:PORT", whose workers measure
-    (needs the extra `fleet`). fleet: other devices, which stay open. progress: called with the name of each stage;
-    told: with the NetworkState after each trial.
+    not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, or a board, as
+    "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the timing model. memory:
+    behind both, a model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
+    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
+    pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: other devices, which stay open.
+    progress: called with the name of each stage; told: with the NetworkState after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
@@ -67,7 +70,7 @@ def tune(
     that there is not, PoolError for a pool that is
     none or has no worker for this, SshError for a board's name that is none, FleetError where no device is left.
     """
-    judge = Judge(device, memory)
+    judge = Judge(device, shortest(memory_model(memory)))
     known = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celosia.hw.plain import from_json
+from celosia.hw.plain import brief, from_json, from_toml
 
 
 class ConfigError(ValueError):
@@ -40,9 +40,7 @@ def _log2(value: int) -> int:
 
 def _toml(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):  # noqa: UP036 - the runner on a board keeps to 3.10
-        import tomllib
-
-        return tomllib.loads(text)
+        return from_toml(text)
     raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
@@ -99,15 +97,15 @@ def check_field(field: str, value: object) -> None:
             raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
     elif field not in _LIMITS:
         if not isinstance(value, bool):
-            raise ConfigError(f"{field} must be true or false, not {value!r}")
+            raise ConfigError(f"{field} must be true or false, not {brief(value)}")
     elif not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{field} must be a whole number, not {value!r}")
+        raise ConfigError(f"{field} must be a whole number, not {brief(value)}")
     else:
         low, high, powers = _LIMITS[field]
         if powers and not _is_power_of_two(value):
-            raise ConfigError(f"{field} must be a power of two, not {value}")
+            raise ConfigError(f"{field} must be a power of two, not {brief(value)}")
         if not low <= value <= high:
-            raise ConfigError(f"{field} must be between {low} and {high}, not {value}")
+            raise ConfigError(f"{field} must be between {low} and {high}, not {brief(value)}")
 
 
 def _check_together(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""What JSON files of whoever may hold: plain values that the rest of the program can take."""
+"""What JSON and TOML files of whoever may hold: plain values that the rest of the program can take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ DEEPEST = 100
 """Lists and objects inside each other: what goes through a value may call itself for each."""
 MOST_DIGITS = 40
 """Of a whole number: more fit neither a float nor a message."""
+TOO_DEEP = "its lists and tables are too deep inside each other"
 
 
 def from_json(text: str | bytes) -> Any:
@@ -21,9 +22,49 @@ def from_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text, parse_int=_whole)
     except RecursionError:
-        raise ValueError("its lists and objects are too deep inside each other") from None
+        raise ValueError(TOO_DEEP) from None
     _check(value)
     return value
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text, which may hold dates, too. ValueError as `from_json`. Needs Python 3.11.
+
+    >>> from_toml("a = [1, 2.5]")
+    {'a': [1, 2.5]}
+    """
+    import tomllib
+
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except ValueError as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise
+        raise ValueError("a number has thousands of digits") from None  # which Python does not read
+    _check(table)
+    return table
+
+
+def brief(value: object) -> str:
+    """A value for a message, cut where it is long.
+
+    >>> brief("cat"), brief(10**5000), len(brief("cat" * 100))
+    ("'cat'", 'a number of more than 40 digits', 63)
+    """
+    if isinstance(value, int) and _too_large(value):
+        return f"a number of more than {MOST_DIGITS} digits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+_SHOWN = 60
+"""Characters of a value in a message."""
+
+
+def _too_large(number: int) -> bool:
+    return abs(number) >= 10**MOST_DIGITS
 
 
 def _whole(digits: str) -> int:
@@ -47,10 +88,12 @@ def _check(value: Any) -> None:
                     each.encode()
                 except UnicodeEncodeError:
                     raise ValueError(f"{each[:40]!a} has half a character") from None
+            elif isinstance(each, int) and _too_large(each):
+                raise ValueError(f"a number has more than {MOST_DIGITS} digits")
         if not below:
             return
         level = below
-    raise ValueError("its lists and objects are too deep inside each other")
+    raise ValueError(TOO_DEEP)
 
 
 def printable(text: str) -> str:

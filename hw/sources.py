@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from importlib import resources
 
-NO_HARDWARE = ("config_doc.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
+NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
 """Files that the Verilog does not depend on."""
 PARTS = ("dae_pipeline", "gemm_core", "vector_unit")
 """Folders of the hardware."""

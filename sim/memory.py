@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from celosia.hw.config import did_you_mean
-
 
 @dataclass(frozen=True)
 class MemoryModel:
@@ -41,6 +39,8 @@ class MemoryModel:
     def __post_init__(self) -> None:
         if not 0 <= self.stall < 1:
             raise ValueError(f"stall must be at least 0 and below 1, not {self.stall}")
+        if self.clock_mhz < 1:
+            raise ValueError(f"clock_mhz must be at least 1, not {self.clock_mhz}")
         if self.outstanding < 1:
             raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
 
@@ -58,52 +58,29 @@ ZYNQ_HP = MemoryModel()
 IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, refresh_period=0, bytes_per_cycle=0)
 
 
-def _dram(
-    name: str, clock_mhz: int, bits: int, megatransfers: int, refresh_every_ns: int, refresh_ns: int
-) -> MemoryModel:
-    """The DRAM of a board behind the ports of ZYNQ_HP, whose latency and outstanding bursts it keeps.
+@dataclass(frozen=True)
+class Dram:
+    """The DRAM of a board.
 
     bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Of what a
-    controller loses, refreshes are in the model; changes of row and of direction are not.
+    controller loses, refreshes are told: each `refresh_every_ns` one, for `refresh_ns`; changes of row and of direction
+    are not.
     """
-    return MemoryModel(
-        name,
-        clock_mhz,
-        refresh_period=refresh_every_ns * clock_mhz // 1000,
-        refresh_cycles=-(-refresh_ns * clock_mhz // 1000),
-        bytes_per_cycle=bits // 8 * megatransfers // clock_mhz,
-    )
 
+    bits: int
+    megatransfers: int
+    refresh_every_ns: int
+    refresh_ns: int
 
-PYNQ_Z1 = _dram("pynq-z1", 100, 16, 1050, 7800, 260)
-"""DDR3 of 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and
-tRFC."""
-PYNQ_Z2 = dataclasses.replace(PYNQ_Z1, name="pynq-z2")
-"""As on the PYNQ-Z1 (TUL, PYNQ-Z2 user manual; its board files have 525 MHz and one chip of 4 Gbit)."""
-ULTRA96 = _dram("ultra96", 150, 32, 1066, 3904, 280)
-"""LPDDR4 of 32 bits at 533 MHz (Avnet's board files of the Ultra96-V2: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit,
-refreshed as a whole: JESD209-4, tREFI and tRFCab."""
-ZCU104 = _dram("zcu104", 200, 64, 2133, 7800, 260)
-"""DDR4 of 64 bits at 1067 MHz (AMD's board files of the ZCU104: DDR4_2133P, though the device may have DDR4-2400):
-17.1 GB/s. Chips of 4 Gbit: JESD79-4, tREFI and tRFC1."""
-MEMORY_MODELS = {model.name: model for model in (ZYNQ_HP, IDEAL, PYNQ_Z1, PYNQ_Z2, ULTRA96, ZCU104)}
-
-
-def memory_model(memory: MemoryModel | str) -> MemoryModel:
-    """The model of that name. ValueError where there is none."""
-    if isinstance(memory, MemoryModel):
-        return memory
-    if memory not in MEMORY_MODELS:
-        *most, last = MEMORY_MODELS
-        near = did_you_mean(memory, MEMORY_MODELS)
-        raise ValueError(f"there is no memory model {memory!r}{near}; take {', '.join(most)} or {last}")
-    return MEMORY_MODELS[memory]
-
-
-def clock_mhz(described: str | None) -> int:
-    """The clock of the memory model that a report describes; 100 where it has none."""
-    name = (described or ZYNQ_HP.name).split(" ")[0]
-    return MEMORY_MODELS[name].clock_mhz if name in MEMORY_MODELS else ZYNQ_HP.clock_mhz
+    def behind(self, name: str, clock_mhz: int) -> MemoryModel:
+        """As a model, behind the ports of ZYNQ_HP, whose latency and outstanding bursts it keeps. clock_mhz: of the
+        accelerator."""
+        return MemoryModel(
+            name, clock_mhz,
+            refresh_period=self.refresh_every_ns * clock_mhz // 1000,
+            refresh_cycles=-(-self.refresh_ns * clock_mhz // 1000),
+            bytes_per_cycle=self.bits // 8 * self.megatransfers // clock_mhz,
+        )  # fmt: skip
 
 
 def random_stalls(seed: int, stall: float = 0.3, jitter: int = 60) -> MemoryModel:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.regs import COUNTERS, Error
+from celosia.sim.boards import memory_model
 from celosia.sim.build import library
 from celosia.sim.control import Control
 from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
 from celosia.sim.fsim import Memory
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, memory_model, random_stalls
+from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
 
 __all__ = ["IDEAL", "ZYNQ_HP", "MemoryModel", "RtlDevice", "random_stalls"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
+from celosia.sim.boards import memory_model
 from celosia.sim.device import Counters, TimeLimit
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import Timing, check_memory, predict
 
 REMEMBERED = 8

@@ -71,7 +71,6 @@ def test_a_planted_long_file_is_found(tmp_path: Path) -> None:
 UNITS = "the unit in RTL, and the simulator's model of it"
 TWICE = {
     "Block": "of statements, in the loop IR; of layers that run as one, which Programs hold by this name",
-    "Board": "on which the accelerator runs; the same with its Amaranth platform",
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
     "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Lane": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",

@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
 from celosia.hw.config import did_you_mean
-from celosia.sim import boards
+from celosia.sim.boards import BOARDS, find_board, is_file
 
 
 class TargetError(ValueError):
@@ -82,21 +82,21 @@ TARGETS = {
         ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"),
     ),
 }  # fmt: skip
-BOARDS = {
-    board.name: name for board in boards.BOARDS.values()
-    for name, each in TARGETS.items() if each.machine == board.machine
-}  # fmt: skip
-"""Boards and the target that their processor is."""
 
 
 def find_target(name: str) -> Target:
-    """The target or board called `name`. TargetError."""
-    if name not in TARGETS and name not in BOARDS:
+    """The target called `name`, or that of the processor of a board, by its name or its .toml file. TargetError,
+    BoardError."""
+    if name in TARGETS:
+        return TARGETS[name]
+    if name not in BOARDS and not is_file(name):
         known = (*BOARDS, *TARGETS)
         raise TargetError(
-            f"there is no target {name!r}{did_you_mean(name, known)}; take {', '.join(known)}, or none for this machine"
+            f"there is no target {name!r}{did_you_mean(name, known)}; take {', '.join(known)}, a board's .toml file, "
+            "or none for this machine"
         )
-    return TARGETS[BOARDS.get(name, name)]
+    machine = find_board(name).machine
+    return next(each for each in TARGETS.values() if each.machine == machine)
 
 
 @functools.cache

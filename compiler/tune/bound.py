@@ -20,7 +20,8 @@ from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.scratchpads import depths, scratchpads
-from celosia.sim.memory import MemoryModel, memory_model
+from celosia.sim.boards import memory_model
+from celosia.sim.memory import MemoryModel
 
 Floats = NDArray[np.float64]
 

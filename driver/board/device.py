@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from celosia.driver.board.lock import exclusive
 from celosia.hw.config import Config
 from celosia.hw.regs import COUNTERS, Error
-from celosia.sim.boards import PROCESSORS
+from celosia.sim.board import LIMITS, PROCESSORS
 from celosia.sim.control import Control
 from celosia.sim.device import Counters, DeviceError, TimeLimit
 
@@ -36,8 +36,8 @@ INSTANCE = "celosia"
 INTERRUPT_PIN = f"{INSTANCE}/irq"
 SETTLE_SECONDS = 1.0
 """For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
-CLOCK_HZ = 100e6
-"""Clock that time limits are reckoned with: the slowest of the boards', so that none comes too early."""
+CLOCK_HZ = 1e6 * LIMITS["clock_mhz"][0]
+"""Clock that time limits are reckoned with: the slowest that a board may have, so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
 """Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
 LEASE_CYCLES = 500_000_000

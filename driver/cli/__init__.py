@@ -11,7 +11,7 @@ from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES
 from celosia.driver.cli.exploring import explore
-from celosia.driver.cli.hardware import cache, configs, sweep, verilog
+from celosia.driver.cli.hardware import boards, cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
 from celosia.driver.cli.runs import demo, run
 from celosia.driver.cli.tuning import tune
@@ -49,7 +49,8 @@ def celosia(
 
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
-made, used = (configs, sweep, explore, tune, verilog, cache), (run, compare, deploy, flash, inspect, report, quantize)
+made = configs, boards, sweep, explore, tune, verilog, cache
+used = run, compare, deploy, flash, inspect, report, quantize
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)
 

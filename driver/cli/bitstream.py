@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from celosia.bitstreams.devices import Design
+from celosia.bitstreams.designs import Design
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import DOES_NOT_FIT, EXIT_CODES, command, say
@@ -50,8 +50,9 @@ def project(
       celosia bitstream project --board pynq-z2 -o build/pynq-z2
       celosia bitstream build build/pynq-z2
     """
-    from celosia.bitstreams.project import COMMAND, find_board, write_project
+    from celosia.bitstreams.project import COMMAND, write_project
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
     place, cfg = find_board(board), None if config is None else Config.load(config)
     with common.progress_stages(quiet) as stages:
@@ -99,15 +100,14 @@ def report(
       celosia bitstream report --board pynq-z2
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
-    from celosia.bitstreams.devices import DEVICES
-    from celosia.bitstreams.project import find_board
     from celosia.bitstreams.synthesis import usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
     place = find_board(board)
-    cfg, device = place.config if config is None else Config.load(config), DEVICES[place.platform.device]
+    cfg, device = place.config if config is None else Config.load(config), place.device
     with common.progress_stages(quiet) as stages:
         used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.left(device), used.fits(device)
@@ -133,46 +133,36 @@ def timing(
     board: opt.Board,
     config: opt.BoardConfig = None,
     paths: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Paths to list, the longest first.")] = 20,
-    place: Annotated[
-        bool, typer.Option("--place", help="Place the cells, so that nets have a length: minutes more.")
-    ] = False,
-    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, max=100, help="Rounds of placing.")] = None,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Estimate the clock at which a Config runs on a board's device, and list its longest paths, without Vivado.
 
-    Static timing of Yosys' netlist with published delays, of nets by their fan-out or, with --place, by length: a
-    figure to compare designs with, not one to rely on. Takes minutes the first time. Devices: xc7z020 of speed grade
-    -1.
+    Static timing of Yosys' netlist with published delays, of nets by their fan-out: a figure to compare designs with,
+    not one to rely on. Takes minutes the first time. Devices: xc7z020 of speed grade -1.
 
     \b
     Example:
       celosia bitstream timing --board pynq-z2
       celosia bitstream timing --board pynq-z2 --config tiny --paths 5
-      celosia bitstream timing --board pynq-z2 --place
     """
     from dataclasses import asdict
 
     from celosia.bitstreams import timing as sta
-    from celosia.bitstreams.project import find_board
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
-    if rounds is not None and not place:
-        raise typer.BadParameter("it says how often cells are placed: add --place", param_hint="--rounds")
     chosen = find_board(board)
     cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)
-    times = (rounds or sta.ROUNDS) if place else 0
     with common.progress_stages(quiet) as stages:
-        found = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"), times)
+        found = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"))
     if as_json:
         about = {"board": chosen.name, "device": device, "config": cfg.name, "digest": cfg.digest}
         longest = [asdict(path) for path in found.paths]
-        clock = {"mhz": round(found.mhz, 1), "ns": round(found.ns, 3), "caveat": found.caveat}
-        ends = {"rounds": found.rounds, "ends": found.ends, "paths": longest}
-        typer.echo(json.dumps(about | clock | ends, indent=1))
+        clock = {"mhz": round(found.mhz, 1), "ns": round(found.ns, 3), "caveat": sta.CAVEAT}
+        typer.echo(json.dumps(about | clock | {"ends": found.ends, "paths": longest}, indent=1))
     else:
         console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))
 

@@ -72,13 +72,14 @@ def flash(
     Examples:
       celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
     """
-    from celosia.bitstreams.project import find_board
     from celosia.driver.board.flash import load, prepare
     from celosia.driver.remote import deploy as deployment
     from celosia.driver.remote.ssh import connected
     from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
 
-    manifest = prepare(bit, board, find_board(board).part)
+    place = find_board(board)
+    manifest = prepare(bit, place.name, place.part)
     if host is None:
         clock = load(str(bit), manifest)
     else:

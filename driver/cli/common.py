@@ -90,10 +90,13 @@ def memory_options(memory: str | None, device: str) -> dict[str, Any]:
         return {}
     if device not in WITH_CYCLES:
         raise typer.BadParameter(f"--memory needs --device {' or '.join(WITH_CYCLES)}: the others model no memory")
-    from celosia.sim.memory import memory_model
+    from celosia.sim.board import BoardError
+    from celosia.sim.boards import memory_model
 
     try:
         return {"memory": memory_model(memory)}
+    except BoardError:
+        raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -61,13 +61,14 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.hw.config import ConfigError
     from celosia.hw.manifest import ManifestError
     from celosia.hw.verilog import VerilogError
+    from celosia.sim.board import BoardError
     from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
 
     wrong = (
-        ModelError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError, QuantizeError,
-        ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError, SpaceError, TargetError,
-        ThreadsError,
+        ModelError, BoardError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError,
+        QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError, SpaceError,
+        TargetError, ThreadsError,
     )  # fmt: skip
     no_tool = BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError
     return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}

@@ -41,7 +41,7 @@ Left = Annotated[
     float, typer.Option(min=0, max=99, metavar="PERCENT", help="Of each resource of the device, to stay free.")
 ]
 Memory = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The memory of the timing model, by default the board's.")
+    str | None, typer.Option(metavar="NAME|FILE", help="The memory of the timing model, by default the board's.")
 ]
 Search = Annotated[str, opt.one_of(names=SEARCH_NAMES, help="How to look; see docs/explore.md.")]
 Confirm = Annotated[

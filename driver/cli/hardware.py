@@ -1,4 +1,4 @@
-"""`celosia verilog`, `configs` and `sweep`."""
+"""`celosia verilog`, `configs`, `boards`, `sweep` and `cache`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,30 @@ def configs(
         typer.echo(Config.load(name).to_toml(), nl=False)
         return
     console().print(show.configs(PRESETS.values()))
+
+
+@command
+def boards(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML, to change and to use.")
+    ] = None,
+) -> None:
+    """List the boards that have a name, or print one as a TOML file; docs/boards.md says what is in it.
+
+    \b
+    Examples:
+      celosia boards
+      celosia boards pynq-z2 > my_board.toml
+      celosia bitstream project --board my_board.toml -o build/my_board
+    """
+    from celosia.driver.show import hardware as show
+    from celosia.driver.show.table import console
+    from celosia.sim.boards import BOARDS, find_board
+
+    if name is not None:
+        typer.echo(find_board(name).to_toml(), nl=False)
+        return
+    console().print(show.boards(BOARDS.values()))
 
 
 @command

@@ -12,7 +12,8 @@ from celosia.driver.choices import ACTIVATIONS, METHODS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
-from celosia.sim.boards import BOARDS
+from celosia.hw.config import PRESETS, Config
+from celosia.sim.boards import BOARDS, find_board, is_file
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,8 +29,9 @@ TargetConfig = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        metavar="BOARD|PROCESSOR",
-        help=f"Where it will run: {', '.join(BOARDS)}, armv7 or aarch64; by default this machine.",
+        metavar="BOARD|FILE|PROCESSOR",
+        help=f"Where it will run: {', '.join(BOARDS)}, a board's .toml file, armv7 or aarch64; by default on this "
+        "machine.",
     ),
 ]
 TakenDecisions = Annotated[
@@ -44,9 +46,11 @@ Records = Annotated[
 ]
 
 
-def _preset(target: str | None) -> str:
-    """The Config for a board that names none."""
-    return BOARDS[target].preset if target in BOARDS else "pynq"
+def _config(target: str | None) -> Config:
+    """That of the board which is compiled for, where none is named."""
+    if target is None or not (target in BOARDS or is_file(target)):
+        return PRESETS["pynq"]
+    return find_board(target).config
 
 
 @command
@@ -79,7 +83,7 @@ def compile_(
         from celosia.compiler.compile import compile as compile_model
 
         program = compile_model(
-            model, config or _preset(target), progress=stages, target=target, check=not no_check, decisions=decisions,
+            model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
             keep=common.keep_of(keep), shapes=shapes, records=records,
         )  # fmt: skip
         stages("writing the Program")

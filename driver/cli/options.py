@@ -38,9 +38,11 @@ MaybeConfig = Annotated[
     str | None,
     typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default pynq, or the Program's."),
 ]
-Board = Annotated[str, typer.Option("--board", metavar="NAME", help=f"The board: {_BOARDS}.")]
+Board = Annotated[
+    str, typer.Option("--board", metavar="NAME|FILE", help=f"The board: {_BOARDS}, or the .toml file of your own.")
+]
 BoardConfig = Annotated[
-    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's preset.")
+    str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's.")
 ]
 NoCheck = Annotated[
     bool,
@@ -48,7 +50,7 @@ NoCheck = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The memory of timed and rtl: zynq-hp, ideal, or a board's, as pynq-z2."),
+    typer.Option(metavar="NAME|FILE", help="The memory of timed and rtl: zynq-hp, ideal, or a board's, as pynq-z2."),
 ]
 Keep = Annotated[
     list[str] | None,

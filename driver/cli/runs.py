@@ -233,7 +233,7 @@ class _Files:
 def _write_trace(path: Path, program: Program, result: Result) -> None:
     from celosia.compiler.program.files import write_text
     from celosia.driver.timeline import timeline
-    from celosia.sim.memory import clock_mhz
+    from celosia.sim.boards import clock_mhz
 
     if result.counters and not any(each.events for each in result.counters):
         raise typer.BadParameter(

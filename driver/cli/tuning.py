@@ -130,7 +130,7 @@ def _measuring(
     from celosia.sim.memory import ZYNQ_HP
 
     return {
-        "device": device, "memory": behind.get("memory", ZYNQ_HP).name, "sudo": sudo, "base": base,
+        "device": device, "memory": behind.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
         "pool": common.pool_of(pool, insecure_pool),
     }  # fmt: skip
 

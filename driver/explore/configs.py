@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from celosia.bitstreams.boards import BOARDS, Board
 from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
+from celosia.hw.plain import brief, from_toml
+from celosia.sim.board import Board
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -38,13 +38,6 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
 }  # fmt: skip
 """What is searched where nobody says otherwise."""
-
-
-def board_of(name: str) -> Board:
-    """SpaceError where there is no such board."""
-    if name not in BOARDS:
-        raise SpaceError(f"there is no board {name!r}{did_you_mean(name, BOARDS)}; take {', '.join(BOARDS)}")
-    return BOARDS[name]
 
 
 @dataclass(frozen=True)
@@ -158,13 +151,13 @@ def _several(name: str, value: Any) -> Sequence[int | bool]:
     found = value if isinstance(value, (list, tuple)) else (value,)
     for each in found:
         if not isinstance(each, int):
-            raise SpaceError(f"{name} cannot be {each!r}: it takes whole numbers, or true and false")
+            raise SpaceError(f"{name} cannot be {brief(each)}: it takes whole numbers, or true and false")
     return found
 
 
 def _read(path: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return from_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SpaceError(f"cannot read the space {path}: {error.strerror}") from None
     except ValueError as error:

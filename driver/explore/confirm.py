@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 
 from celosia.bitstreams import timing
 from celosia.bitstreams.cells import PART
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.compile import compile
 from celosia.driver.arrays import read_inputs
@@ -44,7 +43,7 @@ def _done(point: Point, way: str) -> bool:
 
 def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
     """Counted, and its clock estimated where the device's delays are known. SynthesisError."""
-    device = DEVICES[ladder.board.platform.device]
+    device = ladder.board.device
     usage(point.cfg, device, say)
     mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
     area = asdict(Resources.of(point.cfg, device))

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from celosia.bitstreams.boards import Board
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm, result
-from celosia.driver.explore.configs import ConfigSpace, Values, board_of
+from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
@@ -28,7 +27,8 @@ from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
 from celosia.hw.config import Config
-from celosia.sim.memory import memory_model
+from celosia.sim.board import Board, BoardError
+from celosia.sim.boards import BOARDS, find_board, memory_model, shortest
 
 FIRST = 12
 """Configs at random, far from each other, that a search begins with beside the preset."""
@@ -55,7 +55,8 @@ class Exploration:
 
 
 def explore(
-    models: str | Path | Sequence[str | Path], board: str = "pynq-z2", *, objective: Sequence[str] = DEFAULT_OBJECTIVES,
+    models: str | Path | Sequence[str | Path], board: str | Path | Board = "pynq-z2", *,
+    objective: Sequence[str] = DEFAULT_OBJECTIVES,
     budget: float | None = None, points: int | None = None, space: str | Path | Values | ConfigSpace | None = None,
     folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
     jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
@@ -70,21 +71,22 @@ def explore(
     >>> len(found.front) == len(found.report["front"]) >= 1
     True
 
-    models: ONNX files. objective: of OBJECTIVES. budget: seconds, those of earlier runs in `folder` among them; points:
-    Configs that are measured, likewise; without either, until nothing is left. space: fields with their values, or a
-    TOML file; the others have those of `space.DEFAULT`. folder: where points and the front are kept; the same again
-    goes on. memory: a memory model, by default the board's. left: share of each resource that stays free. search: of
-    SEARCHES. jobs: processes that measure; 0: this one. pool: "dask://HOST:PORT", whose workers have the models under
-    the same paths. deadline: seconds for a model on a Config. confirmed: "yosys", "rtl" or both: how the front is
-    looked at in the end, minutes a point. progress: called with the name of each stage; told: with the ExploreState.
+    models: ONNX files. board: its name, its .toml file, or a Board. objective: of OBJECTIVES. budget: seconds, those of
+    earlier runs in `folder` among them; points: Configs that are measured, likewise; without either, until nothing is
+    left. space: fields with their values, or a TOML file; the others have those of `space.DEFAULT`. folder: where
+    points and the front are kept; the same again goes on. memory: a memory model, by default the board's. left: share
+    of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
+    "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
+    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. progress: called with the
+    name of each stage; told: with the ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
 
-    Raises ModelError, ExploreError, SpaceError, OutputError, PoolError, FleetError,
-    SynthesisError where the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it
-    searches. `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was
-    left to look at.
+    Raises ModelError, BoardError, ExploreError, SpaceError, OutputError, PoolError, FleetError, SynthesisError where
+    the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it searches.
+    `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
+    look at.
     """
     objective = _checked(objective, confirmed, search)
     place, behind = _place(board, memory)
@@ -92,14 +94,14 @@ def explore(
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
-    context = context_of(subjects, board, behind)
+    context = context_of(subjects, _known_as(place), behind)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
     on_cpu = {each.name: placed(each, place.config) for each in subjects}
     clock = _clock(known.seconds)
     with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
-        progress(f"measuring {place.preset}, to compare with")
+        progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
         stopped = _explored(explorer, budget, points, confirmed, progress)
@@ -111,13 +113,21 @@ def explore(
     return found
 
 
-def _place(board: str, memory: str | None) -> tuple[Board, str]:
-    """The board, and the memory that the timing model has for it. ExploreError, SpaceError."""
-    place = board_of(board)
+def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
+    """The board, and the memory that the timing model has for it, as `described` knows it in every process that
+    measures. ExploreError, BoardError."""
+    place = find_board(board)
     try:
-        return place, memory_model(memory or place.memory.name).name
+        return place, shortest(memory_model(memory or place.memory))
+    except BoardError:
+        raise
     except ValueError as error:
         raise ExploreError(str(error)) from None
+
+
+def _known_as(board: Board) -> str:
+    """What differs where a board does: the name of one of Celosia's, and for one of somebody's own what it is, too."""
+    return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
 
 def _clock(before: float) -> Callable[[], float]:
@@ -238,7 +248,7 @@ def _preset(ladder: Ladder, cfg: Config) -> Point | None:
 def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
     """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
     no other Config has, so that none is compared by them; {} where there are none."""
-    row = result.row_of(ladder.board.preset, point, ladder)
+    row = result.row_of(ladder.board.config.name, point, ladder)
     found = {each.name: with_records(each, point.cfg, ladder.memory) for each in ladder.subjects if patient}
     row["records"] = {name: cycles for name, cycles in found.items() if cycles is not None}
     row["fits"] = ladder.fits(point)

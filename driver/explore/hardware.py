@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celosia.bitstreams import area, synthesis
-from celosia.bitstreams.devices import Device
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.hw.config import Config
+from celosia.hw.fpga import Device
 
 
 @dataclass(frozen=True)

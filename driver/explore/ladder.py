@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from celosia.bitstreams import area
-from celosia.bitstreams.boards import Board
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.measure import Status, TrialResult
@@ -28,6 +26,7 @@ from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Failure, Point, Points
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, cost_of
 from celosia.hw.config import Config
+from celosia.sim.board import Board
 
 Told = Callable[[Point], None]
 AFTER_ALL = (Status.CRASHED, Status.HUNG, Status.LOST)
@@ -103,7 +102,7 @@ class Ladder:
         costs = {name: cost_of(results[name]) for name in (each.name for each in self.subjects)}
         for name, cost in costs.items():
             if (more := cost.on_cpu - self.on_cpu[name]) > 0:
-                why = f"{name}: {more} operators more stay on the CPU than on {self.board.preset}"
+                why = f"{name}: {more} operators more stay on the CPU than on {self.board.config.name}"
                 return replace(point, failure=Failure("cpu", why), at=self.clock())
         if point.rung == "timed" and (before := self.points.get(point.cfg)) is not None:
             costs = {n: replace(cost, bound=before.costs[n].bound) for n, cost in costs.items() if n in before.costs}
@@ -117,12 +116,12 @@ class Ladder:
     # Area -----------------------------------------------------------------------------------------------------------
 
     def _area(self, cfg: Config) -> dict[str, object]:
-        return asdict(Resources.of(cfg, DEVICES[self.board.platform.device], self.model))
+        return asdict(Resources.of(cfg, self.board.device, self.model))
 
     def refit(self) -> None:
         """The resource model with what Yosys has counted of these points, and what it says of all others."""
         known, shipped = self.points.known, area.model().rows
-        if not self.board.platform.device.startswith(area.FAMILY):
+        if not self.board.device.name.startswith(area.FAMILY):
             return
         found = [_counted(point) for point in known.values() if point.area["counted"]]
         self.model = area.Model((*shipped, *(row for row in found if row.cfg not in [each.cfg for each in shipped])))
@@ -132,7 +131,7 @@ class Ladder:
 
     def _of_device(self, point: Point) -> Point:
         """The point, failed where it does not fit as much of the device as there is to be had now."""
-        device = DEVICES[self.board.platform.device]
+        device = self.board.device
         resources = Resources(**point.area)
         if point.failure is not None and point.failure.kind != "device":
             return point
@@ -156,7 +155,7 @@ class Ladder:
 
     def shares(self, point: Point) -> dict[str, float]:
         """What the point takes of each resource of the device."""
-        return Resources(**point.area).shares(DEVICES[self.board.platform.device])
+        return Resources(**point.area).shares(self.board.device)
 
     def least(self, point: Point) -> dict[str, float]:
         """Objectives that the point is not below, whatever a higher rung says."""

@@ -95,7 +95,7 @@ def report_of(
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names},
         "take": take(rows, names, others, state["ended"]), "front": rows, "state": state,
-        "device": ladder.board.platform.device, "searched": list(searched), "points": points,
+        "device": ladder.board.device.name, "searched": list(searched), "points": points,
     }  # fmt: skip
 
 

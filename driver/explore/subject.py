@@ -34,7 +34,8 @@ from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.sim.memory import MemoryModel, memory_model
+from celosia.sim.boards import memory_model
+from celosia.sim.memory import MemoryModel
 from celosia.sim.timing import predict
 
 UNITS = tuple(unit.name.lower() for unit in Unit)

@@ -17,8 +17,9 @@ from celosia.driver.pages.page import Page, Section, require
 from celosia.driver.run import explain
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
+from celosia.sim.boards import clock_mhz, described
 from celosia.sim.device import Counters
-from celosia.sim.memory import ZYNQ_HP, MemoryModel, clock_mhz, memory_model
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
 LOOPS = 2_000_000
 """Characters of all loops that a page holds."""
@@ -306,7 +307,7 @@ def _roofs(cfg: Config, memory: str | None) -> dict[str, float]:
     load, store = cfg.bus_bytes * cfg.ports, cfg.bus_bytes
     both: float = load + store
     try:
-        dram = memory_model((memory or "").split(" ")[0]).bytes_per_cycle
+        dram = described(memory or "").bytes_per_cycle
     except ValueError:
         dram = 0
     if dram:

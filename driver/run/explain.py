@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from celosia.compiler.program import LaunchStep, LayerInfo, Program, ProgramError
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, Unit, formats, instruction_bytes, opcode_of
+from celosia.sim.boards import memory_model
 from celosia.sim.demand import demand
 from celosia.sim.device import Counters, DeviceError
-from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
 
 UNITS = tuple(unit.name.lower() for unit in Unit)

@@ -10,9 +10,9 @@ from rich.text import Text
 from celosia.driver.show.table import add_row, new_table, percent
 
 if TYPE_CHECKING:
-    from celosia.bitstreams.devices import Device
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
+    from celosia.hw.fpga import Device
 
 
 def resources(used: Usage, device: Device, title: str) -> RenderableType:
@@ -28,12 +28,11 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
 
 def timing(found: Timing, title: str) -> RenderableType:
     """The longest paths of an accelerator, and how many paths end at each number of ns."""
+    from celosia.bitstreams.timing import CAVEAT
+
     table = new_table(title, ">ns", ">on nets", ">levels", ">fan-out", ">ends", "from", "to")
     for path in found.paths:
         nets = percent(path.nets_ns / path.ns)
         add_row(table, f"{path.ns:.2f}", nets, path.levels, path.fan_out, path.ends, path.start, path.end)
     late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(found.ends.items())[-5:]))
-    placed = " Rounds of placing: " + ", ".join(f"{ns:.2f}" for ns in found.rounds) + " ns." if found.rounds else ""
-    return Group(
-        table, Text(f"{found.mhz:.1f} MHz ({found.ns:.2f} ns). Ends of paths, {late}.{placed}\n{found.caveat}")
-    )
+    return Group(table, Text(f"{found.mhz:.1f} MHz ({found.ns:.2f} ns). Ends of paths, {late}.\n{CAVEAT}"))

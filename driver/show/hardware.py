@@ -14,7 +14,7 @@ from celosia.hw.config import Config
 from celosia.hw.scratchpads import total_bytes
 
 if TYPE_CHECKING:
-    pass
+    from celosia.sim.board import Board
 
 
 def configs(presets: Iterable[Config]) -> RenderableType:
@@ -31,6 +31,21 @@ def configs(presets: Iterable[Config]) -> RenderableType:
             table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
             f"{total_bytes(cfg) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
             cfg.ports, multipliers(cfg),
+        )  # fmt: skip
+    return table
+
+
+def boards(known: Iterable[Board]) -> RenderableType:
+    """What has a name."""
+    table = new_table(
+        "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
+        "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
+    )  # fmt: skip
+    for board in known:
+        device = board.device
+        add_row(
+            table, board.name, board.part, board.config.name, board.clock_mhz, device.lut, device.ff, device.dsp,
+            device.ram, board.memory.bytes_per_cycle,
         )  # fmt: skip
     return table
 

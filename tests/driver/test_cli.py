@@ -33,8 +33,8 @@ from celosia.sim import build
 from celosia.sim.device import DeviceError
 
 COMMANDS = (
-    "compile", "run", "inspect", "verilog", "configs", "sweep", "explore", "tune", "cache", "demo", "deploy", "flash",
-    "quantize", "compare", "eval", "bitstream",
+    "compile", "run", "inspect", "verilog", "configs", "boards", "sweep", "explore", "tune", "cache", "demo", "deploy",
+    "flash", "quantize", "compare", "eval", "bitstream",
     *(f"bitstream {name}" for name in ("project", "build", "report", "timing", "ecp5")),
 )  # fmt: skip
 
@@ -78,6 +78,12 @@ def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str,
         ("run @quantised.onnx --random --device timed --memory pynq-z3", "'pynq-z2'"),
         ("sweep @quantised.onnx --set inp_dept=256", "'inp_depth'"),
         ("bitstream report --board pynq", "'pynq-z2'"),
+        ("bitstream timing --board kv26", "'kv260'"),
+        ("bitstream project --board own.toml -o out", "'clock_mhz'"),
+        ("flash a.bit --board aupzu3", "'aup-zu3'"),
+        ("run @quantised.onnx --random --device timed --memory own.toml", "'clock_mhz'"),
+        ("compile @quantised.onnx --target own.toml -o out", "'clock_mhz'"),
+        ("boards ultra69", "'ultra96'"),
         ("explore @quantised.onnx --board zcu-104 -o out", "'zcu104'"),
         ("explore @quantised.onnx --space typo.toml -o out", "'block_in'"),
         ("compile @quantised.onnx --target pynk-z2 -o out", "'pynq-z2'"),
@@ -88,6 +94,7 @@ def test_help_has_examples_and_exit_codes(celosia: Callable[..., tuple[int, str,
 )
 def test_a_name_that_is_nearly_right(celosia: Callable[..., tuple[int, str, str]], line: str, meant: str) -> None:
     Path("typo.toml").write_text("blockin = 4\n")
+    Path("own.toml").write_text("clok_mhz = 4\n")
     code, _, err = celosia(line)
     assert code in (1, 2) and f"did you mean {meant}?" in re.sub(r"[│\s]+", " ", err)
 

@@ -24,14 +24,13 @@ pytest.importorskip("moocore")
 
 import celosia
 from celosia.bitstreams import area, synthesis
-from celosia.bitstreams.devices import DEVICES
 from celosia.bitstreams.synthesis import Usage
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
-from celosia.driver.explore.configs import ConfigSpace, board_of
+from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.hardware import Resources
@@ -39,9 +38,10 @@ from celosia.driver.explore.objectives import energy_uj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
 from celosia.driver.explore.subject import Ask, ExploredModel, closed, timed
 from celosia.hw.config import PRESETS, Config
+from celosia.sim.boards import find_board
 
 MEMORY = "pynq-z2"
-BOARD = board_of("pynq-z2")
+BOARD = find_board("pynq-z2")
 SPACE = {
     "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (512,), "wgt_depth": (64, 256),
     "taps": (0, 3), "forward": (False,), "batch": (1,), "packed": (True,), "ports": (1,), "acc_depth": (512,),
@@ -124,7 +124,7 @@ def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
 
 def brute(path: Path, left: float = 0.05) -> set[str]:
     """Digests of the front of SPACE, each Config compiled and timed on its own, all pairs compared."""
-    device, found = DEVICES[BOARD.platform.device], {}
+    device, found = BOARD.device, {}
     for cfg in ConfigSpace.of(BOARD, SPACE):
         used = Resources.of(cfg, device)
         shares = used.shares(device)
@@ -177,7 +177,7 @@ def test_a_front_that_keeps_what_is_dominated_is_found(
 def test_less_room_leaves_out_what_is_too_large(model: Path) -> None:
     found = explore(model, space=SPACE, left=0.75)
     assert found.report["state"]["failed"]["device"] > 0
-    device = DEVICES[BOARD.platform.device]
+    device = BOARD.device
     for cfg in found.front:
         shares = Resources.of(cfg, device).shares(device)
         assert max(shares.values()) <= 0.25
@@ -443,7 +443,10 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
             "nothing of floats runs on the accelerator; make an int8 model of it",
         ),
         (["@quantised.onnx", "@quantised.onnx", "-o", "out"], "two models are called 'quantised'; give one of them"),
-        (["@quantised.onnx", "-o", "out", "--board", "nexys"], "there is no board 'nexys'; take pynq-z1, pynq-z2"),
+        (
+            ["@quantised.onnx", "-o", "out", "--board", "nexys"],
+            "there is no board 'nexys'; take one of pynq-z1",
+        ),
         (["@quantised.onnx", "-o", "out", "--budget", "soon"], "'soon' is no time; write it as 90s, 30m or 2h"),
         (["@quantised.onnx", "-o", "out", "--budget", "0"], "in 0 s nothing can be explored; give more, as 10m"),
         (["@quantised.onnx", "-o", "out", "--space", "gone.toml"], "cannot read the space gone.toml"),

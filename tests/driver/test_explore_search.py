@@ -12,15 +12,17 @@ import pytest
 
 pytest.importorskip("moocore")
 
-from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError, board_of
+from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.objectives import sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.scratchpads import scratchpads
+from celosia.sim.board import BoardError
+from celosia.sim.boards import find_board
 
-BOARD = board_of("pynq-z2")
+BOARD = find_board("pynq-z2")
 VALUES = {
     "block_in": (4, 8, 16), "block_out": (4, 8, 16), "bus_bytes": (4, 8), "taps": (0, 3), "tap_depth": (64, 128),
     "forward": (False, True),
@@ -57,7 +59,7 @@ def test_a_space_holds_each_config_that_can_be_once() -> None:
 def test_the_default_space_is_as_large_as_promised_and_knows_every_field() -> None:
     space = ConfigSpace.of(BOARD)
     assert len(space) > 10**10 and set(DEFAULT) <= {each.name for each in fields(Config)}
-    assert max(space.values["bus_bytes"]) == 8 and max(ConfigSpace.of(board_of("ultra96")).values["bus_bytes"]) == 16
+    assert max(space.values["bus_bytes"]) == 8 and max(ConfigSpace.of(find_board("ultra96")).values["bus_bytes"]) == 16
     assert {name for each in LARGER.values() for name in each} <= set(DEFAULT)
     assert space.nearest(BOARD.config) == BOARD.config
 
@@ -103,8 +105,8 @@ def test_wrong_spaces(text: str, message: str, tmp_path: Path) -> None:
 def test_a_space_that_is_not_there_and_a_board_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpaceError, match=r"cannot read the space .*gone.toml: No such file"):
         ConfigSpace.of(BOARD, tmp_path / "gone.toml")
-    with pytest.raises(SpaceError, match="there is no board 'nexys'; take pynq-z1, pynq-z2, ultra96, zcu104"):
-        board_of("nexys")
+    with pytest.raises(BoardError, match="there is no board 'nexys'; take one of pynq-z1, pynq-z2, ultra96, zcu104"):
+        find_board("nexys")
 
 
 # Searches ---------------------------------------------------------------------------------------------------------

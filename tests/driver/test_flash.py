@@ -16,7 +16,6 @@ from accelerator import Accelerator, Memory
 from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
-from celosia.bitstreams.boards import BOARDS, Board
 from celosia.driver.board import device as board
 from celosia.driver.board import flash
 from celosia.driver.board.device import BoardDevice
@@ -26,6 +25,8 @@ from celosia.hw.config import PRESETS, Config
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
+from celosia.sim.board import Board
+from celosia.sim.boards import BOARDS
 from celosia.sim.device import DeviceError
 
 BOARD = BOARDS["pynq-z1"]
@@ -95,7 +96,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     [
         ({"part": "7z010clg400"}, r"is for 7z010clg400, and pynq-z1 has xc7z020clg400-1"),
         ({"board": BOARDS["pynq-z2"]}, r"was made for pynq-z2, not for pynq-z1"),
-        ({"board": replace(BOARD, platform=BOARDS["zcu104"].platform)}, r"its manifest says .*one is of another build"),
+        ({"board": replace(BOARDS["zcu104"], name="pynq-z1")}, r"its manifest says .*one is of another build"),
     ],
 )
 def test_a_wrong_part_or_board(tmp_path: Path, how: dict[str, object], message: str) -> None:

@@ -22,8 +22,10 @@ import celosia
 from celosia.compiler.program import ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
+from celosia.driver.explore.configs import ConfigSpace, SpaceError
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.plain import from_json
+from celosia.sim.boards import find_board
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NUMBER = "1" + "0" * 400
@@ -77,13 +79,26 @@ def test_a_config(what: str, tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["name = 1979-05-27", "batch = 1979-05-27T07:32:00Z", "name = [1]", f"batch = {NUMBER}"]
-)
+    "line", [
+        "name = 1979-05-27", "batch = 1979-05-27T07:32:00Z", "name = [1]", f"batch = {NUMBER}", f"batch = {'1' * 9000}",
+        f"batch = 0x{'f' * 9000}", f"packed = 0b1{'0' * 30000}", f"batch = {'[' * 9000}", f"{'a.' * 9000}b = 1",
+        f"packed = [[0x{'f' * 9000}]]",
+    ], ids=lambda line: line[:16],
+)  # fmt: skip
 def test_a_config_in_toml(line: str, tmp_path: Path, model: Path) -> None:
     (tmp_path / "config.toml").write_text(line)
-    is_refused("compile", model, "--config", tmp_path / "config.toml", "-o", tmp_path / "program")
+    said = is_refused("compile", model, "--config", tmp_path / "config.toml", "-o", tmp_path / "program")
+    assert "int_max_str_digits" not in said and len(said) < 1000
     with pytest.raises(ConfigError):
         Config.load(tmp_path / "config.toml")
+    with pytest.raises(SpaceError):
+        ConfigSpace.of(find_board("pynq-z2"), tmp_path / "config.toml")
+
+
+def test_a_number_that_no_message_holds() -> None:
+    for field in ("batch", "packed", "taps"):
+        with pytest.raises(ConfigError, match="not a number of more than 40 digits"):
+            Config(**{field: 1 << 40000})
 
 
 @pytest.mark.parametrize("what", WORST)

@@ -31,11 +31,11 @@ from celosia.hw.regs import (
 )
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim import build
+from celosia.sim.boards import BOARDS, MEMORY_MODELS
 from celosia.sim.build import BuildError
 from celosia.sim.control import Control
 from celosia.sim.device import Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import MEMORY_MODELS
 from celosia.sim.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
@@ -617,10 +617,12 @@ def _missing(name: str) -> None:
 
 def test_memories_of_boards_move_what_their_pins_can() -> None:
     """Less than a byte a cycle is lost by rounding."""
-    for name, gigabytes in {"pynq-z1": 2.1, "pynq-z2": 2.1, "ultra96": 4.264, "zcu104": 17.064}.items():
+    moved = {"pynq-z1": 2.1, "pynq-z2": 2.1, "ultra96": 4.264, "zcu104": 17.064, "kv260": 19.2, "aup-zu3": 9.6}
+    assert set(moved) == set(BOARDS)
+    for name, gigabytes in moved.items():
         model = MEMORY_MODELS[name]
         assert 0 <= gigabytes * 1000 / model.clock_mhz - model.bytes_per_cycle < 1
-        refreshing = 280 / 3904 if name == "ultra96" else 260 / 7800
+        refreshing = {"ultra96": 280 / 3904, "kv260": 350 / 7800, "aup-zu3": 550 / 7800}.get(name, 260 / 7800)
         assert model.refresh_cycles / model.refresh_period == pytest.approx(refreshing, rel=0.01)
 
 

@@ -33,11 +33,12 @@ from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.regs import COUNTERS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim import build
+from celosia.sim.boards import BOARDS
 from celosia.sim.build import BuildError
 from celosia.sim.demand import demand, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import IDEAL, PYNQ_Z2, ULTRA96, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
@@ -340,13 +341,14 @@ def test_random_programs(config: str) -> None:
     assert abs(np.mean(errors)) <= 0.02
 
 
+PYNQ_Z2 = BOARDS["pynq-z2"].memory
 MEMORIES = {
     IDEAL: 0.03,
     MemoryModel(read_latency=100, write_latency=20): 0.03,
     MemoryModel(refresh_period=100, refresh_cycles=30): 0.03,
     MemoryModel(outstanding=4): 0.03,
     PYNQ_Z2: 0.03,
-    ULTRA96: 0.03,
+    BOARDS["ultra96"].memory: 0.03,
     MemoryModel(bytes_per_cycle=16): 0.07,  # less than both directions can move: they share it out beat by beat
 }
 
@@ -461,7 +463,7 @@ def test_no_instructions() -> None:
         (random_stalls(1), "no memory that pauses at random or freezes, so not random"),
         (dataclasses.replace(ZYNQ_HP, freeze_after=9), "no memory that pauses at random or freezes"),
         (MemoryModel(refresh_period=5, refresh_cycles=5), "refresh_cycles must be below refresh_period"),
-        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp, ideal, .* or zcu104"),
+        ("ddr9", "there is no memory model 'ddr9'; take zynq-hp, ideal, .* or aup-zu3, or a board's"),
     ],
 )
 def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str) -> None:
