@@ -1,7 +1,7 @@
 # Makes NAME.bit, NAME.hwh and NAME.json beside this file:   vivado -mode batch -source build.tcl
 #
 # The block design: processors, the accelerator as a module, a controller for its interrupt, an interconnect to the registers
-# of both, one from each memory port.
+# of both, one from each memory port, where that is not of the processors' own kind.
 
 set here [file normalize [file dirname [info script]]]
 source [file join $here settings.tcl]
@@ -83,7 +83,7 @@ proc processors_zynqmp {preset} {
 }
 
 proc design {} {
-    global board_files processor address lights ports
+    global board_files processor address lights ports direct
     set preset [use_board $board_files]
     create_bd_design system
     set memories [lassign [processors_$processor $preset] clock resetn control control_clock interrupt]
@@ -98,6 +98,11 @@ proc design {} {
     set clocked [list $control_clock celosia/clk reset/slowest_sync_clk to_registers/aclk interrupts/s_axi_aclk]
     set cleared [list celosia/resetn to_registers/aresetn interrupts/s_axi_aresetn]
     foreach n $ports memory $memories {
+        if {$direct} {
+            bus celosia/[lindex {m_axi m_axi1} $n] [lindex $memory 0]
+            lappend clocked [lindex $memory 1]
+            continue
+        }
         cell smartconnect to_memory$n CONFIG.NUM_SI 1 CONFIG.NUM_MI 1
         bus celosia/[lindex {m_axi m_axi1} $n] to_memory$n/S00_AXI
         bus to_memory$n/M00_AXI [lindex $memory 0]

@@ -74,7 +74,8 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     build = Path(__file__).with_name("build.tcl").read_text(encoding="utf-8")
     address_bits = 32 if board.processor == "zynq" else 40
     texts = (
-        build, _settings(board, cfg, clock), wrapper(cfg, address_bits), verilog(cfg), constraints(board),
+        build, _settings(board, cfg, clock), wrapper(cfg, address_bits, _is_direct(board, cfg)), verilog(cfg),
+        constraints(board),
         manifest.to_json(),
     )  # fmt: skip
     return dict(zip(FILES, texts))
@@ -85,8 +86,15 @@ def _settings(board: Board, cfg: Config, clock: int) -> str:
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": " ".join(board.pins()), "ports": "0 1" if cfg.ports == 2 else "0",
+        "direct": int(_is_direct(board, cfg)),
     }  # fmt: skip
     return "".join(f"set {name} {{{value}}}\n" for name, value in values.items())
+
+
+def _is_direct(board: Board, cfg: Config) -> bool:
+    """Whether the memory ports are the processors' own kind, with nothing between: those of a Zynq-7000 are of AXI3 and
+    64 bits (UG585), where an interconnect would only take LUTs and time."""
+    return board.processor == "zynq" and 8 * cfg.bus_bytes == board.bus_bits
 
 
 def _name(board: str, config: str) -> str:
@@ -104,9 +112,11 @@ def constraints(board: Board) -> str:
 
 # The module of the block design ----------------------------------------------------------------------------------
 
-MEMORY = "PROTOCOL AXI4, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
+MEMORY = "PROTOCOL @MEMORY@, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
 BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
 """Parameters of the bus interfaces that Vivado cannot see."""
+LEN_BITS = 4
+"""Of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
 SIGNALS = {
     "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
@@ -114,10 +124,11 @@ SIGNALS = {
 }  # fmt: skip
 
 
-def wrapper(cfg: Config, address_bits: int) -> str:
+def wrapper(cfg: Config, address_bits: int, axi3: bool = False) -> str:
     """Verilog of module `celosia`: the accelerator with a low reset and ports that Vivado takes for bus interfaces.
 
     address_bits: of the memory ports; the accelerator's own addresses have 40, of which the first are left out.
+    axi3: the memory ports are of AXI3, with shorter lengths and the ID, which is 0, also beside data written.
     """
     from amaranth.lib.wiring import Out
 
@@ -132,11 +143,13 @@ def wrapper(cfg: Config, address_bits: int) -> str:
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
     for bus, signature in buses.items():
-        parameter = f', X_INTERFACE_PARAMETER = "{BUSES[bus]}"'  # with the first signal of the bus
+        told = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
+        parameter = f', X_INTERFACE_PARAMETER = "{told}"'  # with the first signal of the bus
+        own_bits = {} if bus == "s_axil" else _own_bits(address_bits, axi3)
         for name, member in signature.members.items():
             width, direction = int(member.shape), "output" if member.flow is Out else "input "
-            narrow = bus != "s_axil" and name.endswith("addr")
-            own = address_bits if narrow else width
+            own = own_bits.get(name, width)
+            narrow = own < width
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{parameter} *)\n'
                 f"    {direction} wire [{own - 1}:0] {bus}_{name}"
@@ -145,13 +158,25 @@ def wrapper(cfg: Config, address_bits: int) -> str:
             connections.append(f".{bus}__{name}({bus}_{'_' if narrow else ''}{name})")
             if narrow:
                 wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
-                wires += f"    assign {bus}_{name} = {bus}__{name}[{address_bits - 1}:0];\n"
+                wires += f"    assign {bus}_{name} = {bus}__{name}[{own - 1}:0];\n"
+        if axi3 and "awid" in signature.members:
+            ports.append(
+                f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} WID" *)\n'
+                f"    output wire [{int(signature.members['awid'].shape) - 1}:0] {bus}_wid"
+            )
+            wires += f"    assign {bus}_wid = 0;\n"
     body = ",\n        ".join(connections)
     return (
         "// The accelerator as a module of a Vivado block design.\n"
         f"module celosia (\n    {(',' + chr(10) + '    ').join(ports)}\n);\n{wires}"
         f"    celosia_top core (\n        {body}\n    );\nendmodule\n"
     )
+
+
+def _own_bits(address_bits: int, axi3: bool) -> dict[str, int]:
+    """Of a memory port's signals that are narrower than the accelerator's."""
+    lengths = {"awlen": LEN_BITS, "arlen": LEN_BITS} if axi3 else {}
+    return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
 def _buses(cfg: Config) -> dict[str, Signature]:

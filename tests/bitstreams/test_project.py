@@ -90,7 +90,8 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     assert set(re.findall(r"get_ports (\w+)", (folder / "celosia.xdc").read_text())) == set(model.ports)
     assert str(board.clock_mhz) in {value for name, value in model.parameters["ps"].items() if "FREQMHZ" in name}
     clock = next(net for net in model.nets if "celosia/clk" in net)
-    assert {"reset/slowest_sync_clk", "to_registers/aclk", "to_memory0/aclk"} < clock
+    to_memory = "ps/S_AXI_HP0_ACLK" if board.processor == "zynq" else "to_memory0/aclk"
+    assert {"reset/slowest_sync_clk", "to_registers/aclk", to_memory} < clock
     assert not any("HP1" in pin for pair in model.buses for pin in pair)
     name = f"{board.name}-tiny"
     manifest = Manifest.load(folder / f"{name}.json")
@@ -104,21 +105,27 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
         manifest.check_files(folder / f"{name}.bit")
 
 
+@pytest.mark.parametrize("bus_bytes", [4, 8])
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_second_port_leads_to_memory(name: str, tmp_path: Path) -> None:
-    board = BOARDS[name]
+def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Path) -> None:
+    """Without anything between where it is of the processors' own kind."""
+    board, cfg = BOARDS[name], replace(TWO_PORTS, bus_bytes=bus_bytes)
     model = vivado(board)
-    model.source(write_project(board, tmp_path / "project", TWO_PORTS) / "build.tcl")
+    model.source(write_project(board, tmp_path / "project", cfg) / "build.tcl")
     ends = {frozenset(pair) for pair in model.buses}
-    slave = "S_AXI_HP{}" if board.processor == "zynq" else "S_AXI_HP{}_FPD"
+    slave, direct = "ps/S_AXI_HP{}" if board.processor == "zynq" else "ps/S_AXI_HP{}_FPD", False
     for number, port in enumerate(("m_axi", "m_axi1")):
-        assert {f"celosia/{port}", f"to_memory{number}/S00_AXI"} in ends
-        assert {f"to_memory{number}/M00_AXI", f"ps/{slave.format(number)}"} in ends
+        direct = {f"celosia/{port}", slave.format(number)} in ends
+        assert direct == (board.processor == "zynq" and bus_bytes == 8)
+        assert direct or {f"celosia/{port}", f"to_memory{number}/S00_AXI"} in ends
+        assert direct or {f"to_memory{number}/M00_AXI", slave.format(number)} in ends
     clock = next(net for net in model.nets if "celosia/clk" in net)
-    assert {"to_memory0/aclk", "to_memory1/aclk"} < clock and sum("aclk" in pin.lower() for pin in clock) == 7
-    assert any({"celosia/resetn", "to_memory0/aresetn", "to_memory1/aresetn"} < net for net in model.nets)
+    assert sum("aclk" in pin.lower() for pin in clock) == 5 if direct else 7
+    if not direct:
+        assert {"to_memory0/aclk", "to_memory1/aclk"} < clock
+        assert any({"celosia/resetn", "to_memory0/aresetn", "to_memory1/aresetn"} < net for net in model.nets)
     widths = [value for key, value in model.parameters["ps"].items() if key.endswith("DATA_WIDTH")]
-    assert widths == ["64", "64"]
+    assert widths == (["64", "64"] if board.processor == "zynq" else 2 * [str(8 * bus_bytes)])
 
 
 @pytest.mark.parametrize(
@@ -148,12 +155,12 @@ def test_tcl_says_what_went_wrong(tmp_path: Path, how: dict[str, object], messag
 FAULTS = {
     "list celosia/resetn to_registers/aresetn": ("list to_registers/aresetn", "celosia/resetn is not connected"),
     "CONFIG.PCW_USE_S_AXI_HP$n 1": ("CONFIG.PCW_USE_S_AXI_HP$n 0", "switched off by PCW_USE_S_AXI_HP0"),
-    "to_memory$n/S00_AXI": ("to_memory$n/M00_AXI", "do not fit"),
-    "lindex {m_axi m_axi1} $n": ("lindex {m_axi m_axi} $n", "celosia/m_axi or to_memory1/S00_AXI is connected twice"),
+    "bus celosia/[lindex {m_axi m_axi1} $n] [lindex": ("bus celosia/s_axil [lindex", "do not fit"),
+    "lindex {m_axi m_axi1} $n": ("lindex {m_axi m_axi} $n", "celosia/m_axi or ps/S_AXI_HP1 is connected twice"),
     "bus to_registers/M01_AXI interrupts/s_axi": ("", "to_registers/M01_AXI"),
     "net celosia/irq interrupts/intr": ("", "interrupts/intr is not connected"),
     "net interrupts/irq $interrupt": ("", "is not connected"),
-    "bus to_memory$n/M00_AXI [lindex $memory 0]": ("", "to_memory0/M00_AXI is not connected"),
+    "CONFIG.NUM_SI 1 CONFIG.NUM_MI 2": ("CONFIG.NUM_SI 1 CONFIG.NUM_MI 1", "to_registers/M01_AXI"),
     "PCW_FPGA0_PERIPHERAL_FREQMHZ": ("PCW_FPGA0_FREQ", "has no parameter"),
     "-to_step write_bitstream": ("-to write_bitstream", "unknown option -to"),
     "/SEG_${block}_*": ("/SEG_accelerator_*", "0 address segments"),
@@ -177,6 +184,13 @@ def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
         vivado(board, boards=("tul.com.tw:pynq-z1:part0:1.0",)).source(script)
 
 
+def test_a_port_of_another_kind_is_not_joined_to_the_processors(tmp_path: Path) -> None:
+    wrapper_file = write_project(BOARDS["pynq-z1"], tmp_path, TINY) / "celosia.v"
+    wrapper_file.write_text(wrapper_file.read_text().replace("PROTOCOL AXI3", "PROTOCOL AXI4"))
+    with pytest.raises(VivadoError, match=r"PROTOCOL of celosia/m_axi and ps/S_AXI_HP0 does not match: AXI3 and AXI4"):
+        vivado(BOARDS["pynq-z1"]).source(tmp_path / "build.tcl")
+
+
 # Verilog
 
 STUB = """
@@ -195,11 +209,11 @@ endmodule
 
 
 def _board_top(text: str) -> str:
-    """A top around module celosia with a stub of the processors, whose memory ports are AXI3: lengths of four bits."""
+    """A top around module celosia with a stub of the processors, whose memory ports have lengths of four bits."""
     ports = re.findall(r"(input|output) +wire \[(\d+):0\] ((?:m_axi1?|s_axil)_\w+)", text)
     stub, processors = [], []
     for direction, high, name in ports:
-        axi3 = name in ("m_axi_awlen", "m_axi_arlen", "m_axi1_arlen")
+        axi3 = name in ("m_axi_awlen", "m_axi_arlen", "m_axi1_arlen") and int(high) > 3
         stub.append(f"{'output' if direction == 'input' else 'input'} wire [{3 if axi3 else high}:0] {name}")
         processors.append(f".{name}({name}{'[3:0]' if axi3 else ''})")
     return STUB.format(
@@ -211,12 +225,14 @@ def _board_top(text: str) -> str:
 
 
 @pytest.mark.parametrize(("config", "bits"), [
-    (TINY, 32), (TWO_PORTS, 40), (Config(batch=2, block_in=4, block_out=2, bus_bytes=16, inp_depth=64), 40),
+    (TINY, 32), (TWO_PORTS, 40), (TWO_PORTS, 32),
+    (Config(batch=2, block_in=4, block_out=2, bus_bytes=16, inp_depth=64), 40),
 ])  # fmt: skip
 def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 
-    text = wrapper(config, bits)
+    text = wrapper(config, bits, axi3=bits == 32)
+    assert ("PROTOCOL AXI3" in text) == ("m_axi_wid" in text) == (bits == 32) and "m_axi1_wid" not in text
     for port in ("m_axi", "m_axi1")[: config.ports]:
         assert f"output wire [{bits - 1}:0] {port}_araddr" in text
     (tmp_path / "celosia.v").write_text(text)

@@ -75,6 +75,7 @@ IPS = {
         "interfaces": {"s_axi": "slave"}, "needs": {}, "parameters": {"C_IRQ_CONNECTION": r"[01]"},
     },
 }  # fmt: skip
+PROTOCOLS = {"processing_system7": "AXI3", "zynq_ultra_ps_e": "AXI4", "axi_intc": "AXI4LITE"}
 RULES = {
     "xilinx.com:bd_rule:processing_system7": {"make_external", "apply_board_preset", "Master", "Slave"},
     "xilinx.com:bd_rule:zynq_ultra_ps_e": {"apply_board_preset"},
@@ -102,6 +103,8 @@ class Vivado:
         self.cells: dict[str, str] = {}
         self.parameters: dict[str, dict[str, str]] = {}
         self.modules: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
+        self.protocols: dict[tuple[str, str], str] = {}
+        """Of the interfaces of modules."""
         self.nets: list[set[str]] = []
         self.buses: list[tuple[str, str]] = []
         self.ports: list[str] = []
@@ -177,6 +180,7 @@ class Vivado:
             self.files.append(Path(name))
             if name.endswith(".v"):
                 self.modules |= _modules(Path(name).read_text())
+                self.protocols |= _protocols(Path(name).read_text())
 
     def tcl_update_compile_order(self, *arguments: str) -> None:
         self._options(arguments, "-fileset")
@@ -338,7 +342,15 @@ class Vivado:
             raise VivadoError(f"{one} and {two} do not fit")
         if any(pin in pair for pin in (one, two) for pair in self.buses):
             raise VivadoError(f"{one} or {two} is connected twice")
+        if len(kinds := {self._protocol(one), self._protocol(two)} - {""}) > 1:
+            raise VivadoError(f"property PROTOCOL of {one} and {two} does not match: {' and '.join(sorted(kinds))}")
         self.buses.append((one, two))
+
+    def _protocol(self, path: str) -> str:
+        """Of an interface, where it is known and has one alone: an interconnect takes all."""
+        cell, _, pin = path.partition("/")
+        what = self.cells[cell]
+        return self.protocols.get((what.removeprefix("module "), pin), PROTOCOLS.get(what, ""))
 
     def tcl_assign_bd_address(self, *arguments: str) -> None:
         self._options(arguments)
@@ -436,6 +448,11 @@ PORT = re.compile(
     r'\(\* X_INTERFACE_INFO = "xilinx\.com:(\w+):(\w+):1\.0 (\w+) (\w+)"[^*]*\*\)'
     r"\s*(input|output) +wire (?:\[\d+:0\] )?(\w+)"
 )
+
+
+def _protocols(text: str) -> dict[tuple[str, str], str]:
+    found = re.findall(r'aximm:1\.0 (\w+) \w+", X_INTERFACE_PARAMETER = "PROTOCOL (\w+)', text)
+    return {("celosia", bus): kind for bus, kind in found}
 
 
 def _modules(text: str) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
