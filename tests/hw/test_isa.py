@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import (
+    NEEDS,
     BinaryOp,
     Buffer,
     Destination,
@@ -149,9 +150,8 @@ LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
     (Opcode.VECTOR, "reduce_op MIN needs a Config with alu = true"): {
         name: [{"reduce_op": ReduceOp.MIN}] for name in ("without alu", "pynq")
     },
-    (Opcode.VECTOR, "binary_op ADD, MAX, MIN, SHR needs a Config with alu = true"): {
-        name: [{"binary_op": op} for op in (BinaryOp.ADD, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.SHR)]
-        for name in ("without alu", "pynq")
+    (Opcode.VECTOR, f"binary_op {', '.join(op.name for op in NEEDS[BinaryOp])} needs a Config with alu = true"): {
+        name: [{"binary_op": op} for op in NEEDS[BinaryOp]] for name in ("without alu", "pynq")
     },
     (Opcode.VECTOR, "destination INP, VIN needs a Config with forward = true"): {
         "deep": [{"destination": 2}, {"destination": 3}],
