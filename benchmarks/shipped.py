@@ -4,7 +4,7 @@
 
 Trials are kept in bench/tune, so that an interrupted run goes on where it was, and one with other networks tries again
 only what is new. What is written was measured now: whole networks on the timing model, and each winner's bytes. With
-`--trials 0` it measures again what was written before, as after a change of the timing model's version.
+`--trials 0` it measures again what was written before, as after a change of the timing model's version or of a preset.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ def _needed(network: Network, tuned: Tuned) -> Tuned:
     return tuned
 
 
-def _of_today(records: Records) -> Records:
-    """The same decisions, whichever version of the timing model measured them: `winners` does it again."""
+def _of_today(records: Records, digest: str) -> Records:
+    """The same decisions, whichever version of the timing model measured them, and of the preset, which has this
+    digest today: `winners` does it again."""
     again = Records()
     for key, result in records.trials.items():
         whole_one = key.measurer.startswith("whole ")
-        again.add(replace(key, measurer=network_measurer(TIMED) if whole_one else TIMED.version), result)
+        measurer = network_measurer(TIMED) if whole_one else TIMED.version
+        again.add(replace(key, config=digest, measurer=measurer), result)
     return again
 
 
@@ -87,7 +89,7 @@ def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
 
     def improve(network: Network) -> tuple[Image, str]:
         known = Records.load(records)
-        found.update(winners(network, known if trials else _of_today(known)))
+        found.update(winners(network, known if trials else _of_today(known, network.cfg.digest)))
         return network.image, ""
 
     compile_model(path, config, check=False, records="none", improve=improve)

@@ -33,7 +33,7 @@ PAIR_BITS = 17
 RANGED = (
     "batch", "block_in", "block_out", "bus_bytes", "inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth",
     "par_depth", "lut_count", "queue_depth", "taps", "tap_depth", "residual_cycles", "ports", "packed", "forward",
-    "trace_depth",
+    "trace_depth", "alu", "int32",
 )  # fmt: skip
 """Fields within whose range the model was measured, or not."""
 
@@ -155,6 +155,8 @@ def features(cfg: Config) -> dict[str, float]:
         "residual lanes": cfg.lanes / cfg.residual_cycles,
         "taps": cfg.lanes * cfg.taps,
         "forward": cfg.forward * (scratchpads(cfg)["inp"].entry_bytes + cfg.lanes),
+        "alu": cfg.lanes * cfg.alu,
+        "int32": cfg.lanes * cfg.int32,
     }
 
 
@@ -165,7 +167,7 @@ def counted(cfg: Config) -> dict[str, float]:
     pads = scratchpads(cfg)
     ways = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
     selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
-    widened = 32 * min(cfg.bus_bytes, cfg.piece_bytes)
+    widened = cfg.int32 * 32 * min(cfg.bus_bytes, cfg.piece_bytes)
     word = instruction_bytes(cfg)
     return {
         "lut": sum(memory.luts for memory in distributed) + sums + selected + widened,

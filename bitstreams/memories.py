@@ -62,7 +62,8 @@ def memories(cfg: Config) -> Iterator[Memory]:
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
     stage = vector_stages(cfg)
-    for leaves, returns, bits in (("reduce", "add", lanes), ("requantise", "write", 4 * lanes)):
+    rings = [("reduce", "add", lanes), *([("requantise", "write", 4 * lanes)] if cfg.int32 else [])]
+    for leaves, returns, bits in rings:
         yield Memory(ring_places(stage[returns] - stage[leaves]), bits, bits, clocked=False)
     beat = 8 * cfg.bus_bytes
     held = beat + ERROR_BITS + 1

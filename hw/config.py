@@ -74,6 +74,8 @@ _LIMITS = {
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
+_LATER = ("trace_depth", "alu", "int32")
+"""Fields that Programs and records are older than: as they are by default they do not count in a digest."""
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
 
@@ -145,6 +147,8 @@ class Config:
     residual_cycles: cycles that an entry with a residual takes, on as much less hardware.
     ports: read ports to memory. With two, weights and parameters do not wait behind activations.
     trace_depth: starts and ends of instructions that the hardware keeps of a run, for the timeline of a board; 0: none.
+    alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
+    int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     """
 
     batch: int = 1
@@ -167,6 +171,8 @@ class Config:
     residual_cycles: int = 1
     ports: int = 1
     trace_depth: int = 0
+    alu: bool = True
+    int32: bool = True
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -224,8 +230,9 @@ class Config:
     def digest(self) -> str:
         """32 hexadecimal digits that differ where any parameter differs; the name does not count."""
         fields = {key: value for key, value in self.to_dict().items() if key != "name"}
-        if not self.trace_depth:  # Programs and records are older than this field
-            del fields["trace_depth"]
+        for name in _LATER:
+            if fields[name] == getattr(Config, name):
+                del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -277,29 +284,31 @@ class Config:
         return Config.from_dict(fields)
 
 
+_LEAN: dict[str, Any] = {"alu": False, "int32": False}
+"""Without what no compiled model needs."""
 PRESETS = {
     config.name: config
     for config in (
         Config(
             name="tiny", block_in=4, block_out=4, bus_bytes=8,
             inp_depth=1024, wgt_depth=256, acc_depth=512, vin_depth=512, out_depth=256, par_depth=32,
-            taps=3, tap_depth=64, forward=True, residual_cycles=2,
+            taps=3, tap_depth=64, forward=True, residual_cycles=2, **_LEAN,
         ),
-        Config(name="pynq", taps=3, forward=True, residual_cycles=2),
+        Config(name="pynq", taps=3, forward=True, residual_cycles=2, **_LEAN),
         Config(
             name="ultra96", block_in=32, block_out=16, bus_bytes=16,
             inp_depth=2048, wgt_depth=256, acc_depth=1024, vin_depth=1024, out_depth=512, par_depth=32,
-            taps=3, forward=True, residual_cycles=2,
+            taps=3, forward=True, residual_cycles=2, **_LEAN,
         ),
         Config(
             name="zcu104", block_in=32, block_out=32, bus_bytes=16,
             inp_depth=4096, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
-            taps=3, forward=True, residual_cycles=2,
+            taps=3, forward=True, residual_cycles=2, **_LEAN,
         ),
         Config(
             name="huge", block_in=64, block_out=64, bus_bytes=64,
             inp_depth=4096, wgt_depth=1024, acc_depth=2048, vin_depth=2048, out_depth=1024, par_depth=64,
-            taps=3, forward=True,
+            taps=3, forward=True, **_LEAN,
         ),
     )
 }  # fmt: skip

@@ -60,6 +60,14 @@ FIELDS = {
         "starts and ends of instructions that are kept of a run; 0: none",
         "block RAM, two blocks for 1,024 events; `celosia run --trace` writes the timeline of a board",
     ),
+    "alu": (
+        "the vector unit has ADD, MAX, MIN and SHR, and reductions by MIN",
+        "TODO LUTs of `pynq`; for kernels written by hand: no compiled program uses them",
+    ),
+    "int32": (
+        "the vector unit writes acc, too, and LOAD brings int32 there, not int8 alone",
+        "TODO LUTs of `pynq`; likewise",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

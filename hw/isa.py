@@ -6,7 +6,7 @@ each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property, reduce
@@ -90,6 +90,14 @@ class Destination(IntEnum):
     OUT = 1
     INP = 2
     VIN = 3
+
+
+NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
+    ReduceOp: {ReduceOp.MIN: "alu"},
+    BinaryOp: dict.fromkeys((BinaryOp.ADD, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.SHR), "alu"),
+    Destination: {Destination.ACC: "int32", Destination.INP: "forward", Destination.VIN: "forward"},
+}
+"""What of VECTOR not every Config has, and the field of the Config that must be true for it."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +338,16 @@ def buffers(cfg: Config) -> tuple[Buffer, ...]:
     return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 
+def has(cfg: Config, value: IntEnum) -> bool:
+    """Whether `cfg` has an operation or a destination of VECTOR.
+
+    >>> has(Config(alu=False), BinaryOp.MUL), has(Config(alu=False), BinaryOp.SHR)
+    (True, False)
+    """
+    need = NEEDS[type(value)].get(value)
+    return need is None or bool(getattr(cfg, need))
+
+
 def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
     """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second,
     and what is spread by both."""
@@ -385,6 +403,10 @@ def _own_bit(unit: Unit) -> Broken:
     return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
 
 
+def _one_of(name: str, values: Sequence[int]) -> Broken:
+    return lambda f: reduce(or_, (f[name] == value for value in values))
+
+
 def _zero(*names: str) -> Broken:
     return lambda f: reduce(or_, (f[name] == 0 for name in names))
 
@@ -401,21 +423,21 @@ def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
 def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
     """Rules about what not every Config has."""
     last = buffers(cfg)[-1]
-    destination = Destination.VIN if cfg.forward else Destination.OUT
-    return {
-        Opcode.LOAD: {
-            "the buffer does not exist": lambda f: f["buffer"] > last,
-            **({"only WGT is spread": _spread_else} if scratchpads(cfg)["wgt"].spread else {}),
-        },
-        Opcode.VECTOR: {
-            "the destination does not exist": lambda f: f["destination"] > destination,
-            "the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0),
-        },
-    }
-
-
-def _spread_else(f: Any) -> Any:
-    return (f["spread"] == 1) & (f["buffer"] != Buffer.WGT)
+    load: dict[str, Broken] = {"the buffer does not exist": lambda f: f["buffer"] > last}
+    if not cfg.int32:
+        load["int32 for ACC needs a Config with int32 = true"] = lambda f: (
+            (f["buffer"] == Buffer.ACC) & (f["widen"] == 0)
+        )
+    if scratchpads(cfg)["wgt"].spread:
+        load["only WGT is spread"] = lambda f: (f["spread"] == 1) & (f["buffer"] != Buffer.WGT)
+    vector: dict[str, Broken] = {"the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0)}
+    for kind, field in ((ReduceOp, "reduce_op"), (BinaryOp, "binary_op"), (Destination, "destination")):
+        for need in dict.fromkeys(NEEDS[kind].values()):
+            lacking = [value for value, needed in NEEDS[kind].items() if needed == need and not has(cfg, value)]
+            if lacking:
+                names = ", ".join(value.name for value in lacking)
+                vector[f"{field} {names} needs a Config with {need} = true"] = _one_of(field, lacking)
+    return {Opcode.LOAD: load, Opcode.VECTOR: vector}
 
 
 _RULES: dict[Opcode, dict[str, Broken]] = {

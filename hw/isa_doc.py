@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import (
+    NEEDS,
     ASource,
     BinaryOp,
     BSource,
@@ -55,7 +56,10 @@ def _instruction(cfg: Config, fmt: Format) -> Iterator[str]:
 
 
 def _enum(enum: type[IntEnum]) -> Iterator[str]:
-    values = ", ".join(f"{member.name} {member.value}" for member in enum)
+    needs = NEEDS.get(enum, {})
+    values = ", ".join(
+        f"{member.name} {member.value}" + (f" (`{needs[member]}`)" if member in needs else "") for member in enum
+    )
     yield f"- {enum.__name__}: {values}"
 
 
@@ -76,7 +80,7 @@ def isa_markdown(cfg: Config = PRESETS["pynq"]) -> str:
     ]
     for fmt in formats(cfg).values():
         lines += _instruction(cfg, fmt)
-    lines += ["## Values of fields", ""]
+    lines += ["## Values of fields", "", "In brackets: the field of the Config that must be true for it.", ""]
     for enum in _ENUMS:
         lines += _enum(enum)
     lines += ["", "## Registers", "", "All have 32 bits; counters are 64 bits in two registers.", ""]

@@ -146,8 +146,8 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     pads = [
         _scratchpad(cfg, "inp", cfg.inp_depth, inp, forward, "gemm", in_pieces=True),
         _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm", far=True, spread=spread),
-        _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load", "gemm vector", element="int32", grain=32,
-                    in_pieces=True, banks=2),
+        _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load" if cfg.int32 else "gemm load",
+                    "gemm vector", element="int32", grain=32, in_pieces=True, banks=2),
         _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=slots),
         _scratchpad(cfg, "out", cfg.out_depth, out, "vector", "store", grain=8 * prod(out), in_pieces=True),
         _scratchpad(cfg, "par", cfg.par_depth, (cfg.block_out,), "load", "vector", element="uint64", far=True),

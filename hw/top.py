@@ -195,7 +195,8 @@ class Accelerator(wiring.Component):
         connect(m, gemm.acc_write, acc.gemm_write)
         m.d.comb += vector.claims.eq(gemm.claims)
         connect(m, vector.acc_read, acc.vector_read)
-        connect(m, vector.acc_write, acc.vector_write)
+        if self._cfg.int32:
+            connect(m, vector.acc_write, acc.vector_write)
         for name, port in vector.reads.items():
             connect(m, port, pads[name].read)
         connect(m, vector.out, pads["out"].write)

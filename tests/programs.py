@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -32,6 +33,7 @@ from celosia.hw.isa import (
     element_bytes,
     encode,
     formats,
+    has,
     instruction_bytes,
 )
 from celosia.hw.scratchpads import scratchpads
@@ -43,15 +45,17 @@ SMALL: dict[str, Any] = dict(
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
-    "8x8-bus4-tokens2": Config(block_in=8, block_out=8, bus_bytes=4, **(SMALL | {"token_bits": 2, "queue_depth": 2})),
-    "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, **SMALL),
+    "8x8-bus4-tokens2": Config(
+        block_in=8, block_out=8, bus_bytes=4, int32=False, **(SMALL | {"token_bits": 2, "queue_depth": 2})
+    ),
+    "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, alu=False, **SMALL),
     "4x8": Config(block_in=4, block_out=8, bus_bytes=8, **SMALL),
     "8x4": Config(block_in=8, block_out=4, bus_bytes=8, **SMALL),
     "taps3": Config(block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL),
     "8x4-batch2-taps5": Config(
         batch=2, block_in=8, block_out=4, taps=5, tap_depth=16, forward=True, residual_cycles=4, **SMALL
     ),
-    "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, **SMALL),
+    "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, alu=False, int32=False, **SMALL),
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
@@ -135,7 +139,7 @@ class TestProgram:
 
 T = TypeVar("T")
 _MIX = (Opcode.LOAD,) * 3 + (Opcode.GEMM,) * 3 + (Opcode.VECTOR,) * 4 + (Opcode.STORE,) * 3
-_A_SOURCES, _B_SOURCES, _REDUCTIONS, _BINARY = tuple(ASource), tuple(BSource), tuple(ReduceOp), tuple(BinaryOp)
+_A_SOURCES, _B_SOURCES = tuple(ASource), tuple(BSource)
 
 
 class Draws(random.Random):
@@ -196,7 +200,7 @@ class Generator:
         ):
             if buffer not in buffers(cfg):
                 continue
-            widen = buffer == Buffer.ACC and self.rng.random() < 0.5
+            widen = buffer == Buffer.ACC and (not cfg.int32 or self.rng.random() < 0.5)
             area = self.tables if buffer == Buffer.PAR else self.data
             size = element_bytes(cfg, buffer, widen)
             rows = 1
@@ -224,7 +228,7 @@ class Generator:
     def load(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
         buffer = rng.choice(buffers(cfg))
-        widen = int(buffer == Buffer.ACC and rng.random() < 0.5)
+        widen = int(buffer == Buffer.ACC and (not cfg.int32 or rng.random() < 0.5))
         size = element_bytes(cfg, buffer, bool(widen))
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
@@ -283,7 +287,7 @@ class Generator:
             extents = self.extents(5, 60)
             if rng.random() < 0.5:
                 extents[3:] = [1, 1]
-            destination = rng.choice(destinations(cfg))
+            destination = rng.choice(choices(cfg, Destination))
             taps = int(cfg.taps > 0 and rng.random() < 0.4)
             a_source = ASource.VIN if taps else rng.choice(_A_SOURCES)
             b_source = BSource.IMM if a_source == ASource.VIN else rng.choice(_B_SOURCES)
@@ -304,8 +308,8 @@ class Generator:
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         return fields | dict(
-            reduce_op=rng.choice(_REDUCTIONS),
-            binary_op=BinaryOp.NONE if rescale_add else rng.choice(_BINARY),
+            reduce_op=rng.choice(choices(cfg, ReduceOp)),
+            binary_op=BinaryOp.NONE if rescale_add else rng.choice(choices(cfg, BinaryOp)),
             requantise=rng.randint(0, 1),
             lookup=rng.randint(0, 1),
             table=rng.randrange(cfg.lut_count),
@@ -379,9 +383,13 @@ def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:
     return (bias & 0xFFFFFFFF).astype(np.uint64) | (multiplier << 32).astype(np.uint64) | shift.astype(np.uint64) << 56
 
 
-def destinations(cfg: Config) -> list[Destination]:
-    """Those that `cfg` has."""
-    return [Destination.ACC, Destination.OUT] + [Destination.INP, Destination.VIN] * cfg.forward
+E = TypeVar("E", bound=IntEnum)
+
+
+@cache
+def choices(cfg: Config, kind: type[E]) -> list[E]:
+    """Operations or destinations of VECTOR that `cfg` has."""
+    return [value for value in kind if has(cfg, value)]
 
 
 def places(cfg: Config, destination: int) -> int:

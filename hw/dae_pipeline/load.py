@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
@@ -15,7 +16,7 @@ from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Halves, Rows
-from celosia.hw.dae_pipeline.write import Writer, connect_pads, element_shift, pads_of, ports
+from celosia.hw.dae_pipeline.write import Writer, by_buffer, connect_pads, element_shift, pads_of, ports
 from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.layout import unit_members, write_port
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
@@ -120,11 +121,7 @@ class Lane(wiring.Component):
         Returns when."""
         f = self.instr.payload.fields
         cfg, accept = self._cfg, Signal()
-        shift = element_shift(cfg, self._buffers[0])
-        for buffer in self._buffers:
-            shift = Mux(f.buffer == buffer, element_shift(cfg, buffer), shift)
-        if Buffer.ACC in self._buffers:
-            shift = Mux(f.widen, element_shift(cfg, Buffer.ACC, True), shift)
+        shift = by_buffer(cfg, self._buffers, f, partial(element_shift, cfg))
         block, cut = rows.block.payload, f.spread if self._spread else Const(0)
         own_half = self._number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [

@@ -199,7 +199,8 @@ class AccScratchpad(wiring.Component):
     -------
     gemm_read : In(ReadPort)       Its data stays for one cycle only.
     vector_read : In(ReadPort)
-    gemm_write, vector_write, load_write : In(WritePort)
+    gemm_write, load_write : In(WritePort)
+    vector_write : In(WritePort)   Where the Config has `int32`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -213,10 +214,11 @@ class AccScratchpad(wiring.Component):
         banks = [Scratchpad(pad.bank_depth, pad.width, pad.grain) for _ in range(pad.banks)]
         m.submodules.bank0, m.submodules.bank1 = banks
 
-        for side, ports, of_banks in (
-            ("read", [self.gemm_read, self.vector_read], [bank.read for bank in banks]),
-            ("write", [self.gemm_write, self.vector_write, self.load_write], [bank.write for bank in banks]),
+        for side, units, of_banks in (
+            ("read", pad.readers, [bank.read for bank in banks]),
+            ("write", pad.writers, [bank.write for bank in banks]),
         ):
+            ports = [getattr(self, f"{unit}_{side}") for unit in units]
             for number, to in enumerate(of_banks):
                 wants = Signal(len(ports), name=f"{side}{number}_wants")
                 m.d.comb += [wants[i].eq(port.en & (port.addr[-1] == number)) for i, port in enumerate(ports)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal, Value
@@ -44,8 +44,18 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
-    """log2 of the bytes that an element of `buffer` takes in DRAM."""
-    return _log2(element_bytes(cfg, buffer, widen))
+    """log2 of the bytes that an element of `buffer` takes in DRAM; of acc it is always widened without `int32`."""
+    return _log2(element_bytes(cfg, buffer, widen or (buffer == Buffer.ACC and not cfg.int32)))
+
+
+def by_buffer(cfg: Config, buffers: Sequence[Buffer], fields: Any, of: Callable[[Buffer, bool], int]) -> Value | int:
+    """What `of` gives for the buffer of a LOAD, of `buffers`, and for whether it widens."""
+    found: Value | int = of(buffers[0], False)
+    for buffer in buffers:
+        found = Mux(fields.buffer == buffer, of(buffer, False), found)
+    if Buffer.ACC in buffers and cfg.int32:
+        found = Mux(fields.widen, of(Buffer.ACC, True), found)
+    return found
 
 
 class Writer(wiring.Component):
@@ -84,11 +94,7 @@ class Writer(wiring.Component):
         """The fields of a job, from the payload of `instr`."""
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
-        step_end = (1 << self._step_shift(self._buffers[0])) - 1
-        for buffer in self._buffers:
-            step_end = Mux(f.buffer == buffer, (1 << self._step_shift(buffer)) - 1, step_end)
-        if Buffer.ACC in self._buffers:
-            step_end = Mux(f.widen, (1 << self._step_shift(Buffer.ACC, True)) - 1, step_end)
+        step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
         if self._spread:
             step_end = Mux(f.spread, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
         return {
@@ -195,13 +201,13 @@ class Writer(wiring.Component):
         """Data for some int32 lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32."""
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
-        lanes = []
-        for lane in range(wide):
-            byte, int32 = word.word_select(lane, 8), word.word_select(lane % narrow, 32)
-            lanes.append(Mux(widen, Cat(byte, byte[7].replicate(24)), int32))
-        wide_mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
-        narrow_mask = _spread(_one_of(step, cfg.piece_bytes // narrow), narrow)
-        return Cat(lanes), Mux(widen, wide_mask, narrow_mask) | whole.replicate(cfg.piece_bytes)
+        bytes_ = [word.word_select(lane, 8) for lane in range(wide)]
+        lanes: list[Value] = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
+        mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
+        if cfg.int32:
+            lanes = [Mux(widen, byte, word.word_select(lane % narrow, 32)) for lane, byte in enumerate(lanes)]
+            mask = Mux(widen, mask, _spread(_one_of(step, cfg.piece_bytes // narrow), narrow))
+        return Cat(lanes), mask | whole.replicate(cfg.piece_bytes)
 
 
 def _one_of(index: Value, count: int) -> Value:

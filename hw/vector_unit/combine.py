@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Module, Mux, Shape, Signal, signed
+from amaranth import Const, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.isa import BinaryOp, ReduceOp
+from celosia.hw.config import Config
+from celosia.hw.isa import BinaryOp, ReduceOp, has
 
 _REGISTER = partial(Signal, reset_less=True)
 
@@ -20,6 +21,7 @@ class Combine(wiring.Component):
 
     Parameters
     ----------
+    cfg : Config, which says what reductions and operations there are.
     vin : shape of what comes from vin.
 
     Members
@@ -34,7 +36,8 @@ class Combine(wiring.Component):
     v : Out               The item in stage 4.
     """
 
-    def __init__(self, vin: Shape) -> None:
+    def __init__(self, cfg: Config, vin: Shape) -> None:
+        self._cfg = cfg
         super().__init__({
             "acc": In(signed(32)), "vin": In(vin), "enable": In(3), "last": In(2),
             "a_vin": In(1), "a_offset": In(signed(9)),
@@ -59,22 +62,26 @@ class Combine(wiring.Component):
                 m.d.sync += reduced.eq(a)
             with m.Elif(self.reduce_op == ReduceOp.ADD):
                 m.d.sync += reduced.eq(reduced + a)
-            with m.Elif((a < reduced) == (self.reduce_op == ReduceOp.MIN)):
+            with m.Elif((a < reduced) == self._is_min()):
                 m.d.sync += reduced.eq(a)
             with m.If(self.last[1]):
                 m.d.sync += b.eq(Mux(self.b_vin, residual + self.b_offset, self.b_constant))
 
-        with m.If(self.enable[2]), m.Switch(self.binary_op):
-            with m.Case(BinaryOp.ADD):
-                m.d.sync += self.v.eq(reduced + b)
-            with m.Case(BinaryOp.MAX):
-                m.d.sync += self.v.eq(Mux(reduced < b, b, reduced))
-            with m.Case(BinaryOp.MIN):
-                m.d.sync += self.v.eq(Mux(reduced < b, reduced, b))
-            with m.Case(BinaryOp.MUL):
-                m.d.sync += self.v.eq(reduced[:16].as_signed() * b[:16].as_signed())
-            with m.Case(BinaryOp.SHR):
-                m.d.sync += self.v.eq(reduced >> b[:5])
-            with m.Default():
-                m.d.sync += self.v.eq(reduced)
+        results = {
+            BinaryOp.ADD: reduced + b,
+            BinaryOp.MAX: Mux(reduced < b, b, reduced),
+            BinaryOp.MIN: Mux(reduced < b, reduced, b),
+            BinaryOp.MUL: reduced[:16].as_signed() * b[:16].as_signed(),
+            BinaryOp.SHR: reduced >> b[:5],
+        }
+        with m.If(self.enable[2]):
+            m.d.sync += self.v.eq(reduced)
+            with m.Switch(self.binary_op):
+                for op, result in results.items():
+                    if has(self._cfg, op):
+                        with m.Case(op):
+                            m.d.sync += self.v.eq(result)
         return m
+
+    def _is_min(self) -> Value:
+        return self.reduce_op == ReduceOp.MIN if has(self._cfg, ReduceOp.MIN) else Const(0)

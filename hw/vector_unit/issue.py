@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, signed, unsigned
+from amaranth import Cat, Const, Module, Mux, Signal, signed, unsigned
 from amaranth.lib import data
 
 from celosia.hw.config import Config
@@ -27,7 +27,8 @@ def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
     shapes = {field.name: field for field in formats(cfg)[Opcode.VECTOR].fields}
     return data.StructLayout(
         {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
-        | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "raw": 1, "to": destinations}
+        | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "to": destinations}
+        | ({"raw": 1} if cfg.int32 else {})
         | {
             "b_constant": signed(32),
             "zero_point": signed(8),
@@ -60,7 +61,8 @@ class Issue:
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
         may_start, accept, reads = Signal(), Signal(), Signal(2)  # reads: whether this one reads acc and vin
-        to_acc, to_vin = (fields.destination == to for to in (Destination.ACC, Destination.VIN))
+        to_vin = fields.destination == Destination.VIN
+        to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         of_vin = fields.a_source == ASource.VIN
         m.d.comb += [
             reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN))),
@@ -77,31 +79,32 @@ class Issue:
         # What nobody uses takes what `instr` offers, valid or not: these enables need not wait for the handshake.
         for i, held in enumerate(self.constants):
             with m.If(~under_way[1] & (current != i)):
-                m.d.sync += _facts(unit.instr.payload, held)
+                m.d.sync += self._facts(unit.instr.payload, held)
         with m.If(loops.instr.ready):
-            m.d.sync += _facts(unit.instr.payload, self.now)
+            m.d.sync += self._facts(unit.instr.payload, self.now)
         with m.If(accept != finish):
             m.d.sync += under_way.eq(under_way + accept - finish)
         with m.If(unit.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
 
-
-def _facts(instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:
-    """What is kept of an instruction: copies of fields, and what follows from them."""
-    fields = instr.fields
-    narrow = fields.requantise | fields.lookup | fields.rescale_add | (fields.destination != Destination.ACC)
-    return [
-        *(held[name].eq(fields[name]) for name in _COPIED),
-        held.index.eq(instr.index),
-        held.a_vin.eq(fields.a_source == ASource.VIN),
-        held.b_vin.eq(fields.b_source == BSource.VIN),
-        held.weigh.eq(fields.taps),
-        held.to.eq(1 << fields.destination),
-        held.raw.eq(~narrow),
-        held.b_constant.eq(fields.imm + fields.b_offset),
-        held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
-        # Where the limits cross, the upper one holds.
-        held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),
-        held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
-    ]
+    def _facts(self, instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:
+        """What is kept of an instruction: copies of fields, and what follows from them."""
+        fields = instr.fields
+        facts = [
+            *(held[name].eq(fields[name]) for name in _COPIED),
+            held.index.eq(instr.index),
+            held.a_vin.eq(fields.a_source == ASource.VIN),
+            held.b_vin.eq(fields.b_source == BSource.VIN),
+            held.weigh.eq(fields.taps),
+            held.to.eq(1 << fields.destination),
+            held.b_constant.eq(fields.imm + fields.b_offset),
+            held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
+            # Where the limits cross, the upper one holds.
+            held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),
+            held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
+        ]
+        if self._cfg.int32:
+            narrow = fields.requantise | fields.lookup | fields.rescale_add | (fields.destination != Destination.ACC)
+            facts.append(held.raw.eq(~narrow))
+        return facts

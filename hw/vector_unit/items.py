@@ -49,9 +49,10 @@ class Stage:
     last one. move: what is here goes on. leaves: an item goes to the next stage; of some stages not all do.
     """
 
-    def __init__(self, number: int, move: Signal, constants: Sequence[Any], before: Stage | None) -> None:
+    def __init__(self, number: int, move: Signal, constants: Sequence[Any], before: Stage | None, int32: bool) -> None:
+        """int32: there are items whose results have 32 bits."""
         self._number, self._constants, self.before = number, constants, before
-        self.move = move
+        self.move, self._int32 = move, int32
         self.valid, self.which = Signal(name=f"valid{number}"), _REGISTER(name=f"which{number}")
         self.whole: Value = Const(1)
         self.leaves: Value = self.valid & move
@@ -81,7 +82,7 @@ class Stage:
     @property
     def int8(self) -> Value:
         """The result of the item has 8 bits."""
-        return self.valid & ~self.at("raw")
+        return self.valid & ~self.at("raw") if self._int32 else self.valid
 
     @property
     def adds(self) -> Value:
@@ -107,7 +108,7 @@ class Items:
         self.all: list[Stage] = []
         for number in names.values():
             move = self.front if number < names["acc"] else self.middle if number < names["add"] else self.back
-            stage = Stage(number, move, constants, self.all[-1] if self.all else None)
+            stage = Stage(number, move, constants, self.all[-1] if self.all else None, cfg.int32)
             if cfg.residual_cycles > 1 and number > names["add"]:
                 stage.whole = Signal(name=f"whole{number}")
             self.all.append(stage)
@@ -147,25 +148,26 @@ class Items:
         with m.If(halt):
             m.d.sync += [stage.valid.eq(0) for stage in self.all[1:]]
 
-    def stall(self, claims: Any, halt: Value, read_bank: Mapping[str, Value], write_bank: Mapping[str, Value]) -> Value:
+    def stall(
+        self, claims: Any, halt: Value, read_bank: Mapping[str, Value], write_bank: Mapping[str, Value] | None
+    ) -> Value:
         """Finds a cycle ahead what holds up whom. claims: which ports GEMM takes in the next cycle. read_bank,
-        write_bank: of the items in the stages acc and write ("here"), and in those before them ("before"). Returns the
-        number of the part of the item in front of rescale_add."""
-        m, acc, write, add = self._m, self["acc"], self["write"], self["add"]
-        assert acc.before is not None and write.before is not None and add.before is not None
+        write_bank: of the items in the stages acc and write ("here"), and in those before them ("before"); write_bank
+        None: VECTOR does not write acc. Returns the number of the part of the item in front of rescale_add."""
+        m, acc, add = self._m, self["acc"], self["add"]
+        assert acc.before is not None and add.before is not None
 
         def reads(stage: Stage, bank: Value) -> Value:
             return stage.valid & ~stage.at("a_vin") & claims.read.bit_select(bank, 1)
 
-        def writes(stage: Stage) -> Value:
-            return stage.valid & stage.whole & stage.at("to")[Destination.ACC]
-
-        claimed = [claims.write.bit_select(write_bank[where], 1) for where in ("before", "here")]
-        read_blocks, write_blocks, holds = Signal(), Signal(), Signal()
-        m.d.comb += [
-            read_blocks.eq(Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))),
-            write_blocks.eq(Mux(self.back, writes(write.before) & claimed[0], writes(write) & claimed[1])),
-        ]
+        read_blocks, holds = Signal(), Signal()
+        write_blocks: Value = Const(0)
+        in_acc: Value = Const(0)
+        if write_bank is not None:
+            write_blocks, in_acc = self._writes_to_acc(claims, write_bank)
+        m.d.comb += read_blocks.eq(
+            Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))
+        )
         m.d.sync += [
             self.back.eq(halt | ~write_blocks),
             self.middle.eq(halt | ~(write_blocks | holds)),
@@ -173,12 +175,11 @@ class Items:
             self.hold.eq(holds & ~halt),
         ]
         # An item that could not be written to acc is still there; all others are new in the last stage.
-        comes = write.before.valid & write.before.whole
+        before = self["write"].before
+        assert before is not None
         for to in range(len(self.writes)):
-            goes = self.back & comes & write.before.at("to")[to]
-            if to == Destination.ACC:
-                goes = Mux(self.back, writes(write.before) & ~claimed[0], writes(write) & ~claimed[1])
-            m.d.sync += self.writes[to].eq(goes & ~halt)
+            goes = self.back & before.valid & before.whole & before.at("to")[to]
+            m.d.sync += self.writes[to].eq((in_acc if to == Destination.ACC else goes) & ~halt)
 
         parts = self._cfg.residual_cycles
         part = Signal(range(parts))
@@ -194,3 +195,15 @@ class Items:
             with m.If(halt):
                 m.d.sync += part.eq(0)
         return part
+
+    def _writes_to_acc(self, claims: Any, bank: Mapping[str, Value]) -> tuple[Value, Value]:
+        """Whether in the next cycle an item is kept from its write to acc, and whether one is written there."""
+        write, blocks = self["write"], Signal(name="write_blocks")
+        assert write.before is not None
+
+        def writes(stage: Stage) -> Value:
+            return stage.valid & stage.whole & stage.at("to")[Destination.ACC]
+
+        claimed = [claims.write.bit_select(bank[where], 1) for where in ("before", "here")]
+        self._m.d.comb += blocks.eq(Mux(self.back, writes(write.before) & claimed[0], writes(write) & claimed[1]))
+        return blocks, Mux(self.back, writes(write.before) & ~claimed[0], writes(write) & ~claimed[1])

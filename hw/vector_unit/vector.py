@@ -59,8 +59,9 @@ class Vector(wiring.Component):
     Members
     -------
     instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
-    acc_read, acc_write, vin, par, out               scratchpad ports, which must be ready, those of acc unless claimed.
+    acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed.
                                                      With taps a read of vin gives as many entries.
+    acc_write                                        where the Config has `int32`; must be ready unless claimed.
     claims : In(claim_layout)                        the ports of acc that GEMM takes in the next cycle.
     lut : In(WritePort)                              through which LOAD writes the tables.
     tap                                              where the Config has taps.
@@ -74,7 +75,6 @@ class Vector(wiring.Component):
         members = {
             **unit_members(cfg, Opcode.VECTOR),
             "acc_read": Out(read_port(pads["acc"])),
-            "acc_write": Out(write_port(pads["acc"])),
             "vin": Out(read_port(pads["vin"], max(1, cfg.taps))),
             "par": Out(read_port(pads["par"])),
             "out": Out(write_port(pads["out"])),
@@ -83,19 +83,21 @@ class Vector(wiring.Component):
         }
         if cfg.taps:
             members["tap"] = Out(read_port(pads["tap"]))
+        if cfg.int32:
+            members["acc_write"] = Out(write_port(pads["acc"]))
         if cfg.forward:
             members |= {f"{name}_write": Out(part_port(pads[name], pads["out"].width)) for name in ("inp", "vin")}
         super().__init__(members)
         self.reads = {"vin": self.vin, "par": self.par} | ({"tap": self.tap} if cfg.taps else {})
         self.writes = {"inp": self.inp_write, "vin": self.vin_write} if cfg.forward else {}
-        self._targets = {Destination.ACC: self.acc_write, Destination.OUT: self.out}
+        self._targets = {Destination.OUT: self.out} | ({Destination.ACC: self.acc_write} if cfg.int32 else {})
         self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
         finish = Signal()
-        issue = Issue(cfg, len(self._targets))
+        issue = Issue(cfg, max(self._targets) + 1)
         items = Items(m, cfg, issue.constants, issue.now, issue.current)
         step = issue.steps(m, self, finish)
 
@@ -103,7 +105,7 @@ class Vector(wiring.Component):
         m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
         first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
         items["reduce"].leaves = items["reduce"].enable & last["reduce"]
-        banks = items.carry(step.payload.dst[len(self.acc_write.addr) - 1], "bank", "write")
+        banks = items.carry(step.payload.dst[len(self.acc_read.addr) - 1], "bank", "write") if cfg.int32 else None
         part = self._read(m, items, step, last, banks)
 
         combined = self._combine(m, items, first, last)
@@ -115,16 +117,14 @@ class Vector(wiring.Component):
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.middle,
         )  # fmt: skip
-        requantise = items["requantise"]
-        raw = self._ring(
-            m, items, "raw", "requantise", "write", Cat(unit.v for unit in combined),
-            requantise.enable & requantise.at("raw"), write.enable & write.at("raw"),
-        )  # fmt: skip
         place = self._ring(
             m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
             read.leaves & step.payload.last, items.complete & items.back,
         )  # fmt: skip
-        self._write(m, items, raw, self._add(m, items, selected, residual, part), place[1:], banks["write"])
+        result = self._add(m, items, selected, residual, part)
+        self._write(m, items, result, place[1:])
+        if banks is not None:
+            self._write_acc(m, items, combined, result, Cat(place[1 : len(self.acc_write.addr)], banks["write"]))
         m.d.comb += [
             finish.eq(items.complete & items.back & place[0]),
             self.active.eq(read.leaves | (items.hold & items.back)),
@@ -136,8 +136,8 @@ class Vector(wiring.Component):
         items.advance(self.halt)
         return m
 
-    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any], banks: dict[str, Any]) -> Signal:
-        """Asks for A, B and taps. Returns what `Items.stall` does."""
+    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any], banks: dict[str, Any] | None) -> Signal:
+        """Asks for A, B and taps. banks: of acc to which an item goes, by stage. Returns what `Items.stall` does."""
         cfg, payload, acc = self._cfg, step.payload, items["acc"]
         # With taps, entries of vin are on their way while they become a sum.
         source = "read" if cfg.taps else "acc"
@@ -153,11 +153,10 @@ class Vector(wiring.Component):
         ]
         if cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
-        before = {"acc": "product" if cfg.taps else "read", "write": f"add{ADD_STAGES - 1}"}
         return items.stall(
             self.claims, self.halt,
-            {"before": in_acc[before["acc"]][-1], "here": in_acc["acc"][-1]},
-            {"before": banks[before["write"]], "here": banks["write"]},
+            {"before": in_acc["product" if cfg.taps else "read"][-1], "here": in_acc["acc"][-1]},
+            None if banks is None else {"before": banks[f"add{ADD_STAGES - 1}"], "here": banks["write"]},
         )  # fmt: skip
 
     def _channel(self, lane: int) -> int:
@@ -188,7 +187,7 @@ class Vector(wiring.Component):
         offset, reduce, binary = (items[name] for name in ("offset", "reduce", "binary"))
         combined = []
         for lane, vin in enumerate(self._from_vin(m, items)):
-            m.submodules[f"combine{lane}"] = unit = Combine(tap_sum(self._cfg.taps))
+            m.submodules[f"combine{lane}"] = unit = Combine(self._cfg, tap_sum(self._cfg.taps))
             m.d.comb += [
                 unit.acc.eq(self.acc_read.data.word_select(lane, 32)),
                 unit.vin.eq(vin),
@@ -287,19 +286,23 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _write(self, m: Module, items: Items, raw: Value, written: Value, address: Value, bank: Value) -> None:
-        # LOAD waits for a bank of acc within the cycle: a register says which one it is.
-        in_acc = Cat(address[: len(self.acc_write.addr) - 1], bank)
+    def _write(self, m: Module, items: Items, written: Value, address: Value) -> None:
         for destination, port in self._targets.items():
-            m.d.comb += [
-                port.en.eq(items.writes[destination]),
-                port.addr.eq(in_acc if destination == Destination.ACC else address),
-                port.mask.eq(-1),
-                port.data.eq(written),
-            ]
+            m.d.comb += [port.en.eq(items.writes[destination]), port.mask.eq(-1)]
+            if destination != Destination.ACC:
+                m.d.comb += [port.addr.eq(address), port.data.eq(written)]
+
+    def _write_acc(self, m: Module, items: Items, combined: list[Combine], written: Value, address: Value) -> None:
+        """What goes to acc: v, which skips the other stages, or the int8 that was written of it, with its sign.
+        address: its bank is a register, for LOAD waits for a bank of acc within the cycle."""
+        requantise, write = items["requantise"], items["write"]
+        raw = self._ring(
+            m, items, "raw", "requantise", "write", Cat(unit.v for unit in combined),
+            requantise.enable & requantise.at("raw"), write.enable & write.at("raw"),
+        )  # fmt: skip
         lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
         wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
-        m.d.comb += self.acc_write.data.eq(Mux(items["write"].at("raw"), raw, wide))
+        m.d.comb += [self.acc_write.addr.eq(address), self.acc_write.data.eq(Mux(write.at("raw"), raw, wide))]
 
     def _ring(
         self, m: Module, items: Items, name: str, leaves: str, returns: str, value: Value, push: Value, pop: Value

@@ -33,6 +33,7 @@ from celosia.hw.scratchpads import scratchpads
         ({"taps": 17}, "taps must be between 0 and 16, not 17"),
         ({"tap_depth": 3}, "tap_depth must be a power of two, not 3"),
         ({"forward": 1}, "forward must be true or false, not 1"),
+        ({"alu": 0}, "alu must be true or false, not 0"),
         (
             {"forward": True, "block_in": 4, "block_out": 8},
             "forward needs entries of inp no smaller than those of out: block_in 4 is less than block_out 8",
@@ -110,6 +111,21 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
     assert base.identity == int(base.digest[:8], 16) < 1 << 32
+
+
+def test_a_config_of_before_a_field_came_is_what_it_was() -> None:
+    """What was saved without the later fields has the digest that it had then, and all of the hardware of then."""
+    saved = {"block_in": 8, "block_out": 8, "taps": 3}
+    cfg = Config.from_dict(saved)
+    assert cfg.digest == "4b47f48425c87c090519d03b8cee4eb4"
+    assert cfg.alu and cfg.int32 and not cfg.trace_depth
+    for name, value in (("alu", False), ("int32", False), ("trace_depth", 4)):
+        assert Config.from_dict(saved | {name: value}).digest != cfg.digest
+
+
+@pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
+def test_presets_have_what_compiled_programs_need(cfg: Config) -> None:
+    assert not cfg.alu and not cfg.int32
 
 
 @pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)

@@ -16,7 +16,7 @@ from celosia.hw.regs import Error
 
 CONFIGS = {
     "tiny": Config(block_in=4, block_out=4, queue_depth=4),
-    "bus4": Config(block_in=4, block_out=4, bus_bytes=4, queue_depth=2),
+    "bus4": Config(block_in=4, block_out=4, bus_bytes=4, queue_depth=2, alu=False, int32=False),
     "bus16": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, queue_depth=4),
     "bus128": Config(block_in=4, block_out=8, bus_bytes=128, queue_depth=4),
     "wide": Config(block_in=4, block_out=8, bus_bytes=8, queue_depth=4, acc_depth=1 << 20, vin_depth=1 << 20),

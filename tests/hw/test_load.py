@@ -32,7 +32,7 @@ CONFIGS = {
     "16 to 4": Config(block_in=16, block_out=4, bus_bytes=16, **SMALL),
     "taps 5": Config(batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, **SMALL),
     "taps 1 bus 16": Config(block_in=4, block_out=8, bus_bytes=16, taps=1, tap_depth=8, **SMALL),
-    "tiny, two ports": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL, "ports": 2}),
+    "tiny, two ports": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL, "ports": 2, "int32": True}),
     "8x4 batch 2 bus 16, two ports": Config(
         batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, taps=3, tap_depth=8, forward=True, **SMALL
     ),
@@ -234,7 +234,7 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     buffer = random.choice(buffers(cfg))
     f = {
         "buffer": buffer,
-        "widen": int(buffer == Buffer.ACC and rnd(0, 1)),
+        "widen": int(buffer == Buffer.ACC and (not cfg.int32 or rnd(0, 1))),
         "post": 2 * rnd(0, 7),
         "wait": 2 * rnd(0, 7),
     }

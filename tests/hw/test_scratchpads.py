@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Destination, buffers, lanes
+from celosia.hw.isa import Buffer, Destination, buffers, has, lanes
 from celosia.hw.scratchpads import PAR, depths, scratchpads, total_bytes
 from celosia.sim.reference import State
 
@@ -21,7 +21,7 @@ HOME = "hw/scratchpads.py"
 CONFIGS = [
     *PRESETS.values(),
     Config(batch=2, block_in=8, block_out=4, lut_count=1, taps=5, forward=True, ports=2),
-    Config(block_in=4, block_out=8),
+    Config(block_in=4, block_out=8, int32=False),
 ]
 
 
@@ -79,7 +79,7 @@ def test_they_agree_with_the_instruction_set(cfg: Config) -> None:
     assert [b.name.lower() for b in buffers(cfg)] == sorted(
         (name for name, pad in pads.items() if "load" in pad.writers), key=lambda name: Buffer[name.upper()]
     )
-    destinations = {d.name.lower() for d in Destination if cfg.forward or d <= Destination.OUT}
+    destinations = {d.name.lower() for d in Destination if has(cfg, d)}
     assert {name for name, pad in pads.items() if "vector" in pad.writers} == destinations
     assert [name for name, pad in pads.items() if "store" in pad.readers] == ["out"]
     near = {b for b in lanes(cfg)[0] if not pads[b.name.lower()].far}

@@ -25,7 +25,9 @@ import programs
 
 CONFIGS = programs.CONFIGS | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
-    "8x8-taps1-bus4": Config(block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, **programs.SMALL),
+    "8x8-taps1-bus4": Config(
+        block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **programs.SMALL
+    ),
 }
 
 

@@ -71,8 +71,9 @@ def forwarding(cfg: Config) -> Harness:
 
 
 def arbitration(cfg: Config) -> Harness:
-    """Gemm never waits, vector for gemm, load for both, each only in its own bank; what is taken is done once: it is in
-    memory in the next cycle, or is what memory held, and of a bank's port one has its turn in a cycle.
+    """Gemm never waits, vector for gemm, load for both where they write, each only in its own bank; what is taken is
+    done once: it is in memory in the next cycle, or is what memory held, and of a bank's port one has its turn in a
+    cycle.
     """
     h = Harness()
     dut = AccScratchpad(cfg)
@@ -80,7 +81,7 @@ def arbitration(cfg: Config) -> Harness:
     entry, word = h.constant(range(cfg.acc_depth), "entry"), Signal(len(dut.gemm_write.data), name="word")
     sides = {
         "read": [dut.gemm_read, dut.vector_read],
-        "write": [dut.gemm_write, dut.vector_write, dut.load_write],
+        "write": [dut.gemm_write, *([dut.vector_write] if cfg.int32 else []), dut.load_write],
     }
     for side, ports in sides.items():
         for number, port in enumerate(ports):
@@ -129,17 +130,20 @@ def turns(cfg: Config) -> Harness:
     dut = Vector(cfg)
     inside = h.add(dut)
     items, banks = inside["items"], inside["banks"]
-    h.assume(implies(items.complete, dut.acc_write.addr[-1] == banks["write"]))
+    if cfg.int32:
+        h.assume(implies(items.complete, dut.acc_write.addr[-1] == banks["write"]))
     for each in items.all:
         for name, value in each.registered.items():
             came = Mux(each.which, *(Value.cast(constants[name]) for constants in reversed(inside["issue.constants"])))
             h.assume(implies(each.valid, value == came))
-    for kind, port in (("read", dut.acc_read), ("write", dut.acc_write)):
+    for kind, port in {"read": dut.acc_read, **({"write": dut.acc_write} if cfg.int32 else {})}.items():
         for bank in range(2):
             claimed = h.register(dut.claims[kind][bank], f"claimed_{kind}{bank}")
             h.ensure(implies(port.en & (port.addr[-1] == bank), ~claimed), f"{kind}{bank}")
-    # What makes it inductive.
+    # What makes it inductive; and where VECTOR does not write acc, nothing holds an item up behind rescale_add.
     h.ensure(implies(items.writes[Destination.ACC], items.complete), "writes_what_is_there")
+    if not cfg.int32:
+        h.ensure(items.back & ~items.writes[Destination.ACC], "nothing_holds_it_up")
     return h
 
 
@@ -158,30 +162,38 @@ prove(
     reach=20,
     script=("cutpoint t:top.dut.array t:top.dut.loops",),
 )(partial(forwarding, TINY))
-prove(
-    "accumulators serve gemm, vector and load",
-    Mutant(PADS, "port.ready.eq(~wants[:i].any() if i else 1)", "port.ready.eq(~wants[:1].any() if i else 1)"),
+SERVED = (
     Mutant(
         PADS,
         "with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():",
         "with m.If(wants[i]) if i else nullcontext():",
     ),
     Mutant(PADS, "Mux(vector_new, Mux(vector_bank, data[1], data[0]), held)", "Mux(vector_bank, data[1], data[0])"),
-    depth=1,
-)(partial(arbitration, TINY))
-for name, cfg in {"plain": TINY, "with all features": replace(SMALL, taps=3, forward=True, residual_cycles=2)}.items():
+)
+FIRST = Mutant(PADS, "port.ready.eq(~wants[:i].any() if i else 1)", "port.ready.eq(~wants[:1].any() if i else 1)")
+prove("accumulators serve gemm, vector and load", FIRST, *SERVED, depth=1)(partial(arbitration, TINY))
+prove("accumulators serve gemm and load, and vector, which reads", *SERVED, depth=1)(
+    partial(arbitration, replace(TINY, int32=False))
+)
+READS = Mutant(
+    VECTOR,
+    'Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))',
+    'reads(acc.before, read_bank["before"])',
+)
+WRITES = Mutant(
+    VECTOR,
+    "writes(write.before) & ~claimed[0], writes(write) & ~claimed[1]",
+    "writes(write.before) & ~claimed[0], writes(write)",
+)
+ALL = replace(SMALL, taps=3, forward=True, residual_cycles=2)
+for name, cfg, mutants in (
+    ("plain", TINY, (READS, WRITES)),
+    ("with all features", ALL, (READS, WRITES)),
+    ("without int32", replace(ALL, int32=False), (READS,)),
+):
     prove(
         f"VECTOR takes the ports of acc that GEMM leaves, {name}",
-        Mutant(
-            VECTOR,
-            'Mux(self.front, reads(acc.before, read_bank["before"]), reads(acc, read_bank["here"]))',
-            'reads(acc.before, read_bank["before"])',
-        ),
-        Mutant(
-            VECTOR,
-            "writes(write.before) & ~claimed[0], writes(write) & ~claimed[1]",
-            "writes(write.before) & ~claimed[0], writes(write)",
-        ),
+        *mutants,
         depth=1,
         reach=26,
         tested=False,

@@ -27,7 +27,8 @@ WIDE = Config(
 """The widest addresses there are."""
 BROAD = replace(SMALL, bus_bytes=128)
 """Two words in a beat."""
-CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE, "taps": replace(SMALL, taps=3, forward=True)}
+LEAN = replace(SMALL, taps=3, forward=True, alu=False, int32=False)
+CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE, "taps": LEAN}
 
 
 def decoder(cfg: Config) -> Harness:

@@ -48,7 +48,8 @@ def rings(cfg: Config) -> Harness:
             uses = uses | (each.valid & (each.which == i))
         facts = data.View.as_value(held)
         h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
-        h.assume(implies(held.rescale_add, ~held.raw))
+        if cfg.int32:
+            h.assume(implies(held.rescale_add, ~held.raw))
 
     # What a stage knows of its item's instruction came with the item.
     for number, each in enumerate(items.all[1:], 1):
@@ -60,8 +61,9 @@ def rings(cfg: Config) -> Harness:
     kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
         "places": (0, stage["write"], lambda i: Const(1)),
         "residuals": (stage["reduce"], stage["add"], lambda i: of(i, "rescale_add")),
-        "raw": (stage["requantise"], stage["write"], lambda i: of(i, "raw")),
     }
+    if cfg.int32:
+        kinds["raw"] = (stage["requantise"], stage["write"], lambda i: of(i, "raw"))
     for name, (first, end, counts) in kinds.items():
         ring: Any = getattr(inside["m"].submodules, name)
         head, tail = inside.of(ring, "head"), inside.of(ring, "tail")
@@ -95,6 +97,7 @@ prove("GEMM takes the ports of acc that it has claimed", EARLY, depth=1)(partial
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
     ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
+    ("with taps, without int32", replace(BASE, taps=3, forward=True, residual_cycles=2, int32=False), (LOST, POPS), 22),
     ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 22),
     ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, FRONT), 12),
 ):
