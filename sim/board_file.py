@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from celosia.hw.config import Config, ConfigError, did_you_mean
 from celosia.hw.fpga import DEVICES, Device
 from celosia.hw.plain import brief, from_toml
-from celosia.sim.board import Board, BoardError, device_of, synth_of
+from celosia.sim.board import STATES, Board, BoardError, device_of, synth_of
 from celosia.sim.memory import Dram
 
 PAGE = "docs/boards.md says where to find it"
@@ -30,7 +31,32 @@ def read(path: Path) -> Board:
         raise BoardError(f"board file {path}: {error}") from None
 
 
+def _of_platform(name: object) -> dict[str, Any]:
+    """Part and lights of a platform of amaranth-boards, as "arty_z7.ArtyZ720Platform"."""
+    from importlib import import_module
+
+    found = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
+    try:
+        platform = getattr(import_module(f"amaranth_boards.{found[1]}"), found[2]) if found else None
+        part = (platform.device, platform.package, platform.speed) if platform else None
+    except (ImportError, AttributeError):
+        part = None
+    if part is None:
+        raise BoardError(
+            f"platform cannot be {brief(name)}; it is a module of amaranth-boards and a class in it for a Zynq, as "
+            "arty_z7.ArtyZ720Platform"
+        )
+    leds = [each for each in platform.resources if each.name == "led"][: len(STATES)]
+    lights: dict[str, Any] = {"lights": [led.ios[0].names[0] for led in leds]}
+    if leds:
+        lights["light_standard"] = str(leds[0].attrs["IOSTANDARD"])
+    separator = "" if str(part[0]).startswith("xc7z") else "-"
+    return {"part": f"{part[0]}{separator}{part[1]}-{part[2]}", **lights}
+
+
 def _board(path: Path, fields: dict[str, Any]) -> Board:
+    if "platform" in fields:
+        fields = _of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
     known = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(Board)}
     _check_names("", fields, known | {"name": False, "device": False})
     fields = {"name": path.stem, **fields}

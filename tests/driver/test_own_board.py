@@ -52,6 +52,23 @@ def test_boards_are_listed_and_printed(own: Path, tmp_path: Path) -> None:
         assert call("boards", tmp_path / "printed.toml") == re.sub(r"\s+", " ", printed)
 
 
+def test_part_and_lights_of_a_platform(own: Path) -> None:
+    """The PYNQ-Z1 is a sibling of the Arty Z7-20, with the same pins."""
+    given = OWN.replace('part = "xczu2eg-sfva625-1-e"', 'platform = "arty_z7.ArtyZ720Platform"')
+    own.write_text(given)
+    board, same = find_board(own), BOARDS["pynq-z1"]
+    assert (board.part, board.lights, board.light_standard) == (same.part, same.lights, same.light_standard)
+    own.write_text(f'lights = ["R14"]\n{given}')
+    assert find_board(own).lights == ("R14",)
+    rfsoc = given.replace("arty_z7.ArtyZ720Platform", "rfsoc4x2.RFSoC4x2Platform")
+    own.write_text(rfsoc)
+    assert find_board(own).part == "xczu48dr-ffvg1517-2-e" and find_board(own).light_standard == "LVCMOS18"
+    for wrong in ("arty_z7.None", "os.System", "arty_z7", "icestick.ICEStickPlatform", "../x.Y", "arty_z7.Resource"):
+        own.write_text(given.replace("arty_z7.ArtyZ720Platform", wrong))
+        said = call("bitstream", "project", "--board", own, "-o", "out", code=1)
+        assert "arty_z7.ArtyZ720Platform" in said or "part cannot be" in said
+
+
 def test_projects_and_bitstreams(own: Path, tmp_path: Path) -> None:
     said = call("bitstream", "project", "--board", own, "-o", tmp_path / "project")
     assert "project for mine (xczu2eg-sfva625-1-e), Config tiny" in said
