@@ -23,6 +23,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.propagation import is_quantised
 from celosia.compiler.graph.qdq import (
     Product,
     Quantised,
@@ -54,6 +55,8 @@ class Integerise(Commute):
 
     def run(self) -> None:
         """Changes the graph until nothing is left to do."""
+        # QLinearSoftmax is not what floats give: it is for those alone of which onnxruntime makes one.
+        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(node)}
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
@@ -251,7 +254,7 @@ class Integerise(Commute):
 
     def _softmax(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
-        if x is None or x.dtype != y.dtype:
+        if x is None or x.dtype != y.dtype or node not in self._in_bytes:
             return False
         opset = self.graph.opset_imports.get("", 13)
         axis = attribute(node, "axis", -1 if opset >= 13 else 1)

@@ -358,6 +358,20 @@ def test_what_fits_no_tile_where_records_are() -> None:
     assert judge(replace(case, config=PRESETS["zcu104"])).what == EQUAL
 
 
+@pytest.mark.parametrize("moved", ["Flatten", "Reshape"])
+def test_a_softmax_behind_which_bytes_are_moved(moved: str) -> None:
+    """onnxruntime's QuantizeLinear changes places with Reshape and not with Flatten: its softmax is of floats there."""
+    shape = ", int64[2] shape = {2, 15}" if moved == "Reshape" else ""
+    for seed in range(4):
+        case = of_text(f"""
+            (int8[2, 1, 1, 3, 5] x) => (int8[] y)
+            <float s = {{0.02838}}, int8 z = {{-128}}, float t = {{0.0038077}} {shape}> {{
+                a = DequantizeLinear(x, s, z) b = Softmax(a) c = {moved}(b{', shape' if shape else ''})
+                y = QuantizeLinear(c, t, z) }}""",
+            seed=seed, opset=15)  # fmt: skip
+        assert judge(case).what == EQUAL
+
+
 def test_roots_of_what_cancels() -> None:
     """Rounding decides whether there is a number under the root."""
     case = of_text("""
