@@ -1,0 +1,128 @@
+"""Two products and their sum: what the array is made of.
+
+Where the Config says `packed`, two products with a common factor share one multiplication, as in Xilinx' white paper
+WP486, so that a DSP48E1 with its 25 x 18 bits counts twice:
+
+    (a * 2^17 + b + 128) * c  =  a*c * 2^17  +  b*c + 128*c        a, b, c: int8
+
+b + 128 is b with its top bit flipped and has no sign, so the left factor is a concatenation that fits 25 bits. Products
+are added in pairs, with 2^16 - 128*(c0 + c1) on top: then the lower 17 bits are b0*c0 + b1*c1 + 2^16, which is never
+negative and below 2^17, and the bits above them a0*c0 + a1*c1.
+"""
+
+from __future__ import annotations
+
+from amaranth import Cat, Const, Module, Signal, Value, signed
+from amaranth.hdl import ValueCastable
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.blocks import Blocks
+from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48
+from celosia.hw.pipeline import PAIR_STAGES
+
+SPACING = 17
+"""Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
+CORRECTION_BITS = 11
+_LOW_BITS = 7
+"""What is taken off is a multiple of 128."""
+
+
+def weight_bits(packed: bool) -> int:
+    """Of the left factor of a product."""
+    return SPACING + 8 if packed else 8
+
+
+def packed_weights(high: Value, low: Value) -> Value:
+    """The left factor of two products, by wiring alone. high, low: 8 bits each, int8."""
+    return Cat(low[:7], ~low[7], Const(0, SPACING - 8), high).as_signed()
+
+
+def correction(factor0: Value, factor1: Value) -> Value:
+    """factor0 + factor1 - 512, of which a packed pair takes off 128 times; factors: signed, 8 bits.
+
+    It is never positive, and what 512 takes off a sum in 10 bits is its top bit: one that goes into the adder inverted.
+    """
+    extended = Cat(factor0, factor0[-1], factor0[-1]), Cat(factor1, factor1[-1], ~factor1[-1])
+    return Cat((extended[0] + extended[1])[: CORRECTION_BITS - 1], Const(1, 1)).as_signed()
+
+
+class Pair(wiring.Component):
+    """The sum of two products of weights and factors, which is there PAIR_STAGES cycles after them; a new one in each
+    cycle.
+
+    On the platform `Blocks` it is two DSP blocks, the second of which adds the first one's sum to its product within
+    their column: so its operands go through a register more. Else it has the same registers.
+
+    Parameters
+    ----------
+    packed : bool      Two products share a multiplication.
+
+    Members
+    -------
+    moves : In         Bit i: the registers of stage i take what comes: operands; first product; its sum with the
+                       correction and second product; sum of both.
+    weights0, weights1 : In    int8, or `packed_weights`.
+    factor0, factor1 : In      int8.
+    correction : In    That of the factors, a cycle after them. Read if packed.
+    sum : Out          Packed, bits below SPACING are the sum of the lower products and 2^16, the bits above, signed,
+                       that of the higher ones.
+    """
+
+    def __init__(self, packed: bool) -> None:
+        self._packed = packed
+        weights = signed(weight_bits(packed))
+        super().__init__({
+            "moves": In(PAIR_STAGES),
+            "weights0": In(weights), "weights1": In(weights), "factor0": In(signed(8)), "factor1": In(signed(8)),
+            "correction": In(signed(CORRECTION_BITS)),
+            "sum": Out(signed(2 * SPACING if packed else SPACING)),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        if isinstance(platform, Blocks):
+            self._blocks(m, platform)
+        else:
+            self._registers(m)
+        return m
+
+    def _blocks(self, m: Module, platform: Blocks) -> None:
+        """DSP blocks by name."""
+        enter, first, second, both = self.moves
+        cascade, total, corrected, beyond = (Signal(48, name=name) for name in ("cascade", "total", "corrected", "beyond"))
+        m.submodules.first = dsp48(
+            platform.dsp, self.weights0, self.factor0, (enter, first, second), MINUS_C if self._packed else NOTHING,
+            corrected, cascade, c=Cat(Const(0, _LOW_BITS), self.correction) if self._packed else None,
+        )  # fmt: skip
+        m.submodules.second = dsp48(
+            platform.dsp, self.weights1, self.factor1, (enter, first, second, both), CASCADE, total, beyond,
+            pcin=cascade,
+        )  # fmt: skip
+        m.d.comb += self.sum.eq(total)
+
+    def _registers(self, m: Module) -> None:
+        """The same with registers and `*`."""
+
+        def after(stage: int, value: ValueCastable | Value, name: str) -> Signal:
+            register = Signal(Value.cast(value).shape(), name=name, reset_less=True)
+            with m.If(self.moves[stage]):
+                m.d.sync += register.eq(value)
+            return register
+
+        operands = [
+            after(0, value, name)
+            for name, value in (
+                ("weights0_0", self.weights0), ("factor0_0", self.factor0),
+                ("weights1_0", self.weights1), ("factor1_0", self.factor1),
+            )
+        ]  # fmt: skip
+        product0 = after(1, operands[0] * operands[1], "product0")
+        skewed = after(1, operands[2], "weights1_1"), after(1, operands[3], "factor1_1")
+        start = product0
+        if self._packed:
+            taken = after(1, self.correction, "correction_1")
+            start = (product0 - (taken << _LOW_BITS))[: len(self.sum)].as_signed()
+        corrected = after(2, start, "corrected")
+        product1 = after(2, skewed[0] * skewed[1], "product1")
+        m.d.comb += self.sum.eq(after(3, (corrected + product1)[: len(self.sum)].as_signed(), "total"))
