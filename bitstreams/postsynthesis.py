@@ -26,7 +26,8 @@ _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", 
 
 def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
-    return netlist(lambda: verilog(cfg), TOP, DEVICES[PART], say)
+    device = DEVICES[PART]
+    return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
 
 def simulated(module: Mapping[str, Any], name: str = TOP) -> str:

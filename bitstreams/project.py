@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.bitstreams.boards import BOARDS, Board
+from celosia.bitstreams.devices import DEVICES
 from celosia.hw.config import Config, did_you_mean
 from celosia.hw.manifest import Manifest, ManifestError
 
@@ -79,8 +80,9 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     )  # fmt: skip
     build = Path(__file__).with_name("build.tcl").read_text(encoding="utf-8")
     address_bits = 32 if board.processor == "zynq" else 40
+    accelerator = verilog(cfg, blocks=DEVICES[board.platform.device].blocks)
     texts = (
-        build, _settings(board, cfg, clock), wrapper(cfg, address_bits), verilog(cfg), constraints(board),
+        build, _settings(board, cfg, clock), wrapper(cfg, address_bits), accelerator, constraints(board),
         manifest.to_json(),
     )  # fmt: skip
     return dict(zip(FILES, texts))

@@ -110,7 +110,8 @@ def estimate(
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
-    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP), TOP, DEVICES[PART], say)
+    device = DEVICES[PART]
+    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
     return analyse(found, paths, rounds, say)
 

@@ -52,9 +52,9 @@ PAIR_STAGES = 4
 
 
 def array_stages(cfg: Config) -> int:
-    """Registers between operands and the running sums that include them: pairs, the tree of adders behind them, sums."""
+    """Registers between operands and the running sum that includes them: pairs, the tree of adders behind them, sum."""
     pairs = cfg.block_in // 2
-    return PAIR_STAGES + pairs.bit_length()
+    return PAIR_STAGES + (pairs.bit_length() - 1) + 1
 
 
 # The vector unit ----------------------------------------------------------------------------------------------

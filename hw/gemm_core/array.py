@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.gemm_core.pair import SPACING, Pair, correction, packed_weights
+from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weights
 from celosia.hw.pipeline import PAIR_STAGES, array_stages
 from celosia.hw.scratchpads import scratchpads
 
@@ -99,25 +99,25 @@ class Array(wiring.Component):
                 for o, each in enumerate(weights)
             ]
         terms: list[Value] = []
-        corrections = self._corrections(m, row, name)
+        factors = self._factors(m, row, name)
         for o in range(0, cfg.block_out, 2):
             both = [packed_weights(high, low) for low, high in zip(weights[o], weights[o + 1])]
-            pairs = self._pairs(m, valid, row, both, corrections, f"{name}_{o}")
+            pairs = self._pairs(m, valid, row, both, factors, f"{name}_{o}")
             even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{name}_{o}")
             terms.append(Cat(even[:-1], ~even[-1]).as_signed())  # each pair's 2^16 are the top bit's worth together
             terms.append(self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{name}_{o + 1}"))
         return terms
 
-    def _corrections(self, m: Module, row: list[Value], name: str) -> list[Value]:
-        """What packed pairs take off, which is the same for all outputs."""
+    def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
+        """Sums of two neighbours of a row, by which packed pairs are corrected: the same for all outputs."""
         inp = Signal(8 * len(row), name=f"inp_{name}", reset_less=True)
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
-        factors = [inp.word_select(i, 8).as_signed() for i in range(len(row))]
-        return [correction(factors[i], factors[i + 1]) for i in range(0, len(row), 2)]
+        each = [inp.word_select(i, 8).as_signed() for i in range(len(row))]
+        return [(low + high)[:FACTORS_BITS].as_signed() for low, high in zip(each[::2], each[1::2])]
 
     def _pairs(
-        self, m: Module, valid: Signal, row: list[Value], weights: list[Value], corrections: list[Value], name: str
+        self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
         """Sums of two products each."""
         sums = []
@@ -128,8 +128,8 @@ class Array(wiring.Component):
                 pair.weights0.eq(weights[i]), pair.factor0.eq(row[i]),
                 pair.weights1.eq(weights[i + 1]), pair.factor1.eq(row[i + 1]),
             ]  # fmt: skip
-            if corrections:
-                m.d.comb += pair.correction.eq(corrections[i // 2])
+            if factors:
+                m.d.comb += pair.factors.eq(factors[i // 2])
             sums.append(pair.sum)
         return sums
 

@@ -23,9 +23,10 @@ from celosia.hw.pipeline import PAIR_STAGES
 
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
-CORRECTION_BITS = 11
+FACTORS_BITS = 9
+"""Of the sum of two factors."""
 _LOW_BITS = 7
-"""What is taken off is a multiple of 128."""
+"""Below the correction, which is a multiple of 128."""
 
 
 def weight_bits(packed: bool) -> int:
@@ -36,15 +37,6 @@ def weight_bits(packed: bool) -> int:
 def packed_weights(high: Value, low: Value) -> Value:
     """The left factor of two products, by wiring alone. high, low: 8 bits each, int8."""
     return Cat(low[:7], ~low[7], Const(0, SPACING - 8), high).as_signed()
-
-
-def correction(factor0: Value, factor1: Value) -> Value:
-    """factor0 + factor1 - 512, of which a packed pair takes off 128 times; factors: signed, 8 bits.
-
-    It is never positive, and what 512 takes off a sum in 10 bits is its top bit: one that goes into the adder inverted.
-    """
-    extended = Cat(factor0, factor0[-1], factor0[-1]), Cat(factor1, factor1[-1], ~factor1[-1])
-    return Cat((extended[0] + extended[1])[: CORRECTION_BITS - 1], Const(1, 1)).as_signed()
 
 
 class Pair(wiring.Component):
@@ -64,7 +56,7 @@ class Pair(wiring.Component):
                        correction and second product; sum of both.
     weights0, weights1 : In    int8, or `packed_weights`.
     factor0, factor1 : In      int8.
-    correction : In    That of the factors, a cycle after them. Read if packed.
+    factors : In       factor0 + factor1, a cycle after them. Read if packed.
     sum : Out          Packed, bits below SPACING are the sum of the lower products and 2^16, the bits above, signed,
                        that of the higher ones.
     """
@@ -75,7 +67,7 @@ class Pair(wiring.Component):
         super().__init__({
             "moves": In(PAIR_STAGES),
             "weights0": In(weights), "weights1": In(weights), "factor0": In(signed(8)), "factor1": In(signed(8)),
-            "correction": In(signed(CORRECTION_BITS)),
+            "factors": In(signed(FACTORS_BITS)),
             "sum": Out(signed(2 * SPACING if packed else SPACING)),
         })  # fmt: skip
 
@@ -90,10 +82,12 @@ class Pair(wiring.Component):
     def _blocks(self, m: Module, platform: Blocks) -> None:
         """DSP blocks by name."""
         enter, first, second, both = self.moves
-        cascade, total, corrected, beyond = (Signal(48, name=name) for name in ("cascade", "total", "corrected", "beyond"))
+        cascade, total, corrected, beyond = (Signal(48, name=n) for n in ("cascade", "total", "corrected", "beyond"))
+        # The correction, 128 * factors - 2^16, has the bits of the factors' sum, its sign inverted, and a sign of 1.
+        correction = Cat(Const(0, _LOW_BITS), self.factors, ~self.factors[-1], Const(1, 1)) if self._packed else None
         m.submodules.first = dsp48(
             platform.dsp, self.weights0, self.factor0, (enter, first, second), MINUS_C if self._packed else NOTHING,
-            corrected, cascade, c=Cat(Const(0, _LOW_BITS), self.correction) if self._packed else None,
+            corrected, cascade, c=correction,
         )  # fmt: skip
         m.submodules.second = dsp48(
             platform.dsp, self.weights1, self.factor1, (enter, first, second, both), CASCADE, total, beyond,
@@ -121,8 +115,8 @@ class Pair(wiring.Component):
         skewed = after(1, operands[2], "weights1_1"), after(1, operands[3], "factor1_1")
         start = product0
         if self._packed:
-            taken = after(1, self.correction, "correction_1")
-            start = (product0 - (taken << _LOW_BITS))[: len(self.sum)].as_signed()
+            factors = after(1, self.factors, "factors_1")
+            start = (product0 + (1 << (SPACING - 1)) - (factors << _LOW_BITS))[: len(self.sum)].as_signed()
         corrected = after(2, start, "corrected")
         product1 = after(2, skewed[0] * skewed[1], "product1")
         m.d.comb += self.sum.eq(after(3, (corrected + product1)[: len(self.sum)].as_signed(), "total"))
