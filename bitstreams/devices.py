@@ -36,7 +36,7 @@ DEVICES = {
         Device("xc7z020", "synth_xilinx -family xc7", 53_200, 106_400, 220, 140, _ZYNQ, _E1),
         Device("xczu3eg", "synth_xilinx -family xcup", 70_560, 141_120, 360, 216, _ULTRASCALE, _E2),
         Device("xczu7ev", "synth_xilinx -family xcup", 230_400, 460_800, 1_728, 312, _ULTRASCALE, _E2),
-        Device("lfe5u-85f", "synth_ecp5", 83_640, 83_640, 156, 208, "Lattice FPGA-DS-02012"),
+        Device("lfe5u-85f", "synth_ecp5", 83_640, 83_640, 156, 208, "Lattice FPGA-DS-02012", Blocks(Dsp.mult18)),
     )
 }  # fmt: skip
 

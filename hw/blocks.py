@@ -11,6 +11,7 @@ class Dsp(StrEnum):
 
     e1 = "DSP48E1"
     e2 = "DSP48E2"
+    mult18 = "MULT18X18D"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from amaranth.hdl import ValueCastable
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.blocks import Blocks
+from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48
+from celosia.hw.gemm_core.mult18 import WIDTH, mult18x18
 from celosia.hw.pipeline import PAIR_STAGES
 
 SPACING = 17
@@ -43,8 +44,8 @@ class Pair(wiring.Component):
     """The sum of two products of weights and factors, which is there PAIR_STAGES cycles after them; a new one in each
     cycle.
 
-    On the platform `Blocks` it is two DSP blocks, the second of which adds the first one's sum to its product within
-    their column: so its operands go through a register more. Else it has the same registers.
+    On the platform `Blocks` it is two DSP blocks. Those of Xilinx are a cascade: the second adds the first one's sum to
+    its product, within their column, so that its operands go through a register more. Else it has the same registers.
 
     Parameters
     ----------
@@ -73,24 +74,38 @@ class Pair(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        if isinstance(platform, Blocks):
-            self._blocks(m, platform)
-        else:
+        dsp = platform.dsp if isinstance(platform, Blocks) else None
+        if dsp is None or (dsp is Dsp.mult18 and len(self.weights0) > WIDTH):
             self._registers(m)
+        elif dsp is Dsp.mult18:
+            self._multipliers(m)
+        else:
+            self._cascade(m, dsp)
         return m
 
-    def _blocks(self, m: Module, platform: Blocks) -> None:
-        """DSP blocks by name."""
+    def _multipliers(self, m: Module) -> None:
+        """Blocks without a cascade: both products are there in the same cycle, and are added outside."""
+        *inside, both = self.moves
+        products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
+        m.submodules.first = mult18x18(self.weights0, self.factor0, inside, products[0])
+        m.submodules.second = mult18x18(self.weights1, self.factor1, inside, products[1])
+        total = Signal.like(self.sum, name="total", reset_less=True)
+        with m.If(both):
+            m.d.sync += total.eq(products[0] + products[1])
+        m.d.comb += self.sum.eq(total)
+
+    def _cascade(self, m: Module, dsp: Dsp) -> None:
+        """Blocks with one."""
         enter, first, second, both = self.moves
         cascade, total, corrected, beyond = (Signal(48, name=n) for n in ("cascade", "total", "corrected", "beyond"))
         # The correction, 128 * factors - 2^16, has the bits of the factors' sum, its sign inverted, and a sign of 1.
         correction = Cat(Const(0, _LOW_BITS), self.factors, ~self.factors[-1], Const(1, 1)) if self._packed else None
         m.submodules.first = dsp48(
-            platform.dsp, self.weights0, self.factor0, (enter, first, second), MINUS_C if self._packed else NOTHING,
+            dsp, self.weights0, self.factor0, (enter, first, second), MINUS_C if self._packed else NOTHING,
             corrected, cascade, c=correction,
         )  # fmt: skip
         m.submodules.second = dsp48(
-            platform.dsp, self.weights1, self.factor1, (enter, first, second, both), CASCADE, total, beyond,
+            dsp, self.weights1, self.factor1, (enter, first, second, both), CASCADE, total, beyond,
             pcin=cascade,
         )  # fmt: skip
         m.d.comb += self.sum.eq(total)

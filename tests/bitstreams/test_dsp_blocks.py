@@ -109,8 +109,11 @@ def compared(packed: bool, blocks: str, model: str, folder: Path, fault: tuple[s
     return said(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("dsp", Dsp)
+@pytest.mark.parametrize(
+    ("dsp", "packed"),
+    [(Dsp.e1, True), (Dsp.e1, False), (Dsp.e2, True), (Dsp.e2, False), (Dsp.mult18, False)],
+    ids=lambda value: str(value),
+)
 def test_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> None:
     assert compared(packed, text_of(dsp, packed), dsp_blocks.model(dsp), tmp_path) == "the same"
 
@@ -132,6 +135,17 @@ def test_a_fault_of_a_block_is_noticed(right: str, wrong: str, tmp_path: Path) -
     assert text.count(right) == 1
     found = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path)
     assert found.startswith("blocks, cycle")
+
+
+def test_a_multiplier_without_a_register_is_noticed(tmp_path: Path) -> None:
+    text = text_of(Dsp.mult18, packed=False)
+    wrong = text.replace('.REG_PIPELINE_CLK("CLK0")', '.REG_PIPELINE_CLK("NONE")', 1)
+    assert compared(False, wrong, dsp_blocks.model(Dsp.mult18), tmp_path).startswith("blocks, cycle")
+
+
+def test_an_ecp5_multiplies_packed_pairs_without_blocks() -> None:
+    """Their weights are wider than its multipliers."""
+    assert "MULT18X18D" not in text_of(Dsp.mult18, packed=True)
 
 
 def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
