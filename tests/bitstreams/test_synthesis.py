@@ -132,7 +132,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
         "array": Array(cfg), "requantise": Requantise(), "combine": Combine(tap_sum(cfg.taps)),
         "rescale": RescaleAdd(), "taps of even lanes": Taps(cfg.taps, 0), "taps of odd lanes": Taps(cfg.taps, 1),
     }.items():  # fmt: skip
-        (tmp_path / "top.v").write_text(convert(part, "top"))
+        (tmp_path / "top.v").write_text(convert(part, "top", platform=DEVICES["xc7z020"].blocks))
         script = "read_verilog top.v\nsynth_xilinx -family xc7 -top top -flatten -run begin:coarse\n"
         run_yosys(script + "tee -q -o stat.json stat -json\n", tmp_path, lambda step: None)
         cells = json.loads((tmp_path / "stat.json").read_text())["design"]["num_cells_by_type"]
