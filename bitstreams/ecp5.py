@@ -18,8 +18,9 @@ from typing import Any
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.synthesis import require, run_tool, run_yosys
 from celosia.hw.config import Config
+from celosia.hw.fpga import DEVICES
 
-PACKAGE, SPEED_GRADE = "CABGA381", 6
+DEVICE, PACKAGE, SPEED_GRADE = "lfe5u-85f", "CABGA381", 6
 CLOCK_PIN = "G2"
 """One that leads to the clock network; the other pins are wherever nextpnr likes."""
 TOP = "celosia_scanned"
@@ -93,7 +94,8 @@ def _verilog(cfg: Config, design: Design) -> str:
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
-    return convert(Scanned(GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)), TOP)
+    component = GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)
+    return convert(Scanned(component), TOP, platform=DEVICES[DEVICE].blocks)
 
 
 def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:

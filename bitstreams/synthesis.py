@@ -218,7 +218,7 @@ def _version(program: str, changed: int) -> str:
 
 def _record(cfg: Config, device: Device) -> Path:
     """Where the result is kept."""
-    text = f"{hardware_digest(cfg)} {_tool()} {device.synth} {_script(device)}"
+    text = f"{hardware_digest(cfg)} {_tool()} {device.synth} {device.blocks} {_script(device)}"
     return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
@@ -228,7 +228,7 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
         return known
     require(YOSYS)
     _begin("synthesis", say)
-    text = verilog(cfg)
+    text = verilog(cfg, blocks=device.blocks)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "top.v").write_text(text, encoding="utf-8")

@@ -89,7 +89,8 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
-    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP), TOP, DEVICES[PART], say)
+    device = DEVICES[PART]
+    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
     return analyse(found, paths)
 

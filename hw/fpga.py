@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ZYNQ_7000, ULTRASCALE = "synth_xilinx -family xc7", "synth_xilinx -family xcup"
+from celosia.hw.blocks import Blocks, Dsp
+
+ZYNQ_7000, ULTRASCALE, ECP5 = "synth_xilinx -family xc7", "synth_xilinx -family xcup", "synth_ecp5"
 """The Yosys commands that map to each family."""
+_BLOCKS = {ZYNQ_7000: Blocks(Dsp.e1), ULTRASCALE: Blocks(Dsp.e2), ECP5: Blocks(Dsp.mult18)}
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Device:
     dsp: int
     ram: int
 
+    @property
+    def blocks(self) -> Blocks | None:
+        """What the hardware asks for by name; None: Yosys infers what multiplies."""
+        return _BLOCKS.get(self.synth)
+
 
 DEVICES = {
     device.name: device
@@ -31,6 +39,6 @@ DEVICES = {
         Device("xczu3eg", ULTRASCALE, 70_560, 141_120, 360, 216),  # AMD DS891, UltraScale+ overview
         Device("xczu7ev", ULTRASCALE, 230_400, 460_800, 1_728, 312),  # AMD DS891
         Device("xck26", ULTRASCALE, 117_120, 234_240, 1_248, 144),  # AMD DS987, K26 data sheet; its 64 URAM stay unused
-        Device("lfe5u-85f", "synth_ecp5", 83_640, 83_640, 156, 208),  # Lattice FPGA-DS-02012
+        Device("lfe5u-85f", ECP5, 83_640, 83_640, 156, 208),  # Lattice FPGA-DS-02012
     )
 }

@@ -45,6 +45,18 @@ RESPONSES = 2 * IN_FLIGHT
 UNTOLD = 2 * IN_FLIGHT
 """Instructions of LOAD, where it has two lanes, whose end has not been told."""
 
+# The gemm unit ------------------------------------------------------------------------------------------------
+
+PAIR_STAGES = 4
+"""Registers between two factors and the sum of their products: operands, first product, second product, sum."""
+
+
+def array_stages(cfg: Config) -> int:
+    """Registers between operands and the running sum that includes them: pairs, the tree of adders behind them, sum."""
+    pairs = cfg.block_in // 2
+    return PAIR_STAGES + (pairs.bit_length() - 1) + 1
+
+
 # The vector unit ----------------------------------------------------------------------------------------------
 
 UNDER_WAY = 2

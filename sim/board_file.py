@@ -37,15 +37,13 @@ def _of_platform(name: object) -> dict[str, Any]:
 
     found = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
     try:
-        platform = getattr(import_module(f"amaranth_boards.{found[1]}"), found[2]) if found else None
-        part = (platform.device, platform.package, platform.speed) if platform else None
+        platform: Any = getattr(import_module(f"amaranth_boards.{found[1]}"), found[2]) if found else None
+        part = platform.device, platform.package, platform.speed
     except (ImportError, AttributeError):
-        part = None
-    if part is None:
         raise BoardError(
             f"platform cannot be {brief(name)}; it is a module of amaranth-boards and a class in it for a Zynq, as "
             "arty_z7.ArtyZ720Platform"
-        )
+        ) from None
     leds = [each for each in platform.resources if each.name == "led"][: len(STATES)]
     lights: dict[str, Any] = {"lights": [led.ios[0].names[0] for led in leds]}
     if leds:

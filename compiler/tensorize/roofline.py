@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.space import (
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, VECTOR_STAGES
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -39,8 +39,8 @@ LOAD_LATENCY = (
 )  # fmt: skip
 """Cycles from the start of a LOAD to its end, beside its beats."""
 STORE_LATENCY = (
-    latency.GEMM_STAGES + VECTOR_STAGES + latency.WRITE_TO_END + latency.START_TO_STEP + latency.UNIT_TO_BEAT
-    + MEMORY.write_latency + latency.RESPONSE_TO_END
+    PAIR_STAGES + latency.GEMM_STAGES + VECTOR_STAGES + latency.WRITE_TO_END + latency.START_TO_STEP
+    + latency.UNIT_TO_BEAT + MEMORY.write_latency + latency.RESPONSE_TO_END
 )  # fmt: skip
 """Cycles from gemm's last step to the end of the STORE of its result, beside its beats."""
 REFRESHED = MEMORY.refresh_period / (MEMORY.refresh_period - MEMORY.refresh_cycles)

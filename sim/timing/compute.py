@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from celosia.hw.config import Config
-from celosia.hw.pipeline import ADD_STAGES, READ_STAGES, TAP_STAGES, UNDER_WAY, VECTOR_STAGES
+from celosia.hw.pipeline import ADD_STAGES, READ_STAGES, TAP_STAGES, UNDER_WAY, VECTOR_STAGES, array_stages
 from celosia.sim.demand import IN_ACC
 from celosia.sim.timing.latency import GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END
 from celosia.sim.timing.ports import Acc
@@ -16,7 +16,7 @@ class Gemm:
     """One tile operation a cycle, across instructions."""
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
-        self._stages = GEMM_STAGES + cfg.block_in.bit_length() - 1
+        self._stages = GEMM_STAGES + array_stages(cfg)
         self._acc = acc
         self.free = 0  # when the next instruction may start
 

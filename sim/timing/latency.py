@@ -29,8 +29,8 @@ BEAT_TO_STEP = 5
 """A beat arrives -> LOAD writes its first unit: buffer of two stages, queues in front of the aligner and behind it."""
 STEP_TO_END = 3
 """LOAD's last step -> end: register in front of the port, `done`."""
-GEMM_STAGES = 7
-"""GEMM's last step -> end beside the adder tree: operands, products, sums, accumulator read, add and write, `done`."""
+GEMM_STAGES = 4
+"""GEMM's last step -> end beside the array: operands read, accumulator added, written, `done`."""
 WRITE_TO_END = 2
 """The write of GEMM's or VECTOR's last entry -> end: `done`."""
 READ_TO_WRITE = 4

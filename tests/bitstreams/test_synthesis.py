@@ -86,7 +86,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(synthesis, "require", lambda package: None)
     monkeypatch.setattr(synthesis.shutil, "which", lambda name: None)
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
-    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "wire a;\n" * 29_000)
+    monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
     told: list[str] = []
     first = usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append)
     assert first.lut == 7 and told == [
@@ -117,7 +117,7 @@ def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @needs_yosys
 def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
-    monkeypatch.setattr(synthesis, "verilog", lambda cfg: "module celosia_top(; endmodule")
+    monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "module celosia_top(; endmodule")
     with pytest.raises(SynthesisError, match=r"yosys failed .* ERROR: .*syntax error"):
         usage(PRESETS["tiny"], DEVICES["xc7z020"])
     assert not list(tmp_path.rglob("*.json"))
@@ -133,7 +133,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
         "array": Array(cfg), "requantise": Requantise(), "combine": Combine(tap_sum(cfg.taps)),
         "rescale": RescaleAdd(), "taps of even lanes": Taps(cfg.taps, 0), "taps of odd lanes": Taps(cfg.taps, 1),
     }.items():  # fmt: skip
-        (tmp_path / "top.v").write_text(convert(part, "top"))
+        (tmp_path / "top.v").write_text(convert(part, "top", platform=DEVICES["xc7z020"].blocks))
         script = "read_verilog top.v\nsynth_xilinx -family xc7 -top top -flatten -run begin:coarse\n"
         run_yosys(script + "tee -q -o stat.json stat -json\n", tmp_path, lambda step: None)
         cells = json.loads((tmp_path / "stat.json").read_text())["design"]["num_cells_by_type"]

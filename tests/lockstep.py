@@ -1,0 +1,32 @@
+"""A C++ program around a Verilated module `both`, in which two descriptions of hardware run side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from celosia.sim import build
+from celosia.sim.build import BuildError
+
+
+def said(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *more: str) -> str:
+    """What `program` prints, which includes Vboth.h; `more` is compiled with it. Skips where a tool is missing."""
+    try:
+        cxx, root = build.compiler(), build.verilator_root()
+    except BuildError as error:
+        pytest.skip(str(error))
+    (folder / "both.v").write_text(verilog)
+    for number, text in enumerate((program, *more)):
+        (folder / f"program{number}.cpp").write_text(text)
+    command = [str(root / "bin" / "verilator_bin"), *build.VERILATOR_FLAGS, "--top-module", "both", "--prefix", "Vboth"]
+    environment = os.environ | {"VERILATOR_ROOT": str(root)}
+    subprocess.run([*command, "both.v", "--Mdir", "."], cwd=folder, env=environment, check=True)
+    flags = [*build.CXX_FLAGS, "-O1", f"-I{root}/include", f"-I{root}/include/vltstd"]
+    flags += [f"-D{name}={value}" for name, value in macros.items()]
+    sources = [*folder.glob("*.cpp"), *(root / "include" / name for name in build.RUNTIME)]
+    subprocess.run([cxx, *flags, *map(str, sources), "-o", "both", "-lpthread"], cwd=folder, check=True)
+    return subprocess.run([str(folder / "both")], capture_output=True, text=True, check=True).stdout
