@@ -25,6 +25,8 @@ from celosia.compiler.graph.fold import fold_makers
 from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
 
+OVERFLOW = -(2.0**31)
+"""The integer that onnxruntime has of a bias that no int32 holds, also of a large one: what x86 converts floats to."""
 ABSORBED = {"Conv": ("BatchNormalization", "Add", "Mul"), "ConvTranspose": ("BatchNormalization",)}
 
 
@@ -168,9 +170,9 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None:
         step = (scale.reshape(()) * w_scale).astype(np.float32)
-        steps = np.rint(bias / step)
-        if not np.all(np.abs(steps) < 2.0**31):
-            return
+        with np.errstate(all="ignore"):
+            steps = np.rint(bias / step)
+        steps = np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW)
         axis = {"axis": 0} if step.ndim else {}
         arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
         last.replace_input_with(product.place, _dequantised(graph, last, arrays, **axis))

@@ -372,6 +372,20 @@ def test_a_softmax_behind_which_bytes_are_moved(moved: str) -> None:
         assert judge(case).what == EQUAL
 
 
+@pytest.mark.parametrize("value", [0.3, -0.3, 0.2, float("inf")])
+@pytest.mark.parametrize("kind", ["int16", "int8"])
+def test_a_bias_that_no_int32_holds(kind: str, value: float) -> None:
+    case = of_text(f"""
+        ({kind}[1, 3] x) => ({kind}[1, 2] y)
+        <float s = {{2.5e-8}}, {kind} z = {{0}}, float t = {{0.0044}}, float q = {{0.01}}> {{
+            a = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_3_2, t, v)
+            c = Gemm(a, w, bias) y = QuantizeLinear(c, q, z) }}""",
+        opset=21)  # fmt: skip
+    for name, array in (("v", np.zeros((), np.int8)), ("bias", np.array([value, 0.1], np.float32))):
+        case.model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    assert judge(case).what == EQUAL
+
+
 def test_roots_of_what_cancels() -> None:
     """Rounding decides whether there is a number under the root."""
     case = of_text("""
