@@ -130,7 +130,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
     stay free."""
     used, cfg = {}, PRESETS["pynq"]
     for name, part in {
-        "array": Array(cfg), "requantise": Requantise(), "combine": Combine(tap_sum(cfg.taps)),
+        "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, tap_sum(cfg.taps)),
         "rescale": RescaleAdd(), "taps of even lanes": Taps(cfg.taps, 0), "taps of odd lanes": Taps(cfg.taps, 1),
     }.items():  # fmt: skip
         (tmp_path / "top.v").write_text(convert(part, "top", platform=DEVICES["xc7z020"].blocks))
