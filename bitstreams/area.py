@@ -30,6 +30,8 @@ PLANE_PRODUCTS = 2
 """DSP blocks for the sizes of planes in load and store."""
 PAIR_BITS = 17
 """Bits of the sum of two products, from which the array's adders go on."""
+_CORRECTION_LUTS = 10
+"""The sum of two factors, and its sign inverted."""
 RANGED = (
     "batch", "block_in", "block_out", "bus_bytes", "inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth",
     "par_depth", "lut_count", "queue_depth", "taps", "tap_depth", "residual_cycles", "ports", "packed", "forward",
@@ -166,11 +168,14 @@ def counted(cfg: Config) -> dict[str, float]:
     ways = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
     selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
     widened = 32 * min(cfg.bus_bytes, cfg.piece_bytes)
+    # DSP blocks keep operands; packed pairs are corrected by sums of neighbours in inp, which is kept for that.
+    kept = 8 * pads["inp"].entry_bytes * cfg.packed
+    corrections = _CORRECTION_LUTS * (cfg.batch * cfg.block_in // 2) * cfg.packed
     word = instruction_bytes(cfg)
     return {
-        "lut": sum(memory.luts for memory in distributed) + sums + selected + widened,
+        "lut": sum(memory.luts for memory in distributed) + sums + corrections + selected + widened,
         "ff": sum(memory.bits for memory in distributed if memory.clocked) + sums
-        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word * (word >= cfg.bus_bytes)),
+        + kept + 8 * word * (word >= cfg.bus_bytes),
     }  # fmt: skip
 
 
