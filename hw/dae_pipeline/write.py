@@ -13,7 +13,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, write_port
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.pipeline import PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
@@ -25,7 +25,7 @@ def _log2(value: int) -> int:
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
     """The members through which `buffers` are written."""
-    return {pad.name: Out(write_port(pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
+    return {pad.name: Out(load_port(cfg, pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
 
 
 def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
@@ -203,17 +203,19 @@ class Writer(wiring.Component):
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
-                port.data.eq(value.replicate(pad.width // len(value))),
+                port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
-        """Data for some int32 lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32."""
+        """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. A Config without
+        `int32` has int8 here as they are."""
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
         bytes_ = [word.word_select(lane, 8) for lane in range(wide)]
-        lanes: list[Value] = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
+        lanes = list(bytes_)
         mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
         if cfg.int32:
+            lanes = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
             lanes = [Mux(widen, byte, word.word_select(lane % narrow, 32)) for lane, byte in enumerate(lanes)]
             mask = Mux(widen, mask, _spread(_one_of(step, cfg.piece_bytes // narrow), narrow))
         return Cat(lanes), mask | whole.replicate(cfg.piece_bytes)
