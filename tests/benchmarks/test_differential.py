@@ -142,6 +142,28 @@ FOUND = {
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] to = {-1}> {
             r = Mul(s, s) d = DequantizeLinear(x, r, z) w = Transpose(w_4_5) b = Reshape(w_1_4, to)
             c = Gemm(d, w, b) y = QuantizeLinear(c, t, u) }""",
+    "float weights before Relu and an operator whose result nobody reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c) n = Neg(r)
+            y = QuantizeLinear(r, t, u) }""",
+    "float weights before an Identity whose result nobody reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) i = Identity(c) y = QuantizeLinear(c, t, u) }""",
+    "float weights before an Identity and what leads nowhere": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) i = Identity(c) n = Neg(i) m = Abs(n)
+            y = QuantizeLinear(c, t, u) }""",
+    "float weights behind what an idle operator reads, too": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) n = Neg(d) c = Conv(d, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights before an idle QuantizeLinear": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) n = QuantizeLinear(c, s, z)
+            y = QuantizeLinear(c, t, u) }""",
+    "float weights before an idle equal of what reads them": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) n = Relu(c) r = Relu(c)
+            y = QuantizeLinear(r, t, u) }""",
     "float weights of a Conv behind Pad, before BatchNormalization": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 4] y)
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[8] p = {0, 0, 1, 0, 0, 0, 1, 1},
