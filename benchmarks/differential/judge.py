@@ -427,7 +427,8 @@ class Neighbourhood:
         step = float(scale.reshape(()))
         at = real.astype(np.float64) / step
         allowed = self._allowed(node.input[0], real) / step + 2.0**-23 * np.abs(at)
-        return at, np.abs(at - np.floor(at) - 0.5) <= allowed  # what the division rounds is part of it
+        with np.errstate(invalid="ignore"):
+            return at, np.abs(at - np.floor(at) - 0.5) <= allowed  # what the division rounds is part of it
 
 
 def _kind(array: Array) -> Array:

@@ -352,7 +352,7 @@ def test_layer_normalisation_of_old_opsets() -> None:
     assert judge(of_text(text, opset=13)).what == EQUAL
 
 
-def test_a_mean_of_bytes_that_cancel() -> None:
+def test_a_mean_of_bytes_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moved with their scale alone, they would cancel however they are rounded."""
     case = of_text("""
         (float[2, 40] x) => (float[] y) <float s = {0.010719789}, uint8 z = {128}> {
@@ -361,6 +361,13 @@ def test_a_mean_of_bytes_that_cancel() -> None:
     (feed,) = case.feeds
     feed["x"][1] = -feed["x"][0]
     assert judge(case).what == EQUAL
+    ours = judging._ours
+
+    def a_little_more(case: Case, keep: Any) -> list[dict[str, Any]]:
+        return [values | {"y": values["y"] + np.float32(1e-5)} for values in ours(case, keep)]
+
+    monkeypatch.setattr(judging, "_ours", a_little_more)
+    assert judge(case).what == WRONG
 
 
 def test_a_part_whose_padding_is_as_long_as_the_whole() -> None:
