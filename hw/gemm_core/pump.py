@@ -37,10 +37,10 @@ class Pump(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         turn = Signal(reset_less=True)
-        before = Signal(reset_less=True)
+        seen = Signal(reset_less=True)
         second = Signal(reset_less=True)
         late = Signal(2, reset_less=True)
         m.d.sync += turn.eq(~turn)
-        m.d.fast += [before.eq(turn), second.eq(turn ^ before), late.eq(self.moves)]
+        m.d.fast += [seen.eq(turn), second.eq(turn ^ seen), late.eq(self.moves)]
         m.d.comb += Cat(self.second, self.late).eq(Cat(second, late))
         return m
