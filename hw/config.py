@@ -150,7 +150,7 @@ class Config:
     trace_depth: starts and ends of instructions that the hardware keeps of a run, for the timeline of a board; 0: none.
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
-    pump: products that a DSP block of Xilinx makes in a cycle. With 2 those of the array have a clock of twice the rate.
+    pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     """
 
     batch: int = 1

@@ -136,7 +136,7 @@ class Array(wiring.Component):
             if factors:
                 m.d.comb += pair.factors.eq(factors[i // 2])
             if self._pump is not None:
-                m.d.comb += [pair.second.eq(self._pump.second), pair.late.eq(self._pump.late)]
+                m.d.comb += [pair.halves.eq(self._pump.halves), pair.late.eq(self._pump.late)]
             sums.append(pair.sum)
         return sums
 

@@ -84,20 +84,22 @@ def dsp48(
 
 
 def pumped_dsp48(
-    block: Dsp, lefts: tuple[Value, Value], right: Value, c: Value | None, carry: int, second: Value,
+    block: Dsp, lefts: tuple[Value, Value], right: Value, c: Value | None, carry: int, halves: Value,
     moves: Sequence[Value], p: Signal,
 ) -> Instance:  # fmt: skip
     """A block of clock domain `fast` that sums two products in two of its cycles: c + carry + lefts[0] * right, and to
     that carry + lefts[1] * right.
 
     lefts: signed, up to 25 bits, both there in both cycles. right: signed, up to 18 bits, one factor after the other, a
-    cycle after them. c: signed, two cycles after `lefts`; None: nothing. second: 1 in every other cycle, at whose end
-    comes lefts[1]'s factor to `right`. moves: enables of the registers in the order of the data: of `lefts`; of the left operand that was
-    chosen and `right`; of the product and `c`; of the sum.
+    cycle after them. c: signed, two cycles after `lefts`; None: nothing. halves: two bits, of which the first one is
+    1 in the cycles at whose end the first factor comes to `right`, and the other one in the others. moves: enables of the registers in the order of the data: of `lefts`; of the
+    left operand that was chosen and `right`; of the product and `c`; of the sum.
     """
     operands, chosen, product, total = moves
-    registers = dict.fromkeys(("A", "ACASC", "B", "BCASC", "AD", "D", "INMODE", "OPMODE"), 1) | {"C": int(c is not None)}
-    z = Cat(Const(0, 1), second, Const(0, 1)) if c is None else Cat(~second, Const(1, 1), Const(0, 1))
+    registers = dict.fromkeys(("A", "ACASC", "B", "BCASC", "AD", "D", "INMODE", "OPMODE"), 1)
+    registers["C"] = int(c is not None)
+    first, second = halves
+    z = Cat(Const(0, 1), second, Const(0, 1)) if c is None else Cat(first, Const(1, 1), Const(0, 1))
     widths = _WIDTHS[block]
     inputs: dict[str, Value] = {
         "A": _extended(lefts[0], 30), "D": _extended(lefts[1], widths["D"]), "B": _extended(right, 18),

@@ -63,7 +63,7 @@ class Pair(wiring.Component):
     weights0, weights1 : In    int8, or `packed_weights`.
     factor0, factor1 : In      int8.
     factors : In       factor0 + factor1, a cycle after them. Read if packed.
-    second, late : In  From a `Pump`. There where `pump` is 2, and read where it pumps.
+    halves, late : In  From a `Pump`. There where `pump` is 2, and read where it pumps.
     sum : Out          Packed, bits below SPACING are the sum of the lower products and 2^16, the bits above, signed,
                        that of the higher ones.
     """
@@ -75,7 +75,7 @@ class Pair(wiring.Component):
             "moves": In(PAIR_STAGES),
             "weights0": In(weights), "weights1": In(weights), "factor0": In(signed(8)), "factor1": In(signed(8)),
             "factors": In(signed(FACTORS_BITS)),
-            **({"second": In(1), "late": In(2)} if pump == 2 else {}),
+            **({"halves": In(2), "late": In(2)} if pump == 2 else {}),
             "sum": Out(signed(2 * SPACING if packed else SPACING)),
         })  # fmt: skip
 
@@ -133,17 +133,17 @@ class Pair(wiring.Component):
             m.d.sync += [register.eq(each) for register, each in zip(kept, operands)]
         factor = Signal(signed(8), reset_less=True)
         with m.If(first):
-            m.d.fast += factor.eq(Mux(self.second, kept[3], kept[2]))
+            m.d.fast += factor.eq(Mux(self.halves[1], kept[3], kept[2]))
         correction = None
         if self._packed:
-            factors = Signal.like(self.factors, name="factors_1", reset_less=True)
-            with m.If(first):
-                m.d.sync += factors.eq(self.factors)
             # 2^16 - 128 * factors, less the two carries: -x is not x and 1, and 128 is 126 and two.
-            correction = Cat(Const((1 << _LOW_BITS) - 2, _LOW_BITS), ~factors, factors[-1], Const(0, 1))
+            above = Signal(FACTORS_BITS + 1, reset_less=True)
+            with m.If(first):
+                m.d.sync += above.eq(Cat(~self.factors, self.factors[-1]))
+            correction = Cat(Const((1 << _LOW_BITS) - 2, _LOW_BITS), above, Const(0, 1))
         result = Signal(48)
         m.submodules.block = pumped_dsp48(
-            dsp, (kept[0], kept[1]), factor, correction, int(self._packed), self.second,
+            dsp, (kept[0], kept[1]), factor, correction, int(self._packed), self.halves,
             (first, self.late[0], second, self.late[1]), result,
         )  # fmt: skip
         total = Signal.like(self.sum, name="total", reset_less=True)

@@ -27,20 +27,21 @@ class Pump(wiring.Component):
     Members
     -------
     moves : In(2)       Enables of the second and the third stage of pairs.
-    second : Out(1)     1 in the second half of each cycle of `sync`. A register of `fast`.
+    halves : Out(2)     Bit 0: 1 in the first half of each cycle of `sync`. Bit 1: in the second one. Registers of `fast`.
     late : Out(2)       `moves`, half a cycle later, likewise.
     """
 
     def __init__(self) -> None:
-        super().__init__({"moves": In(2), "second": Out(1), "late": Out(2)})
+        super().__init__({"moves": In(2), "halves": Out(2), "late": Out(2)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         turn = Signal(reset_less=True)
         seen = Signal(reset_less=True)
-        second = Signal(reset_less=True)
+        halves = Signal(2, reset_less=True)
         late = Signal(2, reset_less=True)
         m.d.sync += turn.eq(~turn)
-        m.d.fast += [seen.eq(turn), second.eq(turn ^ seen), late.eq(self.moves)]
-        m.d.comb += Cat(self.second, self.late).eq(Cat(second, late))
+        changed = turn ^ seen
+        m.d.fast += [seen.eq(turn), halves.eq(Cat(~changed, changed)), late.eq(self.moves)]
+        m.d.comb += Cat(self.halves, self.late).eq(Cat(halves, late))
         return m

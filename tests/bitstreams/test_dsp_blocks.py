@@ -110,7 +110,7 @@ class Pumped(wiring.Component):
     def __init__(self, packed: bool) -> None:
         self._pair = Pair(packed, pump=2)
         members = self._pair.signature.members.items()
-        super().__init__({name: member for name, member in members if name not in ("second", "late")})
+        super().__init__({name: member for name, member in members if name not in ("halves", "late")})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -118,7 +118,7 @@ class Pumped(wiring.Component):
         for name, member in self.signature.members.items():
             inner, outer = getattr(pair, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
-        m.d.comb += [pump.moves.eq(self.moves[1:]), pair.second.eq(pump.second), pair.late.eq(pump.late)]
+        m.d.comb += [pump.moves.eq(self.moves[1:]), pair.halves.eq(pump.halves), pair.late.eq(pump.late)]
         return m
 
 
@@ -131,8 +131,8 @@ def compared(
     packed: bool, blocks: str, model: str, folder: Path, fault: tuple[str, str] = ("", ""), pump: int = 1,
     seed: int = 1, early: int = 0,
 ) -> str:  # fmt: skip
-    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it. seed: of what
-    registers hold at first. early: cycles of the fast clock before the other one begins."""
+    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it. seed: of
+    what registers hold at first. early: cycles of the fast clock before the other one begins."""
     width = len(Pair(packed).sum)
     inputs = ", ".join(
         f".{name}({name})" for name in ("clk", "moves", "weights0", "weights1", "factor0", "factor1", "factors")
@@ -214,10 +214,10 @@ def test_pumped_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Pat
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("= turn ^ seen", "= turn ~^ seen"),  # the other half
+        ("= turn ^ seen", "= ~(turn ^ seen)"),  # the other half
         ("late <= moves", "late <= {moves[0], moves[1]}"),
         ("7'h7e", "7'h7f"),  # a correction that is off by one
-        ("factors_1 <= factors", "factors_1 <= 0"),  # no correction
+        ("above <= ", "above <= 0 & "),  # no correction
         (".CARRYIN(1'h1)", ".CARRYIN(1'h0)"),
         (".OPMODEREG(32'd1)", ".OPMODEREG(32'd0)"),
         (".ADREG(32'd1)", ".ADREG(32'd0)"),

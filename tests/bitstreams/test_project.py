@@ -313,7 +313,7 @@ def test_projects_that_cannot_be_made(tmp_path: Path) -> None:
     for clock in (5000, 0, -1):
         with pytest.raises(ProjectError, match=f"clock of {clock} MHz"):
             write_project(board, tmp_path / "new", TINY, clock)
-    with pytest.raises(ProjectError, match="250 MHz with pump = 2, which is 500 MHz in the array, .* take 10 to 230"):
+    with pytest.raises(ProjectError, match=r"250 MHz with pump = 2, which is 500 MHz in the array, .* take 10 to 230"):
         write_project(board, tmp_path / "new", PUMPED, 250)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ProjectError, match="holds other files"):

@@ -1,7 +1,8 @@
 """As much of Vivado as build.tcl uses: commands that check their arguments, and the block design that they make.
 
 Names of IPs, pins, parameters and options are those of the product guides PG082 (Zynq), PG201 (UltraScale+), PG164
-(reset), PG065 (clocks), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as it is in Vivado.
+(reset), PG065 (clocks), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as
+it is in Vivado.
 """
 
 from __future__ import annotations

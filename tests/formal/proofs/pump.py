@@ -17,7 +17,7 @@ from typing import Any
 from amaranth import Cat, Elaboratable, EnableInserter, Module, Mux, Signal, Value, signed
 from amaranth.hdl import DomainRenamer, Fragment, Instance
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair
@@ -38,7 +38,7 @@ class Both(wiring.Component):
     def __init__(self, packed: bool) -> None:
         self.pair, self.pump = Pair(packed, pump=2), Pump()
         members = self.pair.signature.members.items()
-        super().__init__({name: each for name, each in members if name not in ("second", "late")})
+        super().__init__({name: each for name, each in members if name not in ("halves", "late")})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -46,13 +46,16 @@ class Both(wiring.Component):
         for name, member in self.signature.members.items():
             inner, outer = getattr(self.pair, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
-        m.d.comb += [self.pair.second.eq(self.pump.second), self.pair.late.eq(self.pump.late)]
+        m.d.comb += [self.pair.halves.eq(self.pump.halves), self.pair.late.eq(self.pump.late)]
         m.d.comb += self.pump.moves.eq(self.moves[1:])
         return m
 
 
 class Block(Elaboratable):
-    """A DSP48E1 in the place of an instance of it: with D beside A, in clock domain `fast`. product: of `left`, `right`."""
+    """A DSP48E1 in the place of an instance of it: with D beside A, in clock domain `fast`.
+
+    product: of `left` and `right`, is to come from outside.
+    """
 
     def __init__(self, instance: Any) -> None:
         self._parameters = dict(instance.parameters)
@@ -152,9 +155,7 @@ def two_are_one(packed: bool) -> Harness:
     products = [h.constant(signed(PRODUCT), f"product{number}") for number in range(2)]
     same = (left[0] == left[1]) & (right[0] == right[1])
     h.assume(implies(same, products[0] == products[1]))
-    is_first, is_second = (
-        (block.left == each) & (block.right == by) for each, by in zip(left, right)
-    )
+    is_first, is_second = ((block.left == each) & (block.right == by) for each, by in zip(left, right))
     anything = h.any(signed(PRODUCT), "anything")
     h.m.d.comb += block.product.eq(Mux(is_first, products[0], Mux(is_second, products[1], anything)))
 
@@ -176,18 +177,18 @@ def two_are_one(packed: bool) -> Harness:
 
 PAIR, BLOCK, PUMP = "gemm_core/pair.py", "gemm_core/dsp48.py", "gemm_core/pump.py"
 MUTANTS = (
-    Mutant(PUMP, "second.eq(turn ^ seen)", "second.eq(~(turn ^ seen))"),
+    Mutant(PUMP, "changed = turn ^ seen", "changed = ~(turn ^ seen)"),
     Mutant(PUMP, "late.eq(self.moves)", "late.eq(self.moves[::-1])"),
-    Mutant(PAIR, "Mux(self.second, kept[3], kept[2])", "Mux(self.second, kept[2], kept[3])"),
+    Mutant(PAIR, "kept[3], kept[2])", "kept[2], kept[3])"),
     Mutant(BLOCK, '"AD": chosen,', '"AD": product,'),
 )
 for packed, more in {
     True: (
         Mutant(PAIR, "(1 << _LOW_BITS) - 2", "(1 << _LOW_BITS) - 1"),
-        Mutant(PAIR, "~factors, factors[-1], Const(0, 1)", "~factors, Const(0, 2)"),
-        Mutant(BLOCK, "Cat(~second, Const(1, 1)", "Cat(second, Const(1, 1)"),
+        Mutant(PAIR, "Cat(~self.factors, self.factors[-1])", "Cat(~self.factors, ~self.factors[-1])"),
+        Mutant(BLOCK, "Cat(first, Const(1, 1)", "Cat(second, Const(1, 1)"),
     ),
-    False: (Mutant(BLOCK, "Cat(Const(0, 1), second,", "Cat(Const(0, 1), ~second,"),),
+    False: (Mutant(BLOCK, "Cat(Const(0, 1), second,", "Cat(Const(0, 1), first,"),),
 }.items():
     prove(
         f"two cycles of a pumped pair are one, {'' if packed else 'not '}packed", *MUTANTS, *more,
