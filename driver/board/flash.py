@@ -116,8 +116,8 @@ def _set_clock(clocks: Any, mhz: int) -> float:
 
 
 def _kept_clock(clocks: Any, mhz: int) -> float:
-    """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError where
-    it is not `mhz`, or up to a tenth below.
+    """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
+    where it is not `mhz`, or up to a tenth below.
     """
     found = float(clocks.fclk0_mhz)
     if not 0.9 * mhz <= found <= 1.001 * mhz:

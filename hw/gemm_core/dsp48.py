@@ -91,9 +91,10 @@ def pumped_dsp48(
     that carry + lefts[1] * right.
 
     lefts: signed, up to 25 bits, both there in both cycles. right: signed, up to 18 bits, one factor after the other, a
-    cycle after them. c: signed, two cycles after `lefts`; None: nothing. halves: two bits, of which the first one is
-    1 in the cycles at whose end the first factor comes to `right`, and the other one in the others. moves: enables of the registers in the order of the data: of `lefts`; of the
-    left operand that was chosen and `right`; of the product and `c`; of the sum.
+    cycle after them. c: signed, two cycles after `lefts`; None: nothing. halves: two bits, of which the first one is 1
+    in the cycles at whose end the first factor comes to `right`, and the other one in the others. moves: enables of the
+    registers in the order of the data: of `lefts`; of the left operand that was chosen and `right`; of the product and
+    `c`; of the sum.
     """
     operands, chosen, product, total = moves
     registers = dict.fromkeys(("A", "ACASC", "B", "BCASC", "AD", "D", "INMODE", "OPMODE"), 1)

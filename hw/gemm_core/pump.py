@@ -27,7 +27,7 @@ class Pump(wiring.Component):
     Members
     -------
     moves : In(2)       Enables of the second and the third stage of pairs.
-    halves : Out(2)     Bit 0: 1 in the first half of each cycle of `sync`. Bit 1: in the second one. Registers of `fast`.
+    halves : Out(2)     Bit 0: 1 in the first half of each cycle of `sync`; bit 1: in the second. Registers of `fast`.
     late : Out(2)       `moves`, half a cycle later, likewise.
     """
 
