@@ -57,7 +57,8 @@ class Vector:
         last = self._taken(work, steps)
         writes = self._writes(work, steps, last)
         if work.feeds & IN_ACC:
-            writes, last = self._land(work, writes, last)
+            last, landed = self._land(work, steps, last - steps.last)
+            writes = writes._replace(first=writes.first + landed - writes.last)
         self.held += last - steps.last
         self._free, self._next = last, last + 1 + steps.gap
         self._written.append(writes.last)
@@ -73,7 +74,7 @@ class Vector:
         steps = self._steps(self._start(ready, work) + 1, work)
         last = self._taken(work, steps)
         if work.feeds & IN_ACC:
-            return self._land(work, self._writes(work, steps, last), last)[0].last
+            return self._land(work, steps, last - steps.last)[1]
         return last + self._to_acc if work.reads & IN_ACC else 0
 
     def _steps(self, first: int, work: Work) -> Steps:
@@ -92,13 +93,15 @@ class Vector:
         writes = Train(0, steps.each + steps.gap, work.outputs)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 
-    def _land(self, work: Work, arrivals: Train, last: int) -> tuple[Train, int]:
-        """When entries are written to acc, to which they come at these times, and when the last step is taken where
-        there is no room for more of them."""
-        wanted = arrivals._replace(first=arrivals.first + ARRIVAL_TO_WRITE)
-        written = wanted._replace(first=wanted.first + self._acc.vector_writes(work, wanted))
-        if work.outputs > QUEUED:
-            before = wanted.only(work.outputs - QUEUED)
-            room = before.last + self._acc.vector_writes(work, before) + WRITE_TO_ROOM
-            last = max(last, room + work.steps // work.outputs - 1)
-        return written, last
+    def _land(self, work: Work, steps: Steps, late: int) -> tuple[int, int]:
+        """When the last step is taken and the last entry is written, of an instruction that writes acc, if steps are
+        so many cycles late otherwise: no more than QUEUED entries are under way."""
+        written = deque([-1], QUEUED)
+        taken = steps.first + late - steps.gap - 1  # the last step of an output
+        for output in range(work.outputs):
+            taken += steps.each + steps.gap
+            if len(written) == QUEUED:
+                taken = max(taken, written[0] + WRITE_TO_ROOM + steps.each - 1)
+            arrives = taken + self._to_write + steps.gap
+            written.append(self._acc.vector_write(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))
+        return taken, written[-1]

@@ -22,18 +22,10 @@ class Port:
         while self._taken and self._taken[0].last < cycle:
             self._taken.popleft()
 
-    def served(self, wanted: Train) -> int:
-        """When the last entry has its turn that wants it at these times, if each waits for the one before."""
-        last = self.left(wanted.last, 1)
-        if self._taken:
-            for start in (wanted.first, *self.starts(wanted.first, wanted.last)):
-                last = max(last, self.left(start, wanted.entries - wanted.through(start - 1)))
-        return last
-
     def stepped(self, steps: Steps) -> int:
         """When the last of some steps has its turn, each as far behind the one before as it wants to be, or further."""
         if not steps.gap:
-            return self.served(Train(steps.first, 1, steps.steps))
+            return self.left(steps.first, steps.steps)
         number, cycle = 0, steps.first
         for train in self._taken:
             if train.last < cycle:
@@ -108,13 +100,7 @@ class Acc:
                 late = last - part.last
         return last
 
-    def vector_writes(self, work: Work, train: Train) -> int:
-        """By how much the last of VECTOR's writes is later than it wants to be; see `Port.served`."""
-        here, ports, late = min(work.write_here, train.entries), self._writes, 0
-        for port, part in (
-            (ports[work.write_bank], train.only(here)), (ports[1 - work.write_bank], train.after(here))
-        ):  # fmt: skip
-            if part.entries:
-                wanted = part._replace(first=part.first + late)
-                late += port.served(wanted) - wanted.last
-        return late
+    def vector_write(self, work: Work, output: int, cycle: int) -> int:
+        """When VECTOR writes an output for which it wants to do so in `cycle`."""
+        bank = work.write_bank if output < work.write_here else 1 - work.write_bank
+        return self._writes[bank].left(cycle, 1)

@@ -50,14 +50,6 @@ class Train(NamedTuple):
         """Without its first entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
-    def only(self, entries: int) -> Train:
-        """Its first entries."""
-        return self._replace(entries=entries)
-
-    def through(self, cycle: int) -> int:
-        """How many come until `cycle`."""
-        return max(0, min(self.entries, (cycle - self.first) // self.period + 1))
-
 
 class Steps(NamedTuple):
     """Steps of VECTOR: the first in cycle `first`, one a cycle, but for `gap` cycles behind every `each` of them."""

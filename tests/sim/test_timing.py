@@ -160,15 +160,15 @@ EXACT_VECTOR = {
         gemm(1, 9, 20, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 3, 1, a_x=1, **RESIDUAL), vector(1, 1, 9, 1, 1)
     ],
     "many to accumulators": [
-        gemm(1, 9, 60, acc_x=1), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN, dst_x=1),
+        gemm(1, 9, 60), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN),
         vector(1, 1, 9, 1, 1),
     ],
     "many windows to accumulators": [
-        gemm(1, 9, 60, acc_x=1), vector(1, 4, 30, 2, 1, destination=ACC, a_source=ASource.VIN, dst_x=1),
+        gemm(1, 9, 60), vector(1, 4, 30, 2, 1, destination=ACC, a_source=ASource.VIN),
         vector(1, 1, 9, 1, 1),
     ],
     "many to accumulators, in turns": [
-        gemm(1, 9, 60, 2, acc_x=1), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN, dst_x=1),
+        gemm(1, 9, 60, 2), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN),
         vector(1, 1, 9, 1, 1),
     ],
     "gemm comes in the middle of residuals": [
