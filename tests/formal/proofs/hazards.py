@@ -101,10 +101,11 @@ def hazards(cfg: Config) -> Harness:
         with h.m.If(dut.halt):
             h.m.d.sync += lands.eq(0)
         h.ensure(implies(lands, (under_way == 1) & of(current, partial(writes, to=Destination.ACC))), "lands")
+        h.ensure(items.writes[Destination.ACC] == (items.complete & to_acc), "arrives")
         h.ensure(~(inside["raw"] & items.writes[Destination.ACC] & ~items["write"].at("raw")), "one_kind_at_once")
     # From the oldest stage on: which of the two have an item further on, and which their last one.
     passed: list[Value] = [Const(0), Const(0)]
-    ended: list[Value] = [Const(0), Const(0)]
+    ended: list[Value] = [lands & ~current, lands & current]
     for number, each in reversed(inner):
         present = (under_way == 2) | ((under_way == 1) & (each.which == current))
         h.ensure(implies(each.valid, present), f"of_one_under_way{number}")
