@@ -70,5 +70,5 @@ class Landing(wiring.Component):
             self.last.eq(self.write.en & place[0]),
         ]
         with m.If(self.clear):
-            m.d.sync += [pointer.eq(0) for pointer in (put, arrived, goes, waiting)]
+            m.d.sync += [number.eq(0) for number in (put, arrived, goes, written, waiting)]
         return m

@@ -185,6 +185,6 @@ for name, cfg, mutants in (
         f"no stall is needed in the vector unit: it takes the ports of acc that GEMM leaves, {name}",
         *mutants,
         depth=1,
-        reach=8,
+        reach=30 if cfg.int32 else 8,  # to a write, and to a read
         tested=name == "without int32",
     )(partial(turns, cfg))
