@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 
-class Dsp(StrEnum):
+class Dsp(Enum):
     """A block that multiplies, by the name of its vendor's primitive."""
 
     e1 = "DSP48E1"

@@ -6,12 +6,10 @@ each instruction is `sim/reference.py`. Fields lie from bit 0 upwards in the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property, reduce
-from operator import or_
-from typing import Any
+from functools import cache, cached_property
 
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import Scratchpad, scratchpads
@@ -380,89 +378,3 @@ def opcode_of(word: int) -> Opcode | None:
         return Opcode(word & 0b111)
     except ValueError:
         return None
-
-
-def why_illegal(cfg: Config, word: int) -> str | None:
-    """The rule that `word` breaks, or None for a legal instruction. The RTL raises its error on the same rules."""
-    opcode = opcode_of(word)
-    if opcode is None:
-        return f"opcode {word & 0b111} does not exist"
-    values = formats(cfg)[opcode].decode(word)
-    for rule, broken in rules(cfg)[opcode].items():
-        if broken(values):
-            return f"{opcode.name}: {rule}"
-    return None
-
-
-Broken = Callable[[Any], Any]
-"""Takes fields by name, gives whether they break a rule. Uses only `[]`, comparisons, `&` and `|`, which mean the same
-for integers as for the signals of a decoder, so that one expression serves simulators and RTL."""
-
-
-def _own_bit(unit: Unit) -> Broken:
-    return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
-
-
-def _one_of(name: str, values: Sequence[int]) -> Broken:
-    return lambda f: reduce(or_, (f[name] == value for value in values))
-
-
-def _zero(*names: str) -> Broken:
-    return lambda f: reduce(or_, (f[name] == 0 for name in names))
-
-
-_SIZES = ("x_size", "y_size", "z_size")
-
-
-@cache
-def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
-    """What makes an instruction illegal: by opcode, the sentence for the user and the test."""
-    return {opcode: _RULES[opcode] | _limits(cfg).get(opcode, {}) for opcode in Opcode}
-
-
-def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
-    """Rules about what not every Config has."""
-    last = buffers(cfg)[-1]
-    load: dict[str, Broken] = {"the buffer does not exist": lambda f: f["buffer"] > last}
-    if not cfg.int32:
-        load["int32 for ACC needs a Config with int32 = true"] = lambda f: (
-            (f["buffer"] == Buffer.ACC) & (f["widen"] == 0)
-        )
-    if scratchpads(cfg)["wgt"].spread:
-        load["only WGT is spread"] = lambda f: (f["spread"] == 1) & (f["buffer"] != Buffer.WGT)
-    vector: dict[str, Broken] = {"the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0)}
-    for kind, field in ((ReduceOp, "reduce_op"), (BinaryOp, "binary_op"), (Destination, "destination")):
-        for need in dict.fromkeys(NEEDS[kind].values()):
-            lacking = [value for value, needed in NEEDS[kind].items() if needed == need and not has(cfg, value)]
-            if lacking:
-                names = ", ".join(value.name for value in lacking)
-                vector[f"{field} {names} needs a Config with {need} = true"] = _one_of(field, lacking)
-    return {Opcode.LOAD: load, Opcode.VECTOR: vector}
-
-
-_RULES: dict[Opcode, dict[str, Broken]] = {
-    Opcode.LOAD: {
-        "waits for or posts to itself": _own_bit(Unit.LOAD),
-        "a size is 0": _zero(*_SIZES),
-        "only ACC can widen": lambda f: (f["widen"] == 1) & (f["buffer"] != Buffer.ACC),
-    },
-    Opcode.GEMM: {
-        "waits for or posts to itself": _own_bit(Unit.GEMM),
-        "an extent is 0": _zero(*(f"extent_{loop}" for loop in GEMM_LOOPS)),
-    },
-    Opcode.VECTOR: {
-        "waits for or posts to itself": _own_bit(Unit.VECTOR),
-        "an extent is 0": _zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
-        "the reduction does not exist": lambda f: f["reduce_op"] > max(ReduceOp),
-        "the binary operation does not exist": lambda f: f["binary_op"] > max(BinaryOp),
-        "taps are of VIN": lambda f: (f["taps"] == 1) & (f["a_source"] != ASource.VIN),
-        "A and B are both VIN": lambda f: (f["a_source"] == ASource.VIN) & (f["b_source"] == BSource.VIN),
-        "rescale_add needs B from VIN and no binary operation": lambda f: (
-            (f["rescale_add"] == 1) & ((f["b_source"] != BSource.VIN) | (f["binary_op"] != BinaryOp.NONE))
-        ),
-    },
-    Opcode.STORE: {
-        "waits for or posts to itself": _own_bit(Unit.STORE),
-        "a size is 0": _zero(*_SIZES),
-    },
-}

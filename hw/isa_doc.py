@@ -20,8 +20,8 @@ from celosia.hw.isa import (
     Unit,
     formats,
     instruction_bytes,
-    rules,
 )
+from celosia.hw.legality import rules
 from celosia.hw.regs import ERROR_TEXT, REGISTERS, Error
 
 _ENUMS = (Opcode, Unit, Buffer, ASource, BSource, ReduceOp, BinaryOp, Destination)

@@ -133,6 +133,12 @@ def write_port(pad: Scratchpad) -> WritePort:
     return WritePort(pad.address_bits, pad.width, pad.grain)
 
 
+def load_port(cfg: Config, pad: Scratchpad) -> WritePort:
+    """What LOAD writes of `pad`: grain by grain, of acc without `int32` a byte for each int32 that it becomes."""
+    grain = 8 if pad.name == "acc" and not cfg.int32 else pad.grain
+    return WritePort(pad.address_bits, pad.width // pad.grain * grain, grain)
+
+
 def part_port(pad: Scratchpad, width: int) -> WritePort:
     """For parts of `width` bits of an entry, by the numbers of parts; or for whole entries that are no larger."""
     return WritePort(pad.bits_of_parts(width), width, width)

@@ -108,7 +108,7 @@ def verilog(
     """
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
     kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
-    kind += f"-{blocks.dsp}" if blocks else ""
+    kind += f"-{blocks.dsp.value}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
     if path.exists():
         used(path)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, rules
+from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats
+from celosia.hw.legality import rules
 from celosia.sim.reference import Fields
 
 

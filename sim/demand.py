@@ -25,8 +25,8 @@ from celosia.hw.isa import (
     element_bytes,
     instruction_bytes,
     lanes,
-    why_illegal,
 )
+from celosia.hw.legality import why_illegal
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.decode import columns

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.isa import Unit, instruction_bytes, why_illegal
+from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.legality import why_illegal
 from celosia.hw.regs import ERROR_TEXT, Error
 from celosia.sim import vectorised
 from celosia.sim.checking import Checker

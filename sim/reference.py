@@ -28,8 +28,8 @@ from celosia.hw.isa import (
     element_bytes,
     formats,
     opcode_of,
-    why_illegal,
 )
+from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import PAR, scratchpads
 

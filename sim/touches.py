@@ -36,7 +36,7 @@ Index = NDArray[np.int64]
 
 class Operand(NamedTuple):
     """What instructions of an opcode may touch. `when` says of fields by name whether they do: numbers, or arrays of
-    them, as in the rules of `isa`.
+    them, as in the rules of `legality`.
 
     memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
     """

@@ -12,15 +12,16 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.isa import UNIT_OF, formats, instruction_bytes, rules
+from celosia.hw.isa import UNIT_OF, formats, instruction_bytes
 from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, instructions, layout
+from celosia.hw.legality import rules
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
 
 
 class Fetch(wiring.Component):
     """Fetches ahead in bursts of up to two instructions, only as far as its buffer has room for what comes back, so
-    that it never holds up the read channel. Checks each instruction by the rules of `isa.why_illegal` and puts it
+    that it never holds up the read channel. Checks each instruction by the rules of `legality.why_illegal` and puts it
     into the queue of its unit.
 
     Members

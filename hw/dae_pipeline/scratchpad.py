@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.layout import ReadPort, WritePort, read_port, write_port
+from celosia.hw.layout import ReadPort, WritePort, load_port, read_port, write_port
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -145,6 +145,13 @@ class WindowScratchpad(wiring.Component):
         return m
 
 
+def _int32(values: Value, count: int) -> Value:
+    """As many values, int8 or int32, as int32."""
+    size = len(values) // count
+    each = (values.word_select(lane, size) for lane in range(count))
+    return Cat(Cat(value, value[-1].replicate(32 - size)) for value in each)
+
+
 class WriteArbiter(wiring.Component):
     """VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
 
@@ -198,14 +205,16 @@ class AccScratchpad(wiring.Component):
     Members
     -------
     gemm_read, vector_read : In(ReadPort)       Their data stays for one cycle only.
-    gemm_write, load_write : In(WritePort)
+    gemm_write : In(WritePort)
+    load_write : In(WritePort)     Of int32 where the Config has `int32`, else of int8 that become int32.
     vector_write : In(WritePort)   Where the Config has `int32`.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._pad = pad = scratchpads(cfg)["acc"]
         super().__init__({f"{unit}_read": In(read_port(pad)) for unit in pad.readers}
-                         | {f"{unit}_write": In(write_port(pad)) for unit in pad.writers})  # fmt: skip
+                         | {f"{unit}_write": In(write_port(pad)) for unit in pad.writers}
+                         | {"load_write": In(load_port(cfg, pad))})  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -227,7 +236,7 @@ class AccScratchpad(wiring.Component):
                     with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():
                         m.d.comb += to.addr.eq(port.addr[:-1])
                         if side == "write":
-                            m.d.comb += [to.mask.eq(port.mask), to.data.eq(port.data)]
+                            m.d.comb += [to.mask.eq(port.mask), to.data.eq(_int32(port.data, len(port.mask)))]
                     with m.If(port.addr[-1] == number):
                         m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)
 

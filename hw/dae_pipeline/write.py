@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,7 +13,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, write_port
+from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.pipeline import PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
@@ -25,7 +25,7 @@ def _log2(value: int) -> int:
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
     """The members through which `buffers` are written."""
-    return {pad.name: Out(write_port(pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
+    return {pad.name: Out(load_port(cfg, pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
 
 
 def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Writer(wiring.Component):
         m.submodules.leaving = leaving = HeadFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
-                "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
+                "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
             }), PARTING,
         )  # fmt: skip
         self._take(m, plan, leaving)
@@ -161,6 +161,7 @@ class Writer(wiring.Component):
             to.enable.eq(1 << out.buffer),
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
+            to.far.eq(self._far(out)),
             to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
             to.last.eq(out.last),
             to.done.index.eq(out.index),
@@ -172,11 +173,19 @@ class Writer(wiring.Component):
             self.error.payload.index.eq(out.index),
         ]
 
+    def _far(self, step: data.View[data.StructLayout]) -> Value:
+        """Whether only the second half of its element is this lane's: of what is spread, in a lane that is not the
+        first."""
+        return step.spread if self._spread and self._lane else Const(0)
+
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Where in its element a step writes: a lane other than the first has the second half where it is spread."""
-        if not self._spread or not self._lane:
-            return step.step
-        return step.step | Mux(step.spread, (1 << self._step_shift(Buffer.WGT)) // 2, 0)
+        """Where in its element a step writes."""
+        return step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
+
+    def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
+        """The parts of an element that padding fills: not those that the other lane may have filled again since."""
+        near = write.whole & ~write.far
+        return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
     def _write(self, m: Module, leaving: HeadFifo) -> None:
         """What leaves, to the port of its scratchpad."""
@@ -189,22 +198,24 @@ class Writer(wiring.Component):
             else:
                 steps = 1 << self._step_shift(buffer)
                 value = write.word[: pad.grain]
-                mask = _one_of(write.step, steps) | write.whole.replicate(steps)
+                mask = _one_of(write.step, steps) | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
-                port.data.eq(value.replicate(pad.width // len(value))),
+                port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
-        """Data for some int32 lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32."""
+        """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. A Config without
+        `int32` has int8 here as they are."""
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
         bytes_ = [word.word_select(lane, 8) for lane in range(wide)]
-        lanes: list[Value] = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
+        lanes = list(bytes_)
         mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
         if cfg.int32:
+            lanes = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
             lanes = [Mux(widen, byte, word.word_select(lane % narrow, 32)) for lane, byte in enumerate(lanes)]
             mask = Mux(widen, mask, _spread(_one_of(step, cfg.piece_bytes // narrow), narrow))
         return Cat(lanes), mask | whole.replicate(cfg.piece_bytes)

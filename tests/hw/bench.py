@@ -493,6 +493,12 @@ async def memory(
 
 
 @lru_cache(maxsize=1024)
+def widened(values: int, count: int) -> int:
+    """As many int8, packed, as int32."""
+    each = ((values >> (8 * i) & 0xFF) for i in range(count))
+    return sum(((value ^ 0x80) - 0x80 & 0xFFFFFFFF) << (32 * i) for i, value in enumerate(each))
+
+
 def spread(mask: int, grain: int) -> int:
     """Each bit of `mask` repeated `grain` times."""
     lane = (1 << grain) - 1

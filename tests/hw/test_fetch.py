@@ -11,7 +11,8 @@ import pytest
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of, why_illegal
+from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of
+from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
 
 CONFIGS = {

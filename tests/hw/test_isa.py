@@ -26,10 +26,9 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
     opcode_of,
-    rules,
-    why_illegal,
 )
 from celosia.hw.isa_doc import isa_markdown
+from celosia.hw.legality import rules, why_illegal
 from celosia.hw.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error
 
 ROOT = Path(__file__).parents[2]

@@ -178,6 +178,7 @@ class Load(copy_bench.Machine):
             [getattr(self.dut, f"{name}__{part}") for part in ("en", "addr", "mask", "data", "ready")] + [words]
             for name, words in names.items()
         ]
+        near = ports[-1][0] if "near_wgt" in names else None
         for port in ports:
             port[4].value = 1
         while True:
@@ -187,8 +188,14 @@ class Load(copy_bench.Machine):
             await bench.fall(self.dut)
             for en, addr, mask, data, ready, words in ports:
                 if en.value and ready.value:
-                    bits = bench.spread(int(mask.value), len(data) // len(mask))
-                    words[int(addr.value)] = words[int(addr.value)] & ~bits | int(data.value) & bits
+                    written, grain = int(data.value), len(data) // len(mask)
+                    if words is self.words["acc"] and grain == 8:  # int8 that become int32
+                        written = bench.widened(written, len(mask))
+                        grain = 32
+                    bits = bench.spread(int(mask.value), grain)
+                    if en is near:  # of which the scratchpad takes the lower halves alone
+                        bits &= (1 << len(data) // 2) - 1
+                    words[int(addr.value)] = words[int(addr.value)] & ~bits | written & bits
             await bench.rise(self.dut)
 
     def _cocotbext(self, port: str, pause: float) -> None:

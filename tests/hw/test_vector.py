@@ -15,18 +15,8 @@ import numpy as np
 import pytest
 
 from celosia.hw.config import Config
-from celosia.hw.isa import (
-    VECTOR_LOOPS,
-    ASource,
-    BinaryOp,
-    BSource,
-    Destination,
-    Opcode,
-    ReduceOp,
-    formats,
-    has,
-    why_illegal,
-)
+from celosia.hw.isa import VECTOR_LOOPS, ASource, BinaryOp, BSource, Destination, Opcode, ReduceOp, formats, has
+from celosia.hw.legality import why_illegal
 from celosia.hw.pipeline import claim_lead, vector_stages
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector

@@ -34,8 +34,8 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
     opcode_of,
-    why_illegal,
 )
+from celosia.hw.legality import why_illegal
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.decode import columns
 

@@ -95,10 +95,10 @@ def arbitration(cfg: Config) -> Harness:
             h.ensure(sum(served[1:], served[0]) <= 1, f"{side}{bank}_serves_one")
             h.ensure(sum(served[1:], served[0]).any() == sum(wants[1:], wants[0]).any(), f"{side}{bank}_serves")
     for port in sides["write"]:
-        size = len(port.data) // len(port.mask)
+        size = len(port.data) // len(port.mask)  # 32, or 8
         for lane, bit in enumerate(port.mask):
             with h.m.If(port.en & port.ready & (port.addr == entry) & bit):
-                h.m.d.sync += word.word_select(lane, size).eq(port.data.word_select(lane, size))
+                h.m.d.sync += word.word_select(lane, 32).eq(port.data.word_select(lane, size).as_signed())
     for bank in range(2):
         content = inside.memory(f"banks.{bank}.memory", entry[:-1])
         h.ensure(implies(entry[-1] == bank, content == word), f"content{bank}")
@@ -165,7 +165,8 @@ SERVED = (
 )
 FIRST = Mutant(PADS, "port.ready.eq(~wants[:i].any() if i else 1)", "port.ready.eq(~wants[:1].any() if i else 1)")
 prove("accumulators serve gemm, vector and load", FIRST, *SERVED, depth=1)(partial(arbitration, TINY))
-prove("accumulators serve gemm and load, and vector, which reads", *SERVED, depth=1)(
+WIDENED = Mutant(PADS, "value[-1].replicate(32 - size)", "value[0].replicate(32 - size)")
+prove("accumulators serve gemm and load, and vector, which reads", WIDENED, *SERVED, depth=1)(
     partial(arbitration, replace(TINY, int32=False))
 )
 ISSUE, LANDING = "vector_unit/issue.py", "vector_unit/landing.py"

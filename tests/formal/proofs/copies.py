@@ -565,18 +565,26 @@ def steps_of(cfg: Config, buffer: Buffer, widen: bool) -> int:
     return max(1, element_bytes(cfg, buffer, widen) // cfg.bus_bytes)
 
 
-def steps_to_scratchpads(cfg: Config) -> Harness:
-    """Each step writes the bytes of its unit to its part of its element, or, in the padding, all of it with padding."""
+def is_spread(cfg: Config, step: Any) -> Value:
+    """Whether half of a step's element comes through each port."""
+    return step.spread if scratchpads(cfg)["wgt"].spread else Const(0, 1)
+
+
+def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
+    """Each step writes the bytes of its unit to its part of its element, or, in the padding, all of it with padding; of
+    what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the port
+    of lane 0, nothing comes of it.)"""
     h = Harness()
-    dut = Writer(cfg, buffers(cfg))
+    dut = Writer(cfg, buffers(cfg), number)
     inside = h.add(dut)
     out, unit = inside["out"], dut.unit.payload
     h.assume(out.buffer <= buffers(cfg)[-1])  # proved of fetch
     h.assume(widens(cfg, out))
+    h.assume(implies(is_spread(cfg, out), out.buffer == Buffer.WGT))
     elements = [*((buffer, False) for buffer in buffers(cfg) if cfg.int32 or buffer != Buffer.ACC), (Buffer.ACC, True)]
     for buffer, widen in elements:
         of = (out.buffer == buffer) & (out.widen == widen)
-        h.assume(implies(of, out.step < steps_of(cfg, buffer, widen)))  # proved of Walker
+        h.assume(implies(of, out.step < steps_of(cfg, buffer, widen) >> is_spread(cfg, out)))  # proved of Walker
     takes = dut.unit.valid & dut.unit.ready
     h.ensure(takes == (inside["moves"] & ~out.outside), "takes_a_unit_for_each_step_within_borders")
     # What waits for its port: steps with the units that they took.
@@ -603,18 +611,21 @@ def steps_to_scratchpads(cfg: Config) -> Harness:
             f"{name}_entry",
         )
         wide = element_bytes(cfg, buffer)
-        exact = Entry(at, step.element, pieces, wide, min(cfg.bus_bytes, wide), step.step)
+        halved = is_spread(cfg, step) if buffer == Buffer.WGT else Const(0)
+        part = step.step + Mux(halved, number * steps_of(cfg, buffer, False) // 2, 0)
+        exact = Entry(at, step.element, pieces, wide, min(cfg.bus_bytes, wide), part)
         writes, value = exact.in_unit, word.word_select(exact.place[: log2(cfg.bus_bytes)], 8)
-        padding = pad[:8]
+        within, padding = exact.in_element & (~halved | ((at >= wide // 2) == number)), pad[:8]
         if buffer == Buffer.ACC:
-            size = element_bytes(cfg, buffer, True)
-            lane = Entry(at >> 2, step.element, pieces, size, min(cfg.bus_bytes, size), step.step)
+            size, lowest = element_bytes(cfg, buffer, True), at[: log2(grain // 8)] == 0
+            lane = Entry(at >> log2(grain // 8), step.element, pieces, size, min(cfg.bus_bytes, size), step.step)
             int8 = word.word_select(lane.place[: log2(cfg.bus_bytes)], 8)
             writes = Mux(step.widen, lane.in_unit, writes)
-            value = Mux(step.widen, Mux(at[:2] == 0, int8, int8[7].replicate(8)), value)
-            padding = Mux(at[:2] == 0, pad, pad[7].replicate(8))
-        writes, value = Mux(step.outside, exact.in_element, writes), Mux(step.outside, padding, value)
-        h.ensure(implies(here, enabled == writes), f"{name}_writes_its_own")
+            value = Mux(step.widen, Mux(lowest, int8, int8[7].replicate(8)), value)
+            within, padding = lane.in_element, Mux(lowest, pad, pad[7].replicate(8))
+        writes, value = Mux(step.outside, within, writes), Mux(step.outside, padding, value)
+        counts = here if number else here & ~(halved & (at >= wide // 2))
+        h.ensure(implies(counts, enabled == writes), f"{name}_writes_its_own")
         h.ensure(implies(here & enabled, byte == value[:8]), f"{name}_writes_its_byte")
     # What makes it inductive: the queue holds those steps, the oldest one as its head.
     h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting.count, "as_many_as_wait")
@@ -625,18 +636,20 @@ def steps_to_scratchpads(cfg: Config) -> Harness:
         padding = step.pad_value.as_unsigned().replicate(cfg.bus_bytes)
         wanted = {
             "element": step.element,
-            "step": step.step,
+            "step": step.step + Mux(is_spread(cfg, step), number * steps_of(cfg, Buffer.WGT, False) // 2, 0),
             "enable": 1 << step.buffer,
             "widen": step.widen | step.outside,
             "whole": step.outside,
+            "far": is_spread(cfg, step) & number,
             "word": Mux(step.outside, padding, item.word),
         }
         for name, value in wanted.items():
             h.ensure(implies(waiting.count > i, held[name] == value), f"waits{i}_with_{name}")
         h.ensure(implies(waiting.count > i, widens(cfg, step)), f"waits{i}_for_acc")
+        h.ensure(implies((waiting.count > i) & is_spread(cfg, step), step.buffer == Buffer.WGT), f"waits{i}_spread")
         for buffer, widen in elements:
             of = (step.buffer == buffer) & (step.widen == widen)
-            within = step.step < steps_of(cfg, buffer, widen)
+            within = step.step < steps_of(cfg, buffer, widen) >> is_spread(cfg, step)
             h.ensure(implies((waiting.count > i) & of, within), f"waits{i}_step_of_{buffer.name}_{widen}")
     return h
 
@@ -730,13 +743,13 @@ for name, cfg in (CONFIGS | LEAN).items():
     )(partial(instruction_of_load, cfg))
 PIECES = replace(SMALL, batch=4, block_out=8)
 """Entries of out, vin and acc have two pieces, and pieces two steps."""
-WRITES = (
+WRITES = (  # the first where a Config has int32: else the scratchpad widens
     Mutant(WRITE, "byte[7].replicate(24)", "byte[7].replicate(23)"),
     Mutant(WRITE, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
     Mutant(WRITE, "to.widen.eq(out.widen | out.outside)", "to.widen.eq(out.widen)"),
     Mutant(WRITE, "out.pad_value.replicate(cfg.bus_bytes)", "out.pad_value"),
     Mutant(
-        WRITE, "mask = _one_of(write.step, steps) | write.whole.replicate(steps)", "mask = _one_of(write.step, steps)"
+        WRITE, "mask = _one_of(write.step, steps) | self._padded(write, steps)", "mask = _one_of(write.step, steps)"
     ),
 )
 READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(walker.step.valid)"),)
@@ -744,8 +757,16 @@ SHIFTS = Mutant(WRITE, "mask << (write.element[: _log2(pieces)] * len(mask)) if 
 SELECTS = Mutant(
     STORE, "selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)", "selected.eq(step.step)"
 )
+for number in range(2):
+    prove(
+        f"each step of LOAD writes its bytes or padding, spread, lane {number}",
+        *((Mutant(WRITE, "near = write.whole & ~write.far", "near = write.whole"),) if number else ()),
+        Mutant(WRITE, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
+        depth=1,
+        tested=bool(number),
+    )(partial(steps_to_scratchpads, SPREAD, number))
 for name, cfg in LEAN.items():
-    prove(f"each step of LOAD writes its bytes or padding, Config {name}", *WRITES, depth=1, tested=False)(
+    prove(f"each step of LOAD writes its bytes or padding, Config {name}", *WRITES[1:], depth=1, tested=False)(
         partial(steps_to_scratchpads, cfg)
     )
 for name, cfg, writes, reads in (
