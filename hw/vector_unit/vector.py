@@ -51,7 +51,7 @@ class Vector(wiring.Component):
     """Executes VECTOR: one entry of A a cycle, across instructions as well.
 
     The constants of two instructions are kept, so that one can start while the one before is still in the pipeline;
-    only after an instruction that writes what VECTOR reads, ACC or VIN, does the next one wait until that is done.
+    only after an instruction that writes ACC, or VIN where it reads that, does it wait until that one is done.
 
     Parameters
     ----------

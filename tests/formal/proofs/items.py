@@ -148,6 +148,7 @@ LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].valid & last["redu
 MEETS = Mutant(ISSUE, "blocked |= left[: len(bubbles)].any()", "pass")
 SHORT = Mutant(ISSUE, "cfg.residual_cycles - 1, bubbles", "cfg.residual_cycles - 2, bubbles")
 FULL = Mutant(ISSUE, "blocked |= queued == QUEUED", "pass")
+COUNT = Mutant(ISSUE, "self.takes & step.payload.last & now.to", "self.takes & now.to")
 LATE = Mutant(FILE, "landing.put.eq(raw | (arrives", "landing.put.eq(raw | (write.valid")
 EARLY = Mutant("gemm_core/gemm.py", "- claim_lead(self.cfg)", "- claim_lead(self.cfg) + 1")
 WIDE = replace(SMALL, block_in=8, taps=3)
@@ -162,12 +163,12 @@ for name, cfg in (
     )
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
-    ("with taps", replace(BASE, taps=3, forward=True, residual_cycles=1), (LOST, FULL, LATE), 12),
+    ("with taps", replace(BASE, taps=3, forward=True, residual_cycles=1), (LOST, COUNT, FULL, LATE), QUEUED + 4),
     (
         "with taps, without int32", replace(BASE, taps=3, forward=True, residual_cycles=2, int32=False),
         (LOST, POPS, MEETS), 22,
     ),
-    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, MEETS, FULL), 22),
+    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, MEETS, COUNT), 22),
     ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, MEETS, SHORT), 12),
 ):  # fmt: skip
     prove(
