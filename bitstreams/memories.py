@@ -8,7 +8,7 @@ from typing import NamedTuple
 from celosia.hw.config import Config
 from celosia.hw.isa import formats
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS
-from celosia.hw.pipeline import FETCH_BURSTS, ROOM, fetch_burst, ring_places, vector_stages
+from celosia.hw.pipeline import FETCH_BURSTS, QUEUED, ROOM, fetch_burst, ring_places, vector_stages
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -51,8 +51,8 @@ def block_rams(cfg: Config) -> float:
 
 
 def memories(cfg: Config) -> Iterator[Memory]:
-    """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's rings,
-    and the queues of instructions and of the read ports."""
+    """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's ring and
+    its queue to acc, and the queues of instructions and of the read ports."""
     lanes = 8 * cfg.lanes
     for pad in scratchpads(cfg).values():
         if pad.name == "lut":  # each lane has a copy, a grain wide
@@ -62,9 +62,9 @@ def memories(cfg: Config) -> Iterator[Memory]:
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
     stage = vector_stages(cfg)
-    rings = [("reduce", "add", lanes), *([("requantise", "write", 4 * lanes)] if cfg.int32 else [])]
-    for leaves, returns, bits in rings:
-        yield Memory(ring_places(stage[returns] - stage[leaves]), bits, bits, clocked=False)
+    yield Memory(ring_places(stage["add"] - stage["reduce"]), lanes, lanes, clocked=False)
+    if cfg.int32:
+        yield Memory(QUEUED, 4 * lanes, 4 * lanes, clocked=False)
     beat = 8 * cfg.bus_bytes
     held = beat + ERROR_BITS + 1
     yield from [Memory(ROOM - 1, held, held)] * cfg.ports  # one more stands in a register

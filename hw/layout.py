@@ -102,11 +102,13 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
 
 
 claim_layout = data.StructLayout({"read": 2, "write": 2})
-"""The banks of acc whose ports GEMM takes in the next cycle, a bit for each."""
+"""The banks of acc whose ports GEMM takes, a bit for each: to read `pipeline.claim_lead` cycles later, to write in the
+next cycle."""
 
 
 class ReadPort(wiring.Signature):
-    """The reader's side of a scratchpad: `data` comes in the cycle after `en & ready`, and stays until the next one."""
+    """The reader's side of a scratchpad: `data` comes in the cycle after `en & ready`, and stays until the next
+    one, but for that of acc."""
 
     def __init__(self, addr_bits: int, shape: int) -> None:
         super().__init__({"en": Out(1), "addr": Out(addr_bits), "ready": In(1), "data": In(shape)})

@@ -64,6 +64,8 @@ UNDER_WAY = 2
 """Instructions in it at once."""
 READ_STAGES, TAP_STAGES = 1, 3
 """From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
+QUEUED = 32
+"""Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
 REQUANTISE_STAGES, ADD_STAGES = 8, 6
 """Registers between operands and result of the requantiser, and of rescale_add."""
 _FROM_ACC = {
@@ -72,6 +74,17 @@ _FROM_ACC = {
 }  # fmt: skip
 VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
 """From the read of an accumulator to the entry's write."""
+
+
+def read_stages(cfg: Config) -> int:
+    """From an entry's step to the read of its accumulator."""
+    return TAP_STAGES if cfg.taps else READ_STAGES
+
+
+def claim_lead(cfg: Config) -> int:
+    """Cycles before its read of an accumulator in which GEMM claims the port: VECTOR decides a cycle ahead whether it
+    takes a step, and whether that meets GEMM when it comes to its own read."""
+    return read_stages(cfg) + 1
 
 
 def vector_stages(cfg: Config) -> dict[str, int]:

@@ -204,8 +204,7 @@ class AccScratchpad(wiring.Component):
 
     Members
     -------
-    gemm_read : In(ReadPort)       Its data stays for one cycle only.
-    vector_read : In(ReadPort)
+    gemm_read, vector_read : In(ReadPort)       Their data stays for one cycle only.
     gemm_write : In(WritePort)
     load_write : In(WritePort)     Of int32 where the Config has `int32`, else of int8 that become int32.
     vector_write : In(WritePort)   Where the Config has `int32`.
@@ -242,15 +241,8 @@ class AccScratchpad(wiring.Component):
                         m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)
 
         data = [bank.read.data for bank in banks]
-        gemm_bank, vector_bank, vector_new = Signal(), Signal(), Signal()
-        held = Signal(pad.width, reset_less=True)
-        with m.If(self.gemm_read.en):
-            m.d.sync += gemm_bank.eq(self.gemm_read.addr[-1])
-        m.d.comb += self.gemm_read.data.eq(Mux(gemm_bank, data[1], data[0]))
-
-        m.d.sync += vector_new.eq(self.vector_read.en & self.vector_read.ready)
-        with m.If(self.vector_read.en & self.vector_read.ready):
-            m.d.sync += vector_bank.eq(self.vector_read.addr[-1])
-        m.d.comb += self.vector_read.data.eq(Mux(vector_new, Mux(vector_bank, data[1], data[0]), held))
-        m.d.sync += held.eq(self.vector_read.data)
+        for unit in pad.readers:
+            port, bank = getattr(self, f"{unit}_read"), Signal(name=f"{unit}_bank")
+            m.d.sync += bank.eq(port.addr[-1])
+            m.d.comb += port.data.eq(Mux(bank, data[1], data[0]))
         return m

@@ -15,7 +15,11 @@ from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
 from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
+from celosia.hw.pipeline import claim_lead
 from celosia.hw.scratchpads import scratchpads
+
+_FROM_READ = 5
+"""Cycles from the read of an accumulator to its write, both of them included."""
 
 
 class Gemm(wiring.Component):
@@ -35,7 +39,8 @@ class Gemm(wiring.Component):
     acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
                                 after the read alone.
     acc_write : Out(WritePort)  Whole entries. Must be ready.
-    claims : Out(claim_layout)  The ports of acc that these two take in the next cycle.
+    claims : Out(claim_layout)  The ports of acc that these two take: of writes a cycle ahead, of reads as far as VECTOR
+                                looks.
     The others are those of every unit, `layout.unit_members`. A GEMM never raises `error`. On `halt`, what has been
     read already is still finished.
     """
@@ -74,6 +79,7 @@ class Gemm(wiring.Component):
             array.wgt.eq(self.wgt.data),
         ]
         self._accumulate(m, pipe, array)
+        self._claim(m, loops, pipe)
 
         # The cycle after: the write is committed.
         write = pipe[-1]
@@ -122,15 +128,9 @@ class Gemm(wiring.Component):
     def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
         """Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
         in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write."""
-        reading, answer, ahead, now, write = stages = pipe[-5:]
+        reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
-        before_reading = pipe[-6]
-        reads = before_reading.valid & before_reading.last & before_reading.accumulate
-        m.d.comb += [
-            self.claims.read.eq(Mux(reads, 1 << before_reading.acc[-1], 0)),
-            self.claims.write.eq(Mux(now.valid & now.last, 1 << now.acc[-1], 0)),
-        ]
         width = self.acc_write.data.shape()
         kept, old, written, committed = (
             Signal(width, name=name, reset_less=True) for name in ("kept", "old", "written", "committed")
@@ -159,3 +159,18 @@ class Gemm(wiring.Component):
                 m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
         with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
+
+    def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
+        """Says which ports of acc will be taken. Reads of small arrays are claimed before their operands are read."""
+        now = pipe[-2]
+        stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)
+        if stage >= 0:
+            it = pipe[stage]
+            reads, bank = it.valid & it.last & it.accumulate, it.acc[-1]
+        else:
+            accumulates = Mux(loops.instr.ready, self.instr.payload.fields.accumulate, pipe[0].accumulate)
+            reads, bank = loops.ahead.valid & loops.ahead.last & accumulates, loops.ahead.acc[-1]
+        m.d.comb += [
+            self.claims.read.eq(Mux(reads, 1 << bank, 0)),
+            self.claims.write.eq(Mux(now.valid & now.last, 1 << now.acc[-1], 0)),
+        ]

@@ -40,6 +40,7 @@ class Loops(wiring.Component):
     instr : In(stream)    `extent_<loop>` (at least 1), `<operand>_base` and `<operand>_<loop>`, named as in `isa.py`.
     step : Out(stream)    One iteration: the address of each operand, by its name; `first` and `last` iteration of the
                           reduction, `end`: the last iteration of the instruction. Comes from registers.
+    ahead : Out           What `step` will offer in the next cycle, if nothing halts: `valid`, `last` and addresses.
     halt : In(1)          Drops the instruction that runs and accepts none.
     """
 
@@ -60,10 +61,11 @@ class Loops(wiring.Component):
             | {f"{operand}_base": bits for operand, (bits, _) in self.operands.items()}
             | {f"{operand}_{loop}": bits for operand, (bits, loops) in self.operands.items() for loop in loops}
         )
-        step = {operand: bits for operand, (bits, _) in self.operands.items()} | {"first": 1, "last": 1, "end": 1}
+        addresses = {operand: bits for operand, (bits, _) in self.operands.items()}
         super().__init__({
             "instr": In(stream.Signature(self.fields)),
-            "step": Out(stream.Signature(data.StructLayout(step))),
+            "step": Out(stream.Signature(data.StructLayout(addresses | {"first": 1, "last": 1, "end": 1}))),
+            "ahead": Out(data.StructLayout(addresses | {"valid": 1, "last": 1})),
             "halt": In(1),
         })  # fmt: skip
 
@@ -122,6 +124,10 @@ class Loops(wiring.Component):
                 goes_on.eq(Cat(coming[i + 1 :].all() & ~coming[i] for i in range(depth))),
                 all_done.eq(coming.all()),
             ]
+        m.d.comb += [
+            self.ahead.valid.eq(~self.halt & Mux(renew, self.instr.valid, busy)),
+            self.ahead.last.eq(Mux(renew | self.step.ready, coming[outer:].all(), reduction_done)),
+        ]
         self._addresses(m, held, renew, goes_on, advance)
         return m
 
@@ -176,8 +182,11 @@ class Loops(wiring.Component):
             ]
             strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in moving]
             m.d.comb += [origin.eq(_selected(goes_on, around)), stride.eq(_selected(goes_on, strides))]
+            innermost, base = begin[operand, loops[-1]], new[f"{operand}_base"]
+            moves = advance[self.names.index(loops[-1])]
+            m.d.comb += self.ahead[operand].eq(Mux(renew, base, Mux(moves, following, innermost)))
             for loop in loops:
                 with m.If(renew):
-                    m.d.sync += begin[operand, loop].eq(new[f"{operand}_base"])
+                    m.d.sync += begin[operand, loop].eq(base)
                 with m.Elif(advance[self.names.index(loop)]):
                     m.d.sync += begin[operand, loop].eq(following)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from amaranth import Cat, Const, Module, Mux, Signal, signed, unsigned
+from amaranth import Cat, Const, Module, Mux, Signal, Value, signed, unsigned
 from amaranth.lib import data
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, Opcode, formats
 from celosia.hw.layout import INDEX_BITS
+from celosia.hw.pipeline import QUEUED
+from celosia.hw.scratchpads import scratchpads
 
 _REGISTER = partial(Signal, reset_less=True)
 
@@ -39,10 +41,13 @@ def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
 
 
 class Issue:
-    """Lets one instruction start while the one before is still in the pipeline.
+    """Lets one instruction start while the one before is still in the pipeline, and its steps where nothing will stand
+    in their way: a step that has been taken goes on to its end.
 
     constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
-    the instruction whose loops run. feeds: whether the last one writes acc and vin.
+    the instruction whose loops run. feeds: whether the last one writes acc and vin. slot: a step may be taken in this
+    cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
+    one that adds a residual. queued: entries that are under way to acc.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
@@ -51,6 +56,9 @@ class Issue:
         self.feeds = Signal(2, name="feeds")
         self.constants = [_REGISTER(layout, name=f"constants{i}") for i in range(2)]
         self.now = _REGISTER(layout, name="constants_now")
+        self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
+        self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
+        self.queued = Signal(range(QUEUED + 1), name="queued")
 
     def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
@@ -60,13 +68,14 @@ class Issue:
         of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
-        may_start, accept, reads = Signal(), Signal(), Signal(2)  # reads: whether this one reads acc and vin
+        may_start, accept, waits = Signal(), Signal(), Signal()
         to_vin = fields.destination == Destination.VIN
         to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
-        of_vin = fields.a_source == ASource.VIN
+        reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
         m.d.comb += [
-            reads.eq(Cat(~of_vin, of_vin | (fields.b_source == BSource.VIN))),
-            may_start.eq(~unit.halt & ~under_way[1] & ((under_way == 0) | ~(feeds & reads).any())),
+            # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
+            waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin))),
+            may_start.eq(~unit.halt & ~under_way[1] & ~waits),
             *loops.load(fields),
             loops.instr.valid.eq(unit.instr.valid & may_start),
             loops.halt.eq(unit.halt),
@@ -87,6 +96,26 @@ class Issue:
         with m.If(unit.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
+
+    def advance(self, m: Module, unit: Any, lands: Value) -> None:
+        """Finds whether the next cycle is one in which a step may be taken. lands: an entry is written to acc."""
+        cfg, loops, now, bubbles = self._cfg, self.loops, self.now, self.bubbles
+        step = loops.step
+        a_vin = Mux(loops.instr.ready, unit.instr.payload.fields.a_source == ASource.VIN, now.a_vin)
+        bank = loops.ahead.a[scratchpads(cfg)["acc"].address_bits - 1]
+        blocked: Value = ~a_vin & unit.claims.read.bit_select(bank, 1)
+        m.d.comb += [step.ready.eq(self.slot), self.takes.eq(step.valid & self.slot)]
+        if cfg.residual_cycles > 1:
+            left = Mux(
+                self.takes & step.payload.last & now.rescale_add, cfg.residual_cycles - 1, bubbles - bubbles.any()
+            )
+            m.d.sync += bubbles.eq(Mux(unit.halt, 0, left))
+            blocked |= left[: len(bubbles)].any()
+        if cfg.int32:
+            queued = self.queued + (self.takes & step.payload.last & now.to[Destination.ACC])
+            m.d.sync += self.queued.eq(Mux(unit.halt, 0, queued - lands))
+            blocked |= queued == QUEUED
+        m.d.sync += self.slot.eq(unit.halt | ~blocked)
 
     def _facts(self, instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:
         """What is kept of an instruction: copies of fields, and what follows from them."""

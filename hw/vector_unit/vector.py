@@ -12,12 +12,12 @@
     add           six stages of rescale_add
     write
 
-An item is an output entry on its way; a Stage knows whether it holds one. All of them move on together or none, but for
-two cases: what comes before the read of acc waits for its port alone, and an item with a residual stays in front of
-rescale_add for `residual_cycles`, while those behind it stand still and those before it go on.
-
-Whether they move is known a cycle ahead, and so is what an item needs of its instruction: both are registers, for they
-lead to every register of a stage. So GEMM says a cycle ahead which bank of acc it is going to use.
+An item is an output entry on its way; a Stage knows whether it holds one. Nothing stands in its way: a step is taken
+only in a cycle from which its item meets neither a read of acc by GEMM, which says early enough which bank it is going
+to read, nor one in front of it with a residual, which stays in front of rescale_add for `residual_cycles`. What is
+written to acc waits there, behind the pipeline, for GEMM's writes (`landing.py`); that there is room is part of the
+same decision. It falls a cycle ahead, and so does what an item needs of its instruction: both are registers, for they
+lead to many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -38,6 +38,7 @@ from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items
+from celosia.hw.vector_unit.landing import Landing
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.table import Tables
@@ -50,7 +51,7 @@ class Vector(wiring.Component):
     """Executes VECTOR: one entry of A a cycle, across instructions as well.
 
     The constants of two instructions are kept, so that one can start while the one before is still in the pipeline;
-    only after an instruction that writes what VECTOR reads, ACC or VIN, does the next one wait until that is done.
+    only after an instruction that writes ACC, or VIN where it reads that, does it wait until that one is done.
 
     Parameters
     ----------
@@ -59,10 +60,11 @@ class Vector(wiring.Component):
     Members
     -------
     instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
-    acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed.
+    acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed;
+                                                     data is used in the cycle after the read.
                                                      With taps a read of vin gives as many entries.
     acc_write                                        where the Config has `int32`; must be ready unless claimed.
-    claims : In(claim_layout)                        the ports of acc that GEMM takes in the next cycle.
+    claims : In(claim_layout)                        the ports of acc that GEMM takes.
     lut : In(WritePort)                              through which LOAD writes the tables.
     tap                                              where the Config has taps.
     inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
@@ -102,33 +104,36 @@ class Vector(wiring.Component):
         step = issue.steps(m, self, finish)
 
         read, add, write = items["read"], items["add"], items["write"]
-        m.d.comb += [read.valid.eq(step.valid), step.ready.eq(items.front)]
+        m.d.comb += read.valid.eq(step.valid)
+        read.leaves = issue.takes
         first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
-        items["reduce"].leaves = items["reduce"].enable & last["reduce"]
-        banks = items.carry(step.payload.dst[len(self.acc_read.addr) - 1], "bank", "write") if cfg.int32 else None
-        part = self._read(m, items, step, last, banks)
+        items["reduce"].leaves = items["reduce"].valid & last["reduce"]
+        self._read(m, items, step, last)
 
         combined = self._combine(m, items, first, last)
         self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
-        # What skips stages: the residual, v where it is written as it is, and the place to which it is written.
+        # What skips stages: the residual, and the place to which an item is written.
         residual = self._ring(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
-            items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.middle,
+            items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.last_part,
         )  # fmt: skip
         place = self._ring(
             m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
-            read.leaves & step.payload.last, items.complete & items.back,
+            read.leaves & step.payload.last, items.complete,
         )  # fmt: skip
-        result = self._add(m, items, selected, residual, part)
+        result = self._add(m, items, selected, residual)
         self._write(m, items, result, place[1:])
-        if banks is not None:
-            self._write_acc(m, items, combined, result, Cat(place[1 : len(self.acc_write.addr)], banks["write"]))
+        ends, lands = items.complete & place[0], Const(0)
+        if cfg.int32:
+            landing = self._land(m, items, combined, result, place)
+            ends, lands = (ends & ~write.at("to")[Destination.ACC]) | landing.last, landing.write.en
+        issue.advance(m, self, lands)
         m.d.comb += [
-            finish.eq(items.complete & items.back & place[0]),
-            self.active.eq(read.leaves | (items.hold & items.back)),
-            self.held.eq((read.valid & ~items.front & ~items.hold) | ~items.back),
+            finish.eq(ends),
+            self.active.eq(issue.takes | issue.bubbles.any()),
+            self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
         m.d.sync += self.done.valid.eq(finish & ~self.halt)
         with m.If(finish):
@@ -136,8 +141,8 @@ class Vector(wiring.Component):
         items.advance(self.halt)
         return m
 
-    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any], banks: dict[str, Any] | None) -> Signal:
-        """Asks for A, B and taps. banks: of acc to which an item goes, by stage. Returns what `Items.stall` does."""
+    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any]) -> None:
+        """Asks for A, B and taps."""
         cfg, payload, acc = self._cfg, step.payload, items["acc"]
         # With taps, entries of vin are on their way while they become a sum.
         source = "read" if cfg.taps else "acc"
@@ -153,11 +158,6 @@ class Vector(wiring.Component):
         ]
         if cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
-        return items.stall(
-            self.claims, self.halt,
-            {"before": in_acc["product" if cfg.taps else "read"][-1], "here": in_acc["acc"][-1]},
-            None if banks is None else {"before": banks[f"add{ADD_STAGES - 1}"], "here": banks["write"]},
-        )  # fmt: skip
 
     def _channel(self, lane: int) -> int:
         piece, place = divmod(lane, self._cfg.piece_bytes)
@@ -178,7 +178,7 @@ class Vector(wiring.Component):
                     Cat(self.tap.data.word_select(i * cfg.block_out + self._channel(lane), 8) for i in bytes_)
                 ),
                 taps.weigh.eq(items["tap"].at("weigh")),
-                taps.enable.eq(Cat(stage.enable for stage in items.between("tap", "offset"))),
+                taps.enable.eq(Cat(stage.valid for stage in items.between("tap", "offset"))),
             ]
             sums.append(taps.sum)
         return sums
@@ -191,7 +191,7 @@ class Vector(wiring.Component):
             m.d.comb += [
                 unit.acc.eq(self.acc_read.data.word_select(lane, 32)),
                 unit.vin.eq(vin),
-                unit.enable.eq(Cat(stage.enable for stage in (offset, reduce, binary))),
+                unit.enable.eq(Cat(stage.valid for stage in (offset, reduce, binary))),
                 unit.last.eq(Cat(last["offset"], last["reduce"])),
                 unit.a_vin.eq(offset.at("a_vin")),
                 unit.a_offset.eq(offset.at("a_offset")),
@@ -207,7 +207,7 @@ class Vector(wiring.Component):
 
     def _read_par(self, m: Module, items: Items, address: Value) -> None:
         binary = items["binary"]
-        m.d.comb += [self.par.en.eq(binary.enable & binary.at("requantise")), self.par.addr.eq(address)]
+        m.d.comb += [self.par.en.eq(binary.valid & binary.at("requantise")), self.par.addr.eq(address)]
 
     def _requantise(self, m: Module, items: Items, combined: list[Combine]) -> list[Value]:
         """The results of the lanes in the stage that clips."""
@@ -215,7 +215,7 @@ class Vector(wiring.Component):
         for lane, unit in enumerate(combined):
             m.submodules[f"requantise{lane}"] = requantise = Requantise()
             m.d.comb += [
-                requantise.enable.eq(Cat(stage.int8 & stage.move for stage in items.between("requantise", "clip"))),
+                requantise.enable.eq(Cat(stage.int8 for stage in items.between("requantise", "clip"))),
                 requantise.bypass.eq(~items["requantise"].at("requantise")),
                 requantise.v.eq(unit.v),
                 requantise.param.eq(self.par.data.word_select(self._channel(lane), param_layout.size)),
@@ -230,7 +230,7 @@ class Vector(wiring.Component):
         m.submodules.tables = tables = Tables(self._cfg)
         wiring.connect(m, wiring.flipped(self.lut), tables.load)
         m.d.comb += [
-            tables.enable.eq(clip.int8 & clip.at("lookup") & clip.move),
+            tables.enable.eq(clip.int8 & clip.at("lookup")),
             tables.table.eq(clip.at("table")),
         ]
         selected = [_REGISTER(8, name=f"selected{lane}") for lane in range(len(results))]
@@ -242,20 +242,20 @@ class Vector(wiring.Component):
                 clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
                 tables.index.word_select(lane, 8).eq(Cat(clipped[:7], ~clipped[7])),
             ]
-            with m.If(clip.int8 & clip.move):
+            with m.If(clip.int8):
                 m.d.sync += kept.eq(clipped)
-            with m.If(select.int8 & select.move):
+            with m.If(select.int8):
                 m.d.sync += selected[lane].eq(Mux(select.at("lookup"), tables.value.word_select(lane, 8), kept))
         return Cat(selected)
 
-    def _add(self, m: Module, items: Items, v: Value, residual: Value, part: Signal) -> Value:
+    def _add(self, m: Module, items: Items, v: Value, residual: Value) -> Value:
         """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
         cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
         units = cfg.lanes // cfg.residual_cycles
 
         passed = [v, *(_REGISTER(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
         for stage, (before, after) in zip(steps, pairwise(passed), strict=False):
-            with m.If(stage.int8 & ~stage.at("rescale_add") & stage.move):
+            with m.If(stage.int8 & ~stage.at("rescale_add")):
                 m.d.sync += after.eq(before)
 
         multiply, _, total, by_bytes, by_bits, clip = steps
@@ -263,10 +263,10 @@ class Vector(wiring.Component):
         for number in range(units):
             m.submodules[f"add{number}"] = unit = RescaleAdd()
             m.d.comb += [
-                unit.v.eq(v.word_select(part, 8 * units).word_select(number, 8)),
-                unit.residual.eq(residual.word_select(part, 8 * units).word_select(number, 8)),
+                unit.v.eq(v.word_select(items.part, 8 * units).word_select(number, 8)),
+                unit.residual.eq(residual.word_select(items.part, 8 * units).word_select(number, 8)),
                 unit.passed.eq(passed[-1].word_select(cfg.lanes - units + number, 8)),
-                unit.enable.eq(Cat(stage.int8 & stage.move for stage in steps)),
+                unit.enable.eq(Cat(stage.int8 for stage in steps)),
                 unit.add.eq(Cat(stage.at("rescale_add") for stage in steps)),
                 unit.scale_v.eq(multiply.at("scale_v")),
                 unit.scale_b.eq(multiply.at("scale_b")),
@@ -280,29 +280,41 @@ class Vector(wiring.Component):
 
         # The lanes of the parts before the last one wait here for it.
         waiting = _REGISTER(8 * (cfg.lanes - units))
-        with m.If(write.enable & ~write.whole):
+        with m.If(write.valid & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
-        with m.Elif(clip.int8 & ~clip.at("rescale_add") & clip.move):
+        with m.Elif(clip.int8 & ~clip.at("rescale_add")):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
     def _write(self, m: Module, items: Items, written: Value, address: Value) -> None:
         for destination, port in self._targets.items():
-            m.d.comb += [port.en.eq(items.writes[destination]), port.mask.eq(-1)]
             if destination != Destination.ACC:
-                m.d.comb += [port.addr.eq(address), port.data.eq(written)]
+                m.d.comb += [
+                    port.en.eq(items.writes[destination]),
+                    port.mask.eq(-1),
+                    port.addr.eq(address),
+                    port.data.eq(written),
+                ]
 
-    def _write_acc(self, m: Module, items: Items, combined: list[Combine], written: Value, address: Value) -> None:
-        """What goes to acc: v, which skips the other stages, or the int8 that was written of it, with its sign.
-        address: its bank is a register, for LOAD waits for a bank of acc within the cycle."""
-        requantise, write = items["requantise"], items["write"]
-        raw = self._ring(
-            m, items, "raw", "requantise", "write", Cat(unit.v for unit in combined),
-            requantise.enable & requantise.at("raw"), write.enable & write.at("raw"),
-        )  # fmt: skip
+    def _land(self, m: Module, items: Items, combined: list[Combine], written: Value, place: Value) -> Landing:
+        """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,
+        with its sign. Entries of two instructions are never under way there."""
+        requantise, write, arrives = items["requantise"], items["write"], items.writes[Destination.ACC]
+        raw = requantise.valid & requantise.at("raw")
         lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
         wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
-        m.d.comb += [self.acc_write.addr.eq(address), self.acc_write.data.eq(Mux(write.at("raw"), raw, wide))]
+        m.submodules.landing = landing = Landing(self._cfg)
+        m.d.comb += [
+            landing.put.eq(raw | (arrives & ~write.at("raw"))),
+            landing.data.eq(Mux(raw, Cat(unit.v for unit in combined), wide)),
+            landing.arrive.eq(arrives),
+            landing.end.eq(place[0]),
+            landing.addr.eq(place[1:]),
+            landing.claims.eq(self.claims.write),
+            landing.clear.eq(self.halt),
+        ]
+        wiring.connect(m, landing.write, wiring.flipped(self.acc_write))
+        return landing
 
     def _ring(
         self, m: Module, items: Items, name: str, leaves: str, returns: str, value: Value, push: Value, pop: Value

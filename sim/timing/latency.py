@@ -33,6 +33,10 @@ GEMM_STAGES = 4
 """GEMM's last step -> end beside the array: operands read, accumulator added, written, `done`."""
 WRITE_TO_END = 2
 """The write of GEMM's or VECTOR's last entry -> end: `done`."""
+ARRIVAL_TO_WRITE = 2
+"""An entry for acc is in VECTOR's last stage -> it is written: its queue, the register in front of the port."""
+WRITE_TO_ROOM = 2
+"""It is written -> a step may be taken in its place: the count of what is under way, the register of the decision."""
 READ_TO_WRITE = 4
 """GEMM reads an accumulator -> it writes the sum (gemm.py)."""
 UNIT_TO_BEAT = 2

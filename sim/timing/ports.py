@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
-from celosia.sim.timing.work import Train, Work
+from celosia.sim.timing.work import Steps, Train, Work
 
 
 class Port:
@@ -23,18 +22,27 @@ class Port:
         while self._taken and self._taken[0].last < cycle:
             self._taken.popleft()
 
-    def served(self, wanted: Train, stalls: Callable[[int], int] = lambda entries: 0) -> int:
-        """When the last entry has its turn that wants it at these times, if each waits for the one before.
-
-        stalls: cycles that as many entries in a row lose elsewhere.
-        """
-        last = self.left(wanted.last, 1)
-        if self._taken:
-            for start in (wanted.first, *self.starts(wanted.first, wanted.last)):
-                entries = wanted.entries - wanted.through(start - 1)
-                alone = self.left(start, 1) + entries - 1 + stalls(entries)
-                last = max(last, alone, self.left(start, entries))
-        return last
+    def stepped(self, steps: Steps) -> int:
+        """When the last of some steps has its turn, each as far behind the one before as it wants to be, or further."""
+        if not steps.gap:
+            return self.left(steps.first, steps.steps)
+        number, cycle = 0, steps.first
+        for train in self._taken:
+            if train.last < cycle:
+                continue
+            # Those in front of the train are not held up.
+            late = cycle - steps.cycle(number)
+            outputs = max(0, train.first - cycle) // (steps.each + steps.gap)
+            number = min(steps.steps - 1, number + outputs * steps.each)
+            cycle = steps.cycle(number) + late
+            while cycle <= train.last:
+                free = self.left(cycle, 1)
+                late, cycle = late + free - cycle, free
+                if number == steps.steps - 1:
+                    return cycle
+                number += 1
+                cycle = steps.cycle(number) + late
+        return steps.last + cycle - steps.cycle(number)
 
     def starts(self, first: int, last: int) -> list[int]:
         """When the first party begins to use it, between these cycles."""
@@ -82,24 +90,17 @@ class Acc:
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
-    def vector_reads(self, work: Work, trains: list[Train], stalls: Callable[[int], int]) -> int:
-        """By how much the last of VECTOR's reads is later than it wants to be; see `Port.served`."""
-        here = work.read_here * (work.steps // work.outputs)
-        return self._late(self._reads, work.read_bank, here, trains, stalls)
+    def vector_reads(self, work: Work, steps: Steps) -> int:
+        """When the last of VECTOR's reads has its turn, which wants to be at these times."""
+        here = min(steps.steps, work.read_here * steps.each)
+        ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
+        for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
+            if part.steps:
+                last = port.stepped(part.later(late))
+                late = last - part.last
+        return last
 
-    def vector_writes(self, work: Work, train: Train) -> int:
-        """By how much the last of VECTOR's writes is later than it wants to be; see `Port.served`."""
-        return self._late(self._writes, work.write_bank, work.write_here, [train], lambda entries: 0)
-
-    def _late(
-        self, ports: tuple[Port, Port], bank: int, here: int, trains: list[Train], stalls: Callable[[int], int]
-    ) -> int:
-        late = 0
-        for train in trains:
-            before = max(0, min(here, train.entries))
-            for port, part in ((ports[bank], train.only(before)), (ports[1 - bank], train.after(before))):
-                if part.entries:
-                    wanted = part._replace(first=part.first + late)
-                    late += port.served(wanted, stalls) - wanted.last
-            here -= train.entries
-        return late
+    def vector_write(self, work: Work, output: int, cycle: int) -> int:
+        """When VECTOR writes an output for which it wants to do so in `cycle`."""
+        bank = work.write_bank if output < work.write_here else 1 - work.write_bank
+        return self._writes[bank].left(cycle, 1)

@@ -50,10 +50,32 @@ class Train(NamedTuple):
         """Without its first entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
-    def only(self, entries: int) -> Train:
-        """Its first entries."""
-        return self._replace(entries=entries)
 
-    def through(self, cycle: int) -> int:
-        """How many come until `cycle`."""
-        return max(0, min(self.entries, (cycle - self.first) // self.period + 1))
+class Steps(NamedTuple):
+    """Steps of VECTOR: the first in cycle `first`, one a cycle, but for `gap` cycles behind every `each` of them."""
+
+    first: int
+    steps: int
+    each: int
+    gap: int
+
+    def cycle(self, step: int) -> int:
+        """When that one is taken."""
+        return self.first + step + step // self.each * self.gap
+
+    @property
+    def last(self) -> int:
+        """When the last one is taken."""
+        return self.cycle(self.steps - 1)
+
+    def only(self, steps: int) -> Steps:
+        """The first of them."""
+        return self._replace(steps=steps)
+
+    def after(self, steps: int) -> Steps:
+        """Without the first of them, whole outputs."""
+        return self._replace(first=self.cycle(steps), steps=self.steps - steps)
+
+    def later(self, cycles: int) -> Steps:
+        """All so much later."""
+        return self._replace(first=self.first + cycles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from celosia.hw.config import Config
 from celosia.hw.isa import VECTOR_LOOPS, ASource, BinaryOp, BSource, Destination, Opcode, ReduceOp, formats, has
 from celosia.hw.legality import why_illegal
-from celosia.hw.pipeline import vector_stages
+from celosia.hw.pipeline import claim_lead, vector_stages
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.reference import State, destination, vector
@@ -148,18 +149,21 @@ def test_what_is_never_legal_is_told() -> None:
 
 
 async def claim(dut: Any, cfg: Config, share: float) -> None:
-    """GEMM, which takes each port of acc in a share of the cycles, and says so one cycle before."""
-    claimed = [0, 0]  # banks of reads, and of writes
+    """GEMM, which takes each port of acc in a share of the cycles, and says so before: of reads as early as VECTOR asks
+    for, of writes one cycle."""
+    leads = {"acc_read": claim_lead(cfg)} | ({"acc_write": 1} if cfg.int32 else {})
+    claimed = {name: deque([0] * lead) for name, lead in leads.items()}  # banks, in the cycles that come
     while True:
-        coming = [sum((random.random() < share) << bank for bank in range(2)) for _ in claimed]
-        dut.claims.value = coming[0] | coming[1] << 2
+        for banks in claimed.values():
+            banks.append(sum((random.random() < share) << bank for bank in range(2)))
+        dut.claims.value = sum(banks[-1] << 2 * number for number, banks in enumerate(claimed.values()))
         await bench.fall(dut)
-        for name, banks in zip(("acc_read", "acc_write") if cfg.int32 else ("acc_read",), claimed):
+        for name, banks in claimed.items():
+            taken = banks.popleft()
             if getattr(dut, f"{name}__en").value:
                 bank = int(getattr(dut, f"{name}__addr").value) // (cfg.acc_depth // 2)
-                assert not banks >> bank & 1, f"{name} uses bank {bank}, which GEMM has claimed"
+                assert not taken >> bank & 1, f"{name} uses bank {bank}, which GEMM has claimed"
         await bench.rise(dut)
-        claimed = coming
 
 
 class Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cache
-from itertools import product, zip_longest
+from itertools import count, product, zip_longest
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
 from celosia.sim.timing import memory as timing_memory
-from celosia.sim.timing.work import Train
+from celosia.sim.timing.work import Steps, Train
 
 # Instructions -------------------------------------------------------------------------------------------------
 
@@ -153,6 +153,24 @@ EXACT_VECTOR = {
     ],
     "gemm beside residuals": [gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1, **RESIDUAL)],
     "gemm beside windows": [gemm(1, 9, 30, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 3, 1, a_x=1)],
+    "gemm beside residuals, in turns": [
+        gemm(1, 9, 20, 3, acc_x=1, accumulate=1), vector(1, 2, 30, 1, 1, a_x=1, **RESIDUAL), vector(1, 1, 9, 1, 1)
+    ],
+    "gemm beside residuals of windows": [
+        gemm(1, 9, 20, 2, acc_x=1, accumulate=1), vector(1, 1, 30, 3, 1, a_x=1, **RESIDUAL), vector(1, 1, 9, 1, 1)
+    ],
+    "many to accumulators": [
+        gemm(1, 9, 60), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN),
+        vector(1, 1, 9, 1, 1),
+    ],
+    "many windows to accumulators": [
+        gemm(1, 9, 60), vector(1, 4, 30, 2, 1, destination=ACC, a_source=ASource.VIN),
+        vector(1, 1, 9, 1, 1),
+    ],
+    "many to accumulators, in turns": [
+        gemm(1, 9, 60, 2), vector(1, 4, 30, 1, 1, destination=ACC, a_source=ASource.VIN),
+        vector(1, 1, 9, 1, 1),
+    ],
     "gemm comes in the middle of residuals": [
         gemm(1, 9, 30, acc_x=1, acc_base=HALF), gemm(1, 9, 30, acc_x=1, accumulate=1),
         vector(1, 9, 30, 1, 1, a_x=1, **RESIDUAL), vector(1, 1, 9, 1, 1),
@@ -267,7 +285,8 @@ def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pyt
 
 def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
     """One cycle, or place, more in a constant, in all modules of the model that know it."""
-    knows = [module for module in (compute, copies, fetch, machine, timing_memory) if hasattr(module, constant)]
+    modules = (compute, copies, fetch, machine, timing_memory, pipeline)
+    knows = [module for module in modules if hasattr(module, constant)]
     assert knows
     for module in knows:
         monkeypatch.setattr(module, constant, getattr(module, constant) + 1)
@@ -276,19 +295,21 @@ def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
 MEASURED = (
     "FIRST_ASK", "ASK_TO_ADDRESS_FETCH", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "WORD_TO_QUEUE", "QUEUE_TO_GATE",
     "END_TO_ASK", "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END",
-    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "ADD_STAGES", "UNDER_WAY",
+    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "UNDER_WAY", "ARRIVAL_TO_WRITE", "WRITE_TO_ROOM", "QUEUED",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("constant", MEASURED)
 def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cycle more in a constant changes the time of one of the programs that are compared exactly."""
+    """One cycle more in a constant changes the time, or a counter, of one of the programs that are compared exactly."""
     programs = [program_of(CONFIGS["taps3"], instructions) for instructions in (EXACT | EXACT_VECTOR).values()]
     before = [timing_of(program) for program in programs]
     planted(monkeypatch, constant)
     after = [timing_of(program) for program in programs]
-    times = [(np.stack([a.start, a.end]), np.stack([b.start, b.end])) for a, b in zip(before, after, strict=True)]
-    assert any(not np.array_equal(a, b) for a, b in times)
+    assert any(
+        a.values != b.values or not np.array_equal(np.stack([a.start, a.end]), np.stack([b.start, b.end]))
+        for a, b in zip(before, after, strict=True)
+    )
 
 
 def test_declared_constants() -> None:
@@ -555,26 +576,23 @@ def test_cycles_that_a_port_leaves() -> None:
         assert port.left(start, count) == free[count - 1]
 
 
-def test_moves_that_residuals_hold_up() -> None:
+def test_steps_that_a_port_holds_up() -> None:
+    """Against steps one by one, each at least as far behind the one before as it wants to be."""
     rng = np.random.default_rng(6)
-    for _ in range(200):
-        lost, held, move = int(rng.integers(1, 4)), set[int](), 0
-        stalls = compute.Stalls(lost)
-        for _ in range(rng.integers(0, 4)):
-            train = Train(move + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
-            stalls.hold(train)
-            held |= {train.first + i * train.period for i in range(train.entries)}
-            move = train.last + 1
-        cycles, cycle = [], 0
-        for number in range(100):
-            cycle += lost * (number in held)
-            cycles.append(cycle)
-            cycle += 1
-        assert [stalls.cycle(number) for number in range(100)] == cycles
-        for wanted in sorted(rng.integers(0, 100, 5).tolist()):  # what is past is forgotten
-            first = next(number for number, cycle in enumerate(cycles) if cycle >= wanted)
-            assert stalls.move(wanted) == first
-            assert [stalls.cycle(number) for number in range(first, 100)] == cycles[first:]
+    for _ in range(500):
+        port, taken, cycle = ports.Port(), set[int](), 0
+        for _ in range(rng.integers(0, 5)):
+            train = Train(cycle + int(rng.integers(0, 30)), int(rng.integers(1, 5)), int(rng.integers(1, 20)))
+            port.take(train)
+            taken |= {train.first + i * train.period for i in range(train.entries)}
+            cycle = train.last + 1
+        each, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
+        steps = Steps(int(rng.integers(0, 40)), each * int(rng.integers(1, 15)), each, gap)
+        cycle = steps.first
+        for number in range(steps.steps):
+            cycle += number > 0 and 1 + gap * (number % each == 0)
+            cycle = next(free for free in count(cycle) if free not in taken)
+        assert port.stepped(steps) == cycle
 
 
 @pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])

@@ -99,6 +99,12 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
     h.ensure(implies(runs, step.last == count.at_end(reduction)), "last")
     h.ensure(implies(runs, step.end == count.at_end()), "end")
 
+    # What it says of the next cycle.
+    said = {name: h.register(dut.ahead[name], f"said_{name}") for name in ("valid", "last", *operands)}
+    h.ensure(implies(dut.step.valid, said["valid"]) & implies(said["valid"], dut.step.valid | dut.halt), "ahead_valid")
+    for name in ("last", *operands):
+        h.ensure(implies(dut.step.valid, said[name] == step[name]), f"ahead_{name}")
+
     # What makes it inductive: each register is a function of the indices.
     h.ensure(inside["busy"] == runs, "busy")
     h.ensure(implies(runs, Value.cast(inside["held"]) == job.held), "held")
@@ -305,11 +311,12 @@ LOOPS, WALK = "gemm_core/loops.py", "dae_pipeline/walk.py"
 STRIDE = Mutant(LOOPS, "begin[operand, loop].eq(following)", "begin[operand, loop].eq(origin)")
 GOES = Mutant(LOOPS, "coming[i + 1 :].all() & ~coming[i]", "coming[i + 1 :].all()")
 RESTART = Mutant(LOOPS, "Mux(at_last[i], extent == 2, left[i] == 3)", "left[i] == 3")
+AHEAD = Mutant(LOOPS, "Mux(moves, following, innermost)", "innermost")
 for name, case in {
     "GEMM": (GEMM_LOOPS, {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS}, ("k", "r", "s")),
     "VECTOR": (VECTOR_LOOPS, {"a": VECTOR_LOOPS, "dst": OUTER_LOOPS, "tap": TAP_LOOPS}, ("r", "s")),
 }.items():
-    prove(f"addresses of the loops of {name}", STRIDE, GOES, RESTART, depth=1, tested=name == "GEMM")(
+    prove(f"addresses of the loops of {name}", STRIDE, GOES, RESTART, AHEAD, depth=1, tested=name == "GEMM")(
         partial(loops, *case)
     )
 NEXT = Mutant(WALK, "plane.eq(next_plane), row.eq(next_plane), element", "plane.eq(next_plane), element")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
+from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
+from celosia.hw.pipeline import QUEUED
 from celosia.hw.vector_unit.items import Bypass
+from celosia.hw.vector_unit.landing import Landing
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -143,6 +146,38 @@ def bypass() -> Harness:
     return h
 
 
+def landing(cfg: Config) -> Harness:
+    """The queue to acc: the n-th value goes to the n-th place, both as they came, never through a port that is claimed,
+    and `last` says of each whether it is its instruction's last one."""
+    h = Harness()
+    dut = Landing(cfg)
+    inside = h.add(dut)
+    h.assume(~dut.clear)
+    values = Tracked(h, dut.put, dut.write.en, dut.data, QUEUED)
+    places = Tracked(h, dut.arrive, dut.write.en, Cat(dut.end, dut.addr), QUEUED)
+    # Of VECTOR, proved there: a value is there not later than its place, and there is room.
+    h.assume(implies(dut.put, values.count < QUEUED))
+    h.assume(implies(dut.arrive, (places.count < QUEUED) & (places.count < values.count + dut.put)))
+    h.ensure(implies(dut.write.en & values.inside & (values.ahead == 0), dut.write.data == values.value), "value")
+    given = Cat(dut.last, dut.write.addr)
+    h.ensure(implies(dut.write.en & places.inside & (places.ahead == 0), given == places.value), "place")
+    for bank in range(2):
+        claimed = h.register(dut.claims[bank], f"claimed{bank}")
+        h.ensure(implies(dut.write.en & (dut.write.addr[-1] == bank), ~claimed), f"leaves_{bank}_to_gemm")
+    h.ensure(implies(dut.write.en, dut.write.mask.all()), "whole")
+
+    at, goes, bits = inside["written"], inside["goes"], len(inside["goes"])
+    h.ensure(places.count <= values.count, "values_first")
+    h.ensure(places.count == inside["waiting"] + dut.write.en, "count")
+    h.ensure((at + dut.write.en)[:bits] == goes, "next")
+    for name, list_ in (("arrived", places), ("put", values)):
+        h.ensure((at + list_.count)[:bits] == inside[name], name)
+    for name, list_ in (("places", places), ("entries", values)):
+        content = inside.memory(name, (at + list_.ahead)[:bits])
+        h.ensure(implies(list_.inside, content == list_.value), f"{name}_hold")
+    return h
+
+
 FILE = "dae_pipeline/fifo.py"
 LOSES = Mutant(FILE, "queue.r_en.eq(self.o.ready)", "queue.r_en.eq(self.o.ready | self.i.valid)")
 LATE = Mutant(FILE, "queue.w_en.eq(self.i.valid)", "queue.w_en.eq(self.i.valid & ~self.o.ready)")
@@ -164,3 +199,11 @@ prove(
     Mutant("vector_unit/items.py", "with m.If(self.pop):", "with m.If(self.pop & ~self.push):"),
     depth=1,
 )(bypass)
+LANDS = "vector_unit/landing.py"
+prove(
+    "the queue of the vector unit to acc equals a list",
+    Mutant(LANDS, "written.eq(goes)", "written.eq(goes + 1)"),
+    Mutant(LANDS, "~self.claims.bit_select(of_place.data[-1], 1)", "~self.claims[0]"),
+    Mutant(LANDS, "(waiting != 0) & ", ""),
+    depth=1,
+)(partial(landing, Config(block_in=2, block_out=2, acc_depth=16)))

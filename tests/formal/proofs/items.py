@@ -1,5 +1,5 @@
-"""The vector unit: what skips stages is in step with the items that it belongs to, however they are held up; and gemm,
-which holds it up."""
+"""The vector unit: what skips stages is in step with the items that it belongs to, and nothing stands in their way; and
+gemm, for which steps wait."""
 
 from __future__ import annotations
 
@@ -13,96 +13,166 @@ from amaranth.lib import data
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.pipeline import vector_stages
+from celosia.hw.isa import Destination
+from celosia.hw.pipeline import QUEUED, claim_lead, vector_stages
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
 
 
+class Inner:
+    """A vector unit and its stages. What the others prove of it is assumed: that the constants of an item stay until it
+    has left, at most two instructions being under way, each with its own; and what follows from an instruction."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.h, self.cfg, self.dut = Harness(), cfg, Vector(cfg)
+        self.inside = self.h.add(self.dut)
+        self.stage, self.items, self.last = vector_stages(cfg), self.inside["items"], list(self.inside["last"].values())
+        self.constants = self.inside["issue.constants"]
+        h, current = self.h, self.inside["issue.current"]
+        for i, held in enumerate(self.constants):
+            uses = Value.cast(0)
+            for each in self.items.all[1:]:
+                uses = uses | (each.valid & (each.which == i))
+            facts = data.View.as_value(held)
+            h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
+            if cfg.int32:
+                h.assume(implies(held.raw, ~held.rescale_add & held.to[Destination.ACC]))
+        even, odd = (data.View.as_value(held) for held in self.constants)
+        now = Value.cast(self.inside["issue.now"])
+        h.assume(implies(self.inside["issue.loops.busy"], now == Mux(current, odd, even)))
+
+    def of(self, number: int, name: str) -> Value:
+        """What the instruction says whose item is in that stage."""
+        return Mux(self.items.all[number].which, self.constants[1][name], self.constants[0][name])
+
+    def waiting(self, first: int, end: int, counts: Callable[[int], Value]) -> Value:
+        """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
+        there = Const(0)
+        for i in range(first + 1, end + 1):
+            is_item = self.last[i] if i <= self.stage["reduce"] else self.items.all[i].whole
+            there = there + (self.items.all[i].valid & is_item & counts(i))
+        return there
+
+
 def rings(cfg: Config) -> Harness:
     """In each ring lie as many values as there are items for which they wait, so that each item, which leaves once,
     finds its own place, residual and value: rings are lists.
     """
-    h = Harness()
-    dut = Vector(cfg)
-    inside = h.add(dut)
-    stage, items, last = vector_stages(cfg), inside["items"], list(inside["last"].values())
-    constants = inside["issue.constants"]
-
-    def of(number: int, name: str) -> Value:
-        return Mux(items.all[number].which, constants[1][name], constants[0][name])
-
-    def waiting(first: int, end: int, counts: Callable[[int], Value]) -> Value:
-        """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
-        there = Const(0)
-        for i in range(first + 1, end + 1):
-            is_item = last[i] if i <= stage["reduce"] else items.all[i].whole
-            there = there + (items.all[i].valid & is_item & counts(i))
-        return there
-
-    # The constants of an item stay until it has left: at most two instructions are under way, each with its own.
-    for i, held in enumerate(constants):
-        uses = Value.cast(0)
-        for each in items.all[1:]:
-            uses = uses | (each.valid & (each.which == i))
-        facts = data.View.as_value(held)
-        h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
-        if cfg.int32:
-            h.assume(implies(held.rescale_add, ~held.raw))
-
+    it = Inner(cfg)
+    h, stage, items, of = it.h, it.stage, it.items, it.of
     # What a stage knows of its item's instruction came with the item.
     for number, each in enumerate(items.all[1:], 1):
         for name, value in each.registered.items():
             h.ensure(implies(each.valid, value == of(number, name)), f"{name}_of_{number}")
-    h.ensure(implies(items.hold, items["add"].adds), "holds_what_adds")
-    h.ensure((items.middle == (items.back & ~items.hold)) & implies(items.front, items.middle), "stalls")
+    spaced(it)
 
     kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
         "places": (0, stage["write"], lambda i: Const(1)),
         "residuals": (stage["reduce"], stage["add"], lambda i: of(i, "rescale_add")),
     }
-    if cfg.int32:
-        kinds["raw"] = (stage["requantise"], stage["write"], lambda i: of(i, "raw"))
     for name, (first, end, counts) in kinds.items():
-        ring: Any = getattr(inside["m"].submodules, name)
-        head, tail = inside.of(ring, "head"), inside.of(ring, "tail")
-        there = waiting(first, end, counts)
+        ring: Any = getattr(it.inside["m"].submodules, name)
+        head, tail = it.inside.of(ring, "head"), it.inside.of(ring, "tail")
+        there = it.waiting(first, end, counts)
         h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
         h.ensure(there <= end - first, f"{name}_room")
     for i in range(stage["add"] + 1, stage["write"] + 1):
         h.ensure(implies(items.all[i].valid & ~of(i, "rescale_add"), items.all[i].whole), f"whole{i}")
+    if cfg.int32:
+        landing(it)
     return h
+
+
+def spaced(it: Inner) -> None:
+    """No stall is needed: an item never comes to a stage in which another one still is. Behind one with a residual
+    there is nothing for as long as that takes."""
+    h, items, parts, part = it.h, it.items, it.cfg.residual_cycles, it.items.part
+    add, bubbles = it.stage["add"], it.inside["issue.bubbles"]
+    h.ensure(implies(items.all[add].stays, ~items.all[add - 1].leaves), "nothing_meets_a_residual")
+    h.ensure(implies(bubbles != 0, ~it.inside["issue.slot"]), "no_step_in_a_bubble")
+    h.ensure(implies(~items.all[add].adds, part == 0), "parts_of_residuals_alone")
+    for i in range(1, add + 1):
+        is_item = it.last[i] if i < len(it.last) else Const(1)
+        adds = items.all[i].valid & is_item & it.of(i, "rescale_add")
+        here = part if i == add else Const(0)  # cycles that it has been here
+        for behind in range(1, parts):
+            empty = ~items.all[i - behind].valid if behind < i else bubbles >= parts - i
+            h.ensure(implies(adds & (here + behind < parts), empty), f"nothing{behind}_behind_{i}")
+
+
+def landing(it: Inner) -> None:
+    """No stall is needed: there is room in the queue to acc for all that is under way there; what it holds of an entry
+    is there before its address, in the same order."""
+    h, items, write = it.h, it.items, it.items["write"]
+    requantise = it.stage["requantise"]
+    part: Any = it.inside["landing"]
+    put, arrived, goes, at, waiting = (
+        it.inside.of(part, name) for name in ("put", "arrived", "goes", "written", "waiting")
+    )
+    queued, bits = it.inside["issue.queued"], len(put)
+    arrives = items.writes[Destination.ACC]
+    h.ensure(arrives == (items.complete & it.of(it.stage["write"], "to")[Destination.ACC]), "arrives")
+    h.assume(~(it.inside["raw"] & arrives & ~write.at("raw")))  # of two instructions; see hazards
+    under_way = it.waiting(0, it.stage["write"], lambda i: it.of(i, "to")[Destination.ACC])
+    h.ensure(queued == under_way + waiting + part.write.en, "counts_what_is_under_way")
+    h.ensure(queued <= QUEUED, "room")
+    h.ensure(implies(it.inside["issue.slot"], queued < QUEUED), "room_for_a_step")
+    raw = it.waiting(requantise, it.stage["write"], lambda i: it.of(i, "raw"))
+    h.ensure((put - arrived)[:bits] == raw[:bits], "values_first")
+    h.ensure((arrived - goes)[:bits] == waiting[:bits], "places")
+    h.ensure((goes - at)[:bits] == part.write.en, "written")
 
 
 def claims(cfg: Config) -> Harness:
-    """GEMM takes the ports of acc that it has claimed a cycle before, and no others."""
+    """GEMM takes the ports of acc that it has claimed, of reads as many cycles before as VECTOR looks ahead; and no
+    others, but for a claim of what a halt, or scratchpads that are not ready, keep from being read at all."""
     h = Harness()
     dut = Gemm(cfg)
-    h.add(dut)
-    for kind, port in (("read", dut.acc_read), ("write", dut.acc_write)):
+    inside = h.add(dut)
+    early = len(inside["pipe"]) - 5 < claim_lead(cfg)
+    for kind, port, lead in (("read", dut.acc_read, claim_lead(cfg)), ("write", dut.acc_write, 1)):
         for bank in range(2):
-            claimed = h.register(dut.claims[kind][bank], f"claimed_{kind}{bank}")
-            h.ensure((port.en & (port.addr[-1] == bank)) == claimed, f"{kind}{bank}")
+            claimed: Value = dut.claims[kind][bank]
+            for cycle in range(lead):
+                claimed = h.register(claimed, f"claimed_{kind}{bank}_{cycle}")
+            takes = port.en & (port.addr[-1] == bank)
+            h.ensure(implies(takes, claimed) if early and kind == "read" else takes == claimed, f"{kind}{bank}")
     return h
 
 
-FILE, ITEMS = "vector_unit/vector.py", "vector_unit/items.py"
-POPS = Mutant(FILE, "add.adds & items.middle,", "add.adds & items.back,")
-LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].enable & last["reduce"]', "pass")
-LATE = Mutant(FILE, 'requantise.enable & requantise.at("raw")', 'requantise.valid & items.back & requantise.at("raw")')
-FRONT = Mutant(ITEMS, 'self["acc"].leaves = self["acc"].valid & self.front', "pass")
-EARLY = Mutant("gemm_core/gemm.py", "before_reading = pipe[-6]", "before_reading = pipe[-5]")
-prove("GEMM takes the ports of acc that it has claimed", EARLY, depth=1)(partial(claims, SMALL))
+FILE, ITEMS, ISSUE, LANDING = (f"vector_unit/{name}.py" for name in ("vector", "items", "issue", "landing"))
+POPS = Mutant(FILE, "add.adds & items.last_part,", "add.adds,")
+LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].valid & last["reduce"]', "pass")
+MEETS = Mutant(ISSUE, "blocked |= left[: len(bubbles)].any()", "pass")
+SHORT = Mutant(ISSUE, "cfg.residual_cycles - 1, bubbles", "cfg.residual_cycles - 2, bubbles")
+FULL = Mutant(ISSUE, "blocked |= queued == QUEUED", "pass")
+COUNT = Mutant(ISSUE, "self.takes & step.payload.last & now.to", "self.takes & now.to")
+LATE = Mutant(FILE, "landing.put.eq(raw | (arrives", "landing.put.eq(raw | (write.valid")
+EARLY = Mutant("gemm_core/gemm.py", "- claim_lead(self.cfg)", "- claim_lead(self.cfg) + 1")
+WIDE = replace(SMALL, block_in=8, taps=3)
+for name, cfg in (
+    ("of a small array", replace(SMALL, taps=3)),
+    ("of an array of two", replace(SMALL, block_in=2, taps=3)),
+    ("of a larger one", WIDE),
+    ("without taps", replace(WIDE, taps=0)),
+):  # fmt: skip
+    prove(f"GEMM takes the ports of acc that it has claimed, {name}", EARLY, depth=claim_lead(cfg) + 1)(
+        partial(claims, cfg)
+    )
 BASE = replace(SMALL, block_in=8, block_out=4)
 for name, cfg, mutants, reach in (
-    ("with taps", replace(BASE, taps=3, forward=True), (LOST, FRONT), 12),
-    ("with taps, without int32", replace(BASE, taps=3, forward=True, residual_cycles=2, int32=False), (LOST, POPS), 22),
-    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, LATE), 22),
-    ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, FRONT), 12),
-):
+    ("with taps", replace(BASE, taps=3, forward=True, residual_cycles=1), (LOST, COUNT, FULL, LATE), QUEUED + 4),
+    (
+        "with taps, without int32", replace(BASE, taps=3, forward=True, residual_cycles=2, int32=False),
+        (LOST, POPS, MEETS), 22,
+    ),
+    ("with residuals in two parts", replace(BASE, residual_cycles=2), (LOST, POPS, MEETS, COUNT), 22),
+    ("with taps, and residuals in four parts", replace(BASE, taps=3, residual_cycles=4), (LOST, MEETS, SHORT), 12),
+):  # fmt: skip
     prove(
-        f"rings of the vector unit are in step with its items, {name}",
+        f"no stall is needed in the vector unit, and its rings are in step with its items, {name}",
         *mutants,
         depth=1,
         reach=reach,

@@ -1,0 +1,74 @@
+"""The way of results to acc: a queue in which they wait for GEMM, so that nothing in front of it has to."""
+
+from __future__ import annotations
+
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.config import Config
+from celosia.hw.layout import write_port
+from celosia.hw.pipeline import QUEUED
+from celosia.hw.scratchpads import scratchpads
+
+
+class Landing(wiring.Component):
+    """Writes to acc in the order in which entries come, where GEMM leaves the port.
+
+    There is room for QUEUED entries. What an entry holds may come long before its address, in the same order.
+
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    put : In(1), data : In          The next entry.
+    arrive : In(1), addr, end : In  The address of the next one, and whether it is its instruction's last.
+    claims : In(2)                  The banks whose write ports GEMM takes in the next cycle.
+    write : Out(WritePort)          Must be ready unless claimed. `en` and `addr` are registers, for LOAD waits for a
+                                    bank of acc within the cycle.
+    last : Out(1)                   What is written is its instruction's last.
+    clear : In(1)                   Forgets everything.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        port = write_port(scratchpads(cfg)["acc"])
+        super().__init__({
+            "put": In(1), "data": In(scratchpads(cfg)["acc"].width), "arrive": In(1), "end": In(1),
+            "addr": In(scratchpads(cfg)["acc"].address_bits), "claims": In(2), "write": Out(port), "last": Out(1),
+            "clear": In(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.entries = entries = Memory(shape=len(self.data), depth=QUEUED, init=[])
+        m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=QUEUED, init=[])
+        put, arrived, goes, written = (Signal(range(QUEUED), name=n) for n in ("at_put", "at_arrived", "goes", "at"))
+        waiting = Signal(range(QUEUED + 1))
+        to, of = entries.write_port(), entries.read_port(domain="comb")
+        to_place, of_place = places.write_port(), places.read_port(domain="comb")
+        m.d.comb += [
+            to.en.eq(self.put), to.addr.eq(put), to.data.eq(self.data), of.addr.eq(written),
+            to_place.en.eq(self.arrive), to_place.addr.eq(arrived), to_place.data[0].eq(self.end),
+            to_place.data[1:].eq(self.addr), of_place.addr.eq(goes),
+        ]  # fmt: skip
+
+        next_one = Signal()
+        place = Signal(len(of_place.data), reset_less=True)
+        m.d.comb += next_one.eq((waiting != 0) & ~self.claims.bit_select(of_place.data[-1], 1))
+        m.d.sync += [self.write.en.eq(next_one & ~self.clear), place.eq(of_place.data), written.eq(goes)]
+        for pointer, moves in ((put, self.put), (arrived, self.arrive), (goes, next_one)):
+            with m.If(moves):
+                m.d.sync += pointer.eq(pointer + 1)
+        m.d.sync += waiting.eq(waiting + self.arrive - next_one)
+        m.d.comb += [
+            self.write.addr.eq(place[1:]),
+            self.write.data.eq(of.data),
+            self.write.mask.eq(-1),
+            self.last.eq(self.write.en & place[0]),
+        ]
+        with m.If(self.clear):
+            m.d.sync += [number.eq(0) for number in (put, arrived, goes, written, waiting)]
+        return m
