@@ -47,7 +47,7 @@ NAMES = ("cycles", "area")
 LARGE = {
     "block_in": (4, 8, 16, 32), "block_out": (4, 8, 16, 32), "bus_bytes": (4, 8), "ports": (1, 2), "taps": (0, 3),
     "inp_depth": (256, 1024, 2048, 4096), "wgt_depth": (64, 256, 1024), "acc_depth": (512, 2048), "forward": (False,),
-    "residual_cycles": (2,), "batch": (1,), "packed": (True,), "out_depth": (1024,), "vin_depth": (2048,),
+    "residual_cycles": (2,), "batch": (1,), "packed": (True,), "pump": (1,), "out_depth": (1024,), "vin_depth": (2048,),
     "par_depth": (64,), "lut_count": (2,), "queue_depth": (16,), "tap_depth": (512,),
 }  # fmt: skip
 """3,072 Configs, of which 2,112 fit; without blocks of layers, whose tiles take most of the compiler's time."""

@@ -46,7 +46,7 @@ SPACE = {
     "block_in": (4, 8), "block_out": (4, 8), "bus_bytes": (4, 8), "inp_depth": (512,), "wgt_depth": (64, 256),
     "taps": (0, 3), "forward": (False,), "batch": (1,), "packed": (True,), "ports": (1,), "acc_depth": (512,),
     "vin_depth": (512,), "out_depth": (256,), "par_depth": (32,), "lut_count": (2,), "queue_depth": (16,),
-    "tap_depth": (64,), "residual_cycles": (1,),
+    "tap_depth": (64,), "residual_cycles": (1,), "pump": (1,),
 }  # fmt: skip
 """32 Configs."""
 FRONT = ("cycles", "area")
@@ -97,10 +97,11 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
 
 
 def test_what_shares_products_takes_as_many_cycles(model: Path) -> None:
-    """Only `packed` is left out of what is asked for."""
+    """`packed` and `pump` alone are left out of what is asked for."""
     one = ExploredModel.of(model)
     cfg = PRESETS["tiny"]
     assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, packed=False), MEMORY)
+    assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, pump=2), MEMORY)
 
 
 def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:

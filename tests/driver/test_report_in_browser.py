@@ -228,7 +228,15 @@ def test_faults_are_found(tab: Browser, program: Program, tmp_path: Path) -> Non
 @pytest.mark.parametrize("screen", [SCREEN, PHONE | {"dark": True}], ids=str)
 def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path, screen: dict[str, Any]) -> None:
     pytest.importorskip("moocore")
-    space = {"block_in": [4, 8], "block_out": [4, 8], "taps": [0, 3], "batch": 1, "packed": True, "forward": False}
+    space = {
+        "block_in": [4, 8],
+        "block_out": [4, 8],
+        "taps": [0, 3],
+        "batch": 1,
+        "packed": True,
+        "forward": False,
+        "pump": 1,
+    }
     celosia.explore(models / "quantised.onnx", space=space, points=12, folder=tmp_path / "out")
     tab.open(tmp_path / "out" / "report.html", **screen)
     check(tab, tmp_path, figures=4)
