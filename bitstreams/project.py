@@ -22,6 +22,14 @@ COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "bui
 FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc", "manifest.in.json")
 
 
+OSCILLATOR_MHZ = {"zynq": (600, 1200), "zynqmp": (800, 1600)}
+"""Of an MMCM: AMD DS187 and DS925, the slowest speed grades."""
+MOST_MULTIPLE = 64
+PUMPED_MHZ = {"zynq": (10, 230), "zynqmp": (13, 320)}
+"""Of the clock where one of twice the rate is made of it: that an oscillator can be so slow, and nets of clocks and DSP
+blocks so fast, likewise."""
+
+
 class ProjectError(ValueError):
     """A project that cannot be made or run; the message names the folder or the setting, and what to do."""
 
@@ -44,6 +52,12 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
     slowest, fastest = LIMITS["clock_mhz"]
     if not slowest <= clock <= fastest:
         raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take {slowest} to {fastest}")
+    slowest, fastest = PUMPED_MHZ[board.processor]
+    if cfg.pump == 2 and not slowest <= clock <= fastest:
+        raise ProjectError(
+            f"a clock of {clock} MHz with pump = 2, which is {2 * clock} MHz in the array, is not possible on "
+            f"{board.name}; take {slowest} to {fastest}"
+        )
     target = Path(folder)
     _check_folder(target)
     texts = _texts(board, cfg, clock)
@@ -75,7 +89,8 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     address_bits = 32 if board.processor == "zynq" else 40
     accelerator = verilog(cfg, blocks=board.device.blocks)
     texts = (
-        build, _settings(board, cfg, clock), wrapper(cfg, address_bits, _is_direct(board, cfg)), accelerator,
+        build, _settings(board, cfg, clock),
+        wrapper(cfg, address_bits, _is_direct(board, cfg), _is_pumped(board, cfg)), accelerator,
         constraints(board),
         manifest.to_json(),
     )  # fmt: skip
@@ -88,8 +103,27 @@ def _settings(board: Board, cfg: Config, clock: int) -> str:
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": " ".join(board.pins()), "ports": "0 1" if cfg.ports == 2 else "0",
         "direct": int(_is_direct(board, cfg)),
+        "multiple": multiple(clock, board.processor) if _is_pumped(board, cfg) else 0,
     }  # fmt: skip
     return "".join(f"set {name} {{{value}}}\n" for name, value in values.items())
+
+
+def _is_pumped(board: Board, cfg: Config) -> bool:
+    """Whether the array has a clock of its own, at twice the rate."""
+    from celosia.hw.gemm_core.pump import pumps
+
+    return pumps(board.device.blocks, cfg.pump) is not None
+
+
+def multiple(clock_mhz: int, processor: str) -> int:
+    """By what an MMCM multiplies the processors' clock, and divides again: by all of it for the accelerator's clock, by
+    half of it for the array's. Even, and the oscillator as fast as it can be.
+
+    >>> multiple(100, "zynq"), multiple(125, "zynq"), multiple(125, "zynqmp")
+    (12, 8, 12)
+    """
+    _, most = OSCILLATOR_MHZ[processor]
+    return min(MOST_MULTIPLE, most // clock_mhz // 2 * 2)
 
 
 def _is_direct(board: Board, cfg: Config) -> bool:
@@ -122,25 +156,30 @@ SIGNALS = {
     "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
     "irq": ("interrupt", "INTERRUPT", "SENSITIVITY LEVEL_HIGH"),
+    "fast_clk": ("clock", "CLK", ""),
 }  # fmt: skip
 
 
-def wrapper(cfg: Config, address_bits: int, axi3: bool = False) -> str:
+def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = False) -> str:
     """Verilog of module `celosia`: the accelerator with a low reset and ports that Vivado takes for bus interfaces.
 
     address_bits: of the memory ports; the accelerator's own addresses have 40, of which the first are left out.
     axi3: the memory ports are of AXI3, with shorter lengths and the ID, which is 0, also beside data written.
+    pumped: the array has a clock of its own, `fast_clk`, of twice the rate and aligned with `clk`.
     """
     from amaranth.lib.wiring import Out
 
     ports, connections, wires = [], [".clk(clk)", ".rst(~resetn)"], ""
+    if pumped:
+        connections += [".fast_clk(fast_clk)", ".fast_rst(1'b0)"]  # nothing in that domain is reset
     buses = _buses(cfg)
     for name, (kind, role, parameter) in SIGNALS.items():
+        if name == "fast_clk" and not pumped:
+            continue
         direction = "output" if name == "irq" else "input "
-        ports.append(
-            f'(* X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}", '
-            f'X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}" *)\n    {direction} wire {name}'
-        )
+        told = f', X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}"' if parameter else ""
+        info = f'X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}"'
+        ports.append(f"(* {info}{told} *)\n    {direction} wire {name}")
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
     for bus, signature in buses.items():

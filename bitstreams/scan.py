@@ -10,7 +10,7 @@ from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.isa import Opcode
-from celosia.hw.layout import read_port, unit_members, write_port
+from celosia.hw.layout import load_port, read_port, unit_members
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -64,7 +64,7 @@ class GemmCore(wiring.Component):
         self._cfg = cfg
         super().__init__({
             **unit_members(cfg, Opcode.GEMM),
-            **{name: In(write_port(scratchpads(cfg)[name])) for name in ("inp", "wgt", "acc")},
+            **{name: In(load_port(cfg, scratchpads(cfg)[name])) for name in ("inp", "wgt", "acc")},
             "result": In(read_port(scratchpads(cfg)["acc"])),
         })  # fmt: skip
 

@@ -187,7 +187,7 @@ def multipliers(cfg: Config) -> int:
 
     Yosys' own count differs by the two products that load and store do not always put into blocks.
     """
-    array = cfg.macs_per_cycle // 2 if cfg.packed else cfg.macs_per_cycle
+    array = cfg.macs_per_cycle // (2 if cfg.packed else 1) // cfg.pump
     requantise, binary, residual = cfg.lanes, cfg.lanes, 2 * cfg.lanes // cfg.residual_cycles
     taps = sum(1 for lane in range(cfg.lanes) for tap in range(cfg.taps) if (lane + tap) % 2 == 0)
     return array + requantise + binary + residual + taps

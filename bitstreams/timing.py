@@ -24,6 +24,8 @@ from celosia.sim.boards import BOARDS
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
 TOP = "celosia_scanned"
+FAST = "fast_clk"
+"""The port of the clock of twice the rate, where a design has one."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Path:
     """The longest of the paths between registers of the same names but for numbers, `ends` of which there are.
 
     nets_ns: what of `ns` is on nets. levels: cells in which something is computed. fan_out: the most pins on one net.
+    half: it has half a cycle, for one of its ends, or both, are in the clock of twice the rate. No path between the two
+    is taken to have more.
     """
 
     start: str
@@ -52,15 +56,19 @@ class Path:
     fan_out: int
     ends: int
     steps: tuple[Step, ...]
+    half: bool = False
 
 
 @dataclass(frozen=True)
 class Timing:
-    """ns: the longest path. ends: how many end at each number of whole ns. paths: the longest ones first."""
+    """ns: the longest path, those that have half a cycle counting twice. ends: how many end at each number of whole ns.
+    paths: the longest ones first. pumped: there is a clock of twice the rate.
+    """
 
     ns: float
     ends: dict[int, int]
     paths: tuple[Path, ...]
+    pumped: bool = False
 
     @property
     def mhz(self) -> float:
@@ -98,11 +106,11 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
 def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
     """Timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a register."""
     design = _Design(module)
-    ends = sorted(design.ends(), key=lambda end: -end.ns)
+    ends = sorted(design.ends(), key=lambda end: -end.cycle)
     if not ends:
         raise SynthesisError("the netlist has no path from a register to a register; report this")
-    counts = Counter(int(end.ns) for end in ends)
-    return Timing(ends[0].ns, dict(sorted(counts.items())), design.longest(ends, paths))
+    counts = Counter(int(end.cycle) for end in ends)
+    return Timing(ends[0].cycle, dict(sorted(counts.items())), design.longest(ends, paths), bool(design.fast))
 
 
 class _Arrival(NamedTuple):
@@ -117,11 +125,20 @@ class _Arrival(NamedTuple):
 
 
 class _End(NamedTuple):
+    """from_fast: the register where the path begins is in the clock of twice the rate. half: it, or this end, is."""
+
     ns: float
     bit: int
     cell: str
     port: str
     net_ns: float
+    from_fast: bool
+    half: bool
+
+    @property
+    def cycle(self) -> float:
+        """ns of the slower clock's cycle that the path needs."""
+        return 2 * self.ns if self.half else self.ns
 
 
 _IGNORED = {"BUFG", "GND", "VCC", "$scopeinfo"}
@@ -157,7 +174,15 @@ class _Design:
             for port, bit, out, ns in each.through:
                 self._following[bit].append((name, port, out, ns))
         self._order = self._sorted()
-        self.arrivals = self._arrive()
+        self.fast = self._clocked_by(module.get("ports", {}).get(FAST, {"bits": []})["bits"], module)
+        self.arrivals = {fast: self._arrive(fast) for fast in ((False, True) if self.fast else (False,))}
+        """By the clock of the registers from which they come."""
+
+    def _clocked_by(self, clock: list[int], module: Mapping[str, Any]) -> set[str]:
+        """Cells whose clock is this port, also behind a buffer."""
+        buffers = [row["connections"] for row in module["cells"].values() if row["type"] == "BUFG"]
+        nets = {*clock, *(buffer["O"][0] for buffer in buffers if buffer["I"][0] in clock)}
+        return {name for name, cell in self.cells.items() if any(nets & set(bits) for bits in cell.inputs.values())}
 
     def net(self, bit: int, to: str, port: str) -> float:
         """ns from the driver of a net to a port of cell `to`."""
@@ -192,35 +217,37 @@ class _Design:
             raise SynthesisError(f"{len(looped)} nets are in loops without a register, {name} among them; report this")
         return order
 
-    def _arrive(self) -> dict[int, _Arrival]:
+    def _arrive(self, fast: bool) -> dict[int, _Arrival]:
         arrivals: dict[int, _Arrival] = {}
-        for each in self._arcs.values():
-            for bit, ns in each.launch:
+        for name, each in self._arcs.items():
+            for bit, ns in each.launch if (name in self.fast) == fast else ():
                 if bit not in arrivals or ns > arrivals[bit].ns:
                     arrivals[bit] = _Arrival(ns, 0, bit, None, 0.0, ns)
         for bit in self._order:
             if (here := arrivals.get(bit)) is None:
                 continue
-            for name, port, out, ns in self._following.get(bit, ()):
-                net = self.net(bit, name, port)
+            for to, port, out, ns in self._following.get(bit, ()):
+                net = self.net(bit, to, port)
                 if out not in arrivals or here.ns + net + ns > arrivals[out].ns:
-                    counts = bool(_COMPUTES.match(self.cells[name].kind)) and port != "CI"
+                    counts = bool(_COMPUTES.match(self.cells[to].kind)) and port != "CI"
                     arrivals[out] = _Arrival(here.ns + net + ns, here.levels + counts, here.start, bit, net, ns)
         return arrivals
 
     def ends(self) -> Iterator[_End]:
         for name, each in self._arcs.items():
             for port, bit, setup in each.setup:
-                if (arrival := self.arrivals.get(bit)) is not None:
-                    net = self.net(bit, name, port)
-                    yield _End(arrival.ns + net + setup, bit, name, port, net)
+                for fast, arrivals in self.arrivals.items():
+                    if (arrival := arrivals.get(bit)) is not None:
+                        net = self.net(bit, name, port)
+                        half = fast or name in self.fast
+                        yield _End(arrival.ns + net + setup, bit, name, port, net, fast, half)
 
     def longest(self, ends: list[_End], number: int) -> tuple[Path, ...]:
         """Of paths between registers of the same names but for numbers the longest one."""
         first: dict[tuple[str, str], tuple[_End, str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         for end in ends:
-            source, _ = self.driver[self.arrivals[end.bit].start]
+            source, _ = self.driver[self.arrivals[end.from_fast][end.bit].start]
             names = self._register(source), self._register(end.cell, end.port)
             key = re.sub(r"\d+", "#", names[0]), re.sub(r"\d+", "#", names[1])
             count[key] += 1
@@ -229,9 +256,9 @@ class _Design:
         return tuple(self._path(*each, count[key]) for key, each in first.items())
 
     def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
-        steps, bit = [], end.bit
+        steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
-            at = self.arrivals[bit]
+            at = arrivals[bit]
             kind = self.cells[self.driver[bit][0]].kind
             steps.append(Step(kind, self.names.get(bit, ""), at.net_ns, at.cell_ns, self.fan_out[bit]))
             if at.before is None:
@@ -239,7 +266,8 @@ class _Design:
             bit = at.before
         nets = sum(step.net_ns for step in steps) + end.net_ns
         most = max(step.fan_out for step in steps)
-        return Path(start, target, end.ns, nets, self.arrivals[end.bit].levels, most, ends, tuple(reversed(steps)))
+        levels = arrivals[end.bit].levels
+        return Path(start, target, end.ns, nets, levels, most, ends, tuple(reversed(steps)), end.half)
 
     def _register(self, name: str, port: str = "D") -> str:
         """Unit and signal of the register, memory or DSP block that a cell is; the port, where it is not the data of a

@@ -230,7 +230,8 @@ def _check(
     plans = [step for step in lowered.steps if isinstance(step, LaunchPlan)]
     checked = self_check(program, plans, selection, lowered.image.addresses)
     try:
-        check_rewriting(original, units_of(program, model.graph, selection), program.constants, checked.held)
+        units = units_of(program, model.graph, selection, checked.computed)
+        check_rewriting(original, units, program.constants, checked.held)
     except RewriteError:  # and which pass was it?
         PASSES.run(again(), lambda name, model: check_pass(original, name, model))
         raise

@@ -71,10 +71,11 @@ _LIMITS = {
     "tap_depth": _Limits(4, 1 << 12),
     "residual_cycles": _Limits(1, 4),
     "ports": _Limits(1, 2),
+    "pump": _Limits(1, 2),
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
-_LATER = ("trace_depth", "alu", "int32")
+_LATER = ("trace_depth", "alu", "int32", "pump")
 """Fields that Programs and records are older than: as they are by default they do not count in a digest."""
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
@@ -149,6 +150,7 @@ class Config:
     trace_depth: starts and ends of instructions that the hardware keeps of a run, for the timeline of a board; 0: none.
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
+    pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     """
 
     batch: int = 1
@@ -173,6 +175,7 @@ class Config:
     trace_depth: int = 0
     alu: bool = True
     int32: bool = True
+    pump: int = 1
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:

@@ -68,6 +68,10 @@ FIELDS = {
         "the vector unit writes acc, too, and LOAD brings int32 there, not int8 alone",
         "TODO LUTs of `pynq`; likewise",
     ),
+    "pump": (
+        "products that a DSP block makes in a cycle, in a clock of twice the rate",
+        "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

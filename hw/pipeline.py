@@ -48,7 +48,8 @@ UNTOLD = 2 * IN_FLIGHT
 # The gemm unit ------------------------------------------------------------------------------------------------
 
 PAIR_STAGES = 4
-"""Registers between two factors and the sum of their products: operands, first product, second product, sum."""
+"""Registers between two factors and the sum of their products: operands, first product, second product, sum. As many
+cycles where one block makes both products at twice the clock."""
 
 
 def array_stages(cfg: Config) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,8 @@ CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w"
 SMALL_ARRAY = 64
 """Products a cycle up to which a simulator is built for short runs: of the hardware as it is, and with -O1, which
 compiles in half the time of -O3."""
+FAST_CLOCK = "fast_clk"
+"""The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
@@ -231,6 +234,8 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         _call([*command, str(work / "top.v")], work, environment)
 
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
+        if re.search(rf"\b{FAST_CLOCK}\b", text):  # of a device, whose array has a clock of its own
+            macros["TWO_CLOCKS"] = 1
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
         sources, seldom = _cxx_sources(work)

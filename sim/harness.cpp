@@ -368,8 +368,13 @@ struct Simulator {
         }
     }
 
-    // Registers are clocked by each change of `clk` (build.py).
+    // Registers are clocked by each change of `clk` (build.py), those of twice its rate also in the middle of a cycle.
     void clock() {
+#ifdef TWO_CLOCKS
+        top.fast_clk ^= 1;
+        top.eval();
+        top.fast_clk ^= 1;
+#endif
         top.clk ^= 1;
         top.eval();
     }

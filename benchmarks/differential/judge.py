@@ -61,6 +61,8 @@ LIKENESS = 2.0**-10
 MOVING = ("MaxPool", "NhwcMaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators with which onnxruntime's QuantizeLinear changes places."""
 CUT = "_cut"
+FINITE, PLUS, MINUS, NONE = range(4)
+"""Kinds of floats: finite ones, both infinities, and those that are no number."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +314,8 @@ class Neighbourhood:
         if expected.dtype.kind == "f":
             allowed = self._allowed(name, expected) + more
             same: Array = _equal(found, expected) | (_distance(found, expected) <= allowed)
-            if np.any(one := np.isfinite(found) != np.isfinite(expected)):
-                same = same | (one & self._undefined(name, expected))
+            if np.any(one := _kind(found) != _kind(expected)):
+                same = same | (one & self._undefined(name, found))
             if not np.all(same) and (exact := self._exact(name)) is not None and exact.shape == found.shape:
                 same |= _of_rounding(expected, exact) & (_distance(found, exact) <= allowed)
             why = _elements(found, expected, same)
@@ -321,6 +323,10 @@ class Neighbourhood:
         if expected.dtype not in QUANTISED:
             return [Gap(name, operators, why)]
         steps = np.abs(found.astype(np.int64) - expected.astype(np.int64))
+        if name in self.quantisers and np.any(steps > 1):  # what is no number becomes any
+            steps[self._is_anything(self.quantisers[name].input[0], steps > 1)] = 0
+            if not np.any(steps):
+                return []
         return [Gap(name, operators, why, int(steps.max()), self._maker(name), self._is_tie(name, steps))]
 
     def _maker(self, name: str) -> str:
@@ -344,11 +350,24 @@ class Neighbourhood:
             own = float(np.max(_distance(wide, exact), initial=0.0, where=_of_rounding(wide, exact)))
         return MARGIN * spread + own + LEAST * float(np.max(np.abs(wide[finite]), initial=0.0))
 
-    def _undefined(self, name: str, expected: Array) -> Array:
-        """Which elements rounding moves to where there is no result, or from there, as roots of what cancels."""
-        near = [each[name] for each in self._drawn(SIGNS) if each[name].shape == expected.shape]
-        finite = np.isfinite(near or [expected])
-        return np.asarray(finite.any(axis=0) & ~finite.all(axis=0))
+    def _undefined(self, name: str, found: Array) -> Array:
+        """Which elements rounding moves to where there is no result, or from there, as roots of what cancels, and to
+        what is `found`: some kind of number, or none between two signs of infinity, as a quotient of two zeros."""
+        near = [_kind(each[name]) for each in self._drawn(SIGNS) if each[name].shape == found.shape]
+        kinds, kind = np.array(near or [_kind(found)]), _kind(found)
+        several = (kinds != kinds[0]).any(axis=0)
+        between = (kinds == PLUS).any(axis=0) & (kinds == MINUS).any(axis=0) & (kind == NONE)
+        return np.asarray(several & ((kinds == kind).any(axis=0) | between))
+
+    def _is_anything(self, name: str, where: Array) -> Array:
+        """Which of the floats `name`, looked at only `where` asked for, rounding makes no number, or infinite."""
+        if not self.near or name not in self.near[0] or self.near[0][name].shape != where.shape:
+            return np.zeros(where.shape, bool)
+        real = self.near[0][name]
+        if real.dtype.kind != "f" or not np.any(where & ~np.isfinite(real)):
+            return np.zeros(where.shape, bool)
+        kinds = np.array([_kind(each[name]) for each in self._drawn(SIGNS)])
+        return np.asarray(where & (kinds != FINITE).all(axis=0) & (kinds != kinds[0]).any(axis=0))
 
     def _exact(self, name: str) -> Array | None:
         """What ONNX's reference computes in double precision, where it can."""
@@ -408,7 +427,13 @@ class Neighbourhood:
         step = float(scale.reshape(()))
         at = real.astype(np.float64) / step
         allowed = self._allowed(node.input[0], real) / step + 2.0**-23 * np.abs(at)
-        return at, np.abs(at - np.floor(at) - 0.5) <= allowed  # what the division rounds is part of it
+        with np.errstate(invalid="ignore"):
+            return at, np.abs(at - np.floor(at) - 0.5) <= allowed  # what the division rounds is part of it
+
+
+def _kind(array: Array) -> Array:
+    """FINITE, PLUS or MINUS for infinities, or NONE, of each element."""
+    return np.where(np.isfinite(array), FINITE, np.where(np.isnan(array), NONE, np.where(array > 0, PLUS, MINUS)))
 
 
 def _distance(a: Array, b: Array) -> Array:

@@ -19,6 +19,7 @@ from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import lengths
 from celosia.compiler.graph.lenient import conform, for_checker
+from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.sound import complaint
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
@@ -74,6 +75,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
     return model

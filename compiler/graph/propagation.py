@@ -2,22 +2,54 @@
 
 DequantizeLinear of one scale changes places with what moves elements behind it, QuantizeLinear with what moves elements
 before it, unless that is returned, or read by others. Which results an operator reads or makes in bytes follows from
-there. What hands elements on, such as Identity, goes first, but where it is returned.
+there. What hands elements on, such as Identity, goes first, but where it is returned. Operators whose results nobody
+reads are readers there, and gone here: importing notes what they read (`note_idle_readers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+
 import onnx_ir as ir
 
 from celosia.compiler.graph.identities import is_wire
-from celosia.compiler.graph.values import is_op
+from celosia.compiler.graph.values import captured, is_op
 
+IDLE = "read by an operator whose result nobody reads"
+"""In `meta` of a value."""
 MOVING = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def hands_on(node: ir.Node) -> bool:
     """Whether `node` is a wire, which onnxruntime takes away: it leaves those whose result is returned."""
     return is_wire(node) and not node.outputs[0].is_graph_output()
+
+
+def note_idle_readers(graph: ir.Graph) -> None:
+    """Note in `graph`, before they are removed, what operators read whose results nobody does. They count as readers
+    where they are no wires, and where no operator that stays does the same: onnxruntime makes those one."""
+    needed = set(graph.outputs)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(value for value in (*node.inputs, *captured(node)) if value is not None)
+    same: dict[ir.Value | None, ir.Value | None] = {}
+    staying = {_described(node, same): node for node in graph if not needed.isdisjoint(node.outputs)}
+    for node in graph:
+        if not needed.isdisjoint(node.outputs):
+            continue
+        if is_wire(node):
+            same[node.outputs[0]] = same.get(node.inputs[0], node.inputs[0])
+        elif (other := staying.get(_described(node, same))) is not None:
+            same.update(zip(node.outputs, other.outputs))
+        else:
+            for value in needed.intersection(same.get(value, value) for value in node.inputs):
+                value.meta[IDLE] = True
+
+
+def _described(node: ir.Node, same: Mapping[ir.Value | None, ir.Value | None]) -> Hashable:
+    """Equal for operators that do the same to the same values, for some of which others stand in `same`."""
+    attrs = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
+    return node.domain, node.op_type, (*attrs,), tuple(same.get(value, value) for value in node.inputs)
 
 
 def maker(value: ir.Value | None) -> ir.Node | None:
@@ -41,6 +73,8 @@ def only_reader(node: ir.Node) -> ir.Node | None:
     """The operator that alone reads the result of `node`, without what hands it on. That it is returned does not
     count."""
     while len(uses := list(node.outputs[0].uses())) == 1 and uses[0].node.graph is node.graph:
+        if IDLE in node.outputs[0].meta:
+            return None
         node = uses[0].node
         if not hands_on(node):
             return node

@@ -20,7 +20,7 @@ from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
-from celosia.compiler.selfcheck.operators import Codes, compute, is_concat, read_by
+from celosia.compiler.selfcheck.operators import Codes, Remembered, compute, is_concat, read_by
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")
@@ -36,11 +36,13 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor."""
+    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor.
+    computed: what operators made of them on the CPU."""
 
     layers: int = 0
     bytes: int = 0
     held: Mapping[str, Codes] = field(default_factory=dict, compare=False)
+    computed: Remembered = field(default_factory=Remembered, compare=False)
 
 
 def self_check(
@@ -65,6 +67,7 @@ class _Check:
         self.places: dict[Storage, Place] = {}
         self.parts: dict[tuple[ir.Node, int], Codes] = {}
         """The same of each part of a concatenation."""
+        self.computed = Remembered()
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
         program = self.program
@@ -76,7 +79,8 @@ class _Check:
         for plan, step in zip(plans, program.launches, strict=True):
             total += self._launch(device, plan, step)
             layers += len(plan.choices)
-        return Checked(layers, total, {value.name or "": held for value, held in self.values.items()})
+        held = {value.name or "": codes for value, codes in self.values.items()}
+        return Checked(layers, total, held, self.computed)
 
     def _launch(self, device: TappedDevice, plan: LaunchPlan, step: LaunchStep) -> int:
         """Run one launch and compare its layers, in their order. Returns the number of bytes."""
@@ -228,7 +232,7 @@ class _Check:
         for node in choice.nodes:
             number = self._part(choice, node) if is_concat(node) else None
             read = read_by(node) if number is None else read_by(node)[number : number + 1]
-            result = compute(node, [self._operand(value, made) for value in read], number)
+            result = self.computed.compute(node, [self._operand(value, made) for value in read], number)
             made[node.outputs[0]] = result
         assert result is not None
         y = choice.layer.y

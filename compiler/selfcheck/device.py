@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep
+from celosia.compiler.selfcheck.kernels import products
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 from celosia.sim.decode import Instruction
@@ -39,6 +40,8 @@ class TappedDevice(FunctionalDevice):
         for buffer in vars(self.state).values():  # what is left in scratchpads must not matter
             if isinstance(buffer, np.ndarray):
                 buffer.reshape(-1).view(np.uint8)[...] = random_bytes(rng, buffer.nbytes)
+        self.products = products(self.state)
+        """What executes a GEMM, where there is a kernel for it."""
         self.layer_of: list[int] = []
         self.places: list[Place] = []
         self.failed_layer: int | None = None
@@ -51,7 +54,10 @@ class TappedDevice(FunctionalDevice):
 
     def execute(self, instruction: Instruction, number: int = 0) -> None:
         self.failed_layer = self.layer_of[number]
-        super().execute(instruction, number)
+        if instruction.opcode == Opcode.GEMM and self.products is not None:
+            self.products(instruction)
+        else:
+            super().execute(instruction, number)
         if instruction.opcode == Opcode.STORE:
             self._take(instruction.fields, number, self.places[self.layer_of[number]])
         self.failed_layer = None

@@ -1,15 +1,17 @@
-"""Two loop nests whose sizes are arguments, so that LLVM compiles them once and every layer of every model shares them.
+"""Loop nests whose sizes are arguments, so that LLVM compiles them once and every layer of every model shares them.
 
 The CPU backend's own kernels have fixed sizes, and one takes tens of milliseconds: too long for each convolution that
-is only to be checked.
+is only to be checked. `products` is the instruction GEMM for one Config, of which a launch may have thousands.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,20 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.hw.config import Config
+from celosia.hw.isa import GEMM_LOOPS
+from celosia.hw.scratchpads import scratchpads
+from celosia.sim.decode import Instruction
+from celosia.sim.reference import State
 
 UInt8 = NDArray[np.uint8]
 ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64
 """Rows and columns of a tile of `dots`, bytes of its innermost product, and bytes that `largest` takes at a time."""
+
+VECTOR = 16
+"""Lanes of int32 of which `products` multiplies one, or several, at a time."""
+MOST_VECTORS = 8
+"""Of them that hold sums at once."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V = Any  # an LLVM value; llvmlite has no types
@@ -69,6 +81,38 @@ def largest(x: UInt8) -> UInt8:
     return y
 
 
+_OPERANDS = {"acc": GEMM_LOOPS[:3], "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
+"""What GEMM addresses, and the loops that move it."""
+_FIELDS = (
+    *(f"extent_{loop}" for loop in GEMM_LOOPS), "accumulate",
+    *(f"{operand}_{at}" for operand, loops in _OPERANDS.items() for at in ("base", *loops)),
+)  # fmt: skip
+"""Of GEMM, in the order in which its kernel reads them."""
+
+
+def products(state: State) -> Callable[[Instruction], None] | None:
+    """What executes a GEMM on `state` as `sim.reference.gemm` does; None where entries of its Config fill no vectors,
+    or this processor has no instruction for products of bytes."""
+    cfg = state.cfg
+    row = cfg.group * cfg.block_in
+    fits = 8 <= cfg.block_in <= 4 * VECTOR <= row and (cfg.batch == 1 or cfg.inp_pieces == 1)
+    if not fits or not dot.instructions(dot.features())[1]:
+        return None
+    function, code = _products(cfg)
+    pointers = [getattr(state, operand).ctypes.data for operand in _OPERANDS]
+    taken: Callable[[Sequence[int]], tuple[int, ...]] | None = None
+
+    def execute(instruction: Instruction) -> None:
+        nonlocal taken
+        if taken is None:  # of all GEMMs in the same places
+            taken = itemgetter(*(instruction.names.index(name) for name in _FIELDS))
+        fields = array("q", taken(instruction.values))
+        function(fields.buffer_info()[0], *pointers)
+        assert code is not None  # which lives as long as this
+
+    return execute
+
+
 def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
@@ -83,12 +127,7 @@ def _functions() -> dict[str, Any]:
     module.features = dot.features()
     _dots(module)
     _largest(module)
-    text = str(module)
-
-    def make() -> CompiledKernel:
-        return CompiledKernel("dots", (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
-
-    linked = machine.link(["dots", "largest"], llvm_compile.cached(text, "", make).code)
+    linked = _linked(module, ["dots", "largest"])
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     types: dict[str, list[Any]] = {
         "dots": [pointer] * 5 + [ctypes.c_int32, ctypes.c_float] + [number] * 3,
@@ -96,6 +135,26 @@ def _functions() -> dict[str, Any]:
     }
     functions: dict[str, Any] = {name: ctypes.CFUNCTYPE(None, *args)(linked[name]) for name, args in types.items()}
     return functions | {"code": linked}  # which lives as long as they do
+
+
+@cache
+def _products(cfg: Config) -> tuple[Any, Any]:
+    """(GEMM of `cfg` as a function of ctypes, for this processor; what keeps its code)."""
+    module = ir.Module("selfcheck")
+    module.features = dot.features()
+    _gemm(module, cfg)
+    linked = _linked(module, ["gemm"])
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(linked["gemm"]), linked
+
+
+def _linked(module: Any, names: list[str]) -> Any:
+    """Addresses of the functions of `module`, by name, and what keeps their code."""
+    text = str(module)
+
+    def make() -> CompiledKernel:
+        return CompiledKernel(names[0], (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
+
+    return machine.link(names, llvm_compile.cached(text, "", make).code)
 
 
 def _function(module: Any, name: str, types: list[Any]) -> tuple[Any, list[V]]:
@@ -197,3 +256,66 @@ def _largest(module: Any) -> None:
             best[0] = _call(b, "llvm.umax", best[0], value)
         b.store(best[0], _at(b, y, part, wide), align=1)
     b.ret_void()
+
+
+def _gemm(module: Any, cfg: Config) -> None:
+    """GEMM, its fields and scratchpads being arguments: lanes for four bytes of an input and a weight each."""
+    pointer, wide = ir.PointerType(), ir.VectorType(I32, VECTOR)
+    b, (given, acc, inp, wgt) = _function(module, "gemm", [pointer] * 4)
+    fields = {name: b.load(_at(b, given, I64(place), I64), typ=I64) for place, name in enumerate(_FIELDS)}
+    vectors = min(MOST_VECTORS, cfg.group * cfg.block_in // (4 * VECTOR))
+    signs, ones = (_splat(b, I32(each), VECTOR) for each in (0x80808080 - (1 << 32), 0x01010101))
+    index: dict[str, V] = {}
+
+    def entry(operand: str) -> V:
+        """The entry of an operand in the loops so far."""
+        at = fields[f"{operand}_base"]
+        for loop in index.keys() & set(_OPERANDS[operand]):
+            at = b.add(at, b.mul(index[loop], fields[f"{operand}_{loop}"]))
+        return b.and_(at, I64(scratchpads(cfg)[operand].depth - 1))
+
+    with ExitStack() as loops:
+        for loop in GEMM_LOOPS[:3]:
+            index[loop] = loops.enter_context(_loop(b, fields[f"extent_{loop}"]))
+        sample = loops.enter_context(_loop(b, I64(cfg.batch)))
+        part = loops.enter_context(_loop(b, I64(cfg.block_out * cfg.block_in // (4 * VECTOR * vectors))))
+        sums = [ir.Constant(wide, [0] * VECTOR)] * (vectors + 1)  # the last one of inputs alone
+        with ExitStack() as inner:
+            for loop in GEMM_LOOPS[3:]:
+                index[loop] = inner.enter_context(_loop(b, fields[f"extent_{loop}"], sums))
+            quads = cfg.block_in // 4
+            few = ir.VectorType(I32, quads)
+            at = b.add(b.mul(entry("inp"), I64(cfg.batch)), sample)
+            x = b.load(_at(b, inp, at, few), typ=few, align=1)
+            mask = ir.Constant(ir.VectorType(I32, VECTOR), [lane % quads for lane in range(VECTOR)])
+            x = b.shuffle_vector(x, ir.Constant(few, ir.Undefined), mask)
+            at = b.add(b.mul(entry("wgt"), I64(cfg.block_out * cfg.block_in)), b.mul(part, I64(4 * VECTOR * vectors)))
+            rows = _at(b, wgt, at, I8)
+            for place in range(vectors):
+                w = b.xor(b.load(_at(b, rows, I64(place), wide), typ=wide, align=1), signs)  # plus 128
+                sums[place] = dot.dot4(b, sums[place], w, x, module.features)
+            sums[-1] = dot.dot4(b, sums[-1], ones, x, module.features)
+        for loop in GEMM_LOOPS[3:]:
+            del index[loop]
+        less = b.shl(sums.pop(), _splat(b, I32(7), VECTOR))
+        column = b.mul(part, I64(vectors * VECTOR // quads))
+        at = b.add(b.mul(entry("acc"), I64(cfg.out_pieces)), b.udiv(column, I64(cfg.group)))
+        at = b.add(b.mul(at, I64(cfg.batch)), sample)
+        at = b.add(b.mul(at, I64(cfg.group)), b.urem(column, I64(cfg.group)))
+        _add_up(b, [b.sub(each, less) for each in sums], quads, _at(b, acc, at, I32), fields["accumulate"])
+    b.ret_void()
+
+
+def _add_up(b: Any, sums: list[V], quads: int, to: V, accumulate: V) -> None:
+    """Store the sums of each `quads` lanes, added to what is there where `accumulate` is not 0."""
+    count = VECTOR // quads
+    few, nothing = ir.VectorType(I32, count), ir.Constant(sums[0].type, ir.Undefined)
+    for place, each in enumerate(sums):
+        at = _at(b, to, I64(place), few)
+        old = b.select(
+            b.icmp_signed("!=", accumulate, I64(0)), b.load(at, typ=few, align=4), ir.Constant(few, [0] * count)
+        )
+        for quad in range(quads):
+            mask = ir.Constant(few, [column * quads + quad for column in range(count)])
+            old = b.add(old, b.shuffle_vector(each, nothing, mask))
+        b.store(old, at, align=4)

@@ -61,6 +61,21 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
     return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
 
 
+class Remembered:
+    """`compute`, which does not compute again what it computed last of the same operands."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[ir.Node, int | None, int], tuple[list[Codes], Codes]] = {}
+
+    def compute(self, node: ir.Node, operands: list[Codes], part: int | None = None, output: int = 0) -> Codes:
+        """As `compute`."""
+        operands_then, result = self._last.get((node, part, output), (None, None))
+        if result is None or operands_then is None or not all(map(np.array_equal, operands_then, operands)):
+            result = compute(node, operands, part, output)
+            self._last[node, part, output] = operands, result
+        return result
+
+
 def is_concat(node: ir.Node | None) -> bool:
     """Of integers or floats."""
     return is_op(node, "QLinearConcat", "Concat")

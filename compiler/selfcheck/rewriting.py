@@ -30,7 +30,7 @@ from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.host.windows import WindowError, windows
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
-from celosia.compiler.selfcheck.operators import codes, compute, is_concat, read_by
+from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, read_by
 from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
 from celosia.compiler.selfcheck.rounding import beyond_rounding
 from celosia.compiler.selfcheck.tolerance import outside
@@ -275,11 +275,14 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
 # Units -----------------------------------------------------------------------------------------------------------
 
 
-def units_of(program: Program, graph: ir.Graph, selection: Selection) -> list[Unit]:
-    """What `program` computes, of the graph that its operators come from."""
+def units_of(program: Program, graph: ir.Graph, selection: Selection, computed: Remembered) -> list[Unit]:
+    """What `program` computes, of the graph that its operators come from. computed: what operators of the accelerator
+    made of what it held."""
     by_name = {out.name: node for node in graph for out in node.outputs}
     if not all(kernel.host == host() for kernel in program.kernels):  # they are for another processor
-        return [operator(node, graph.opset_imports) if node in selection.cpu else _placed(node) for node in graph]
+        return [
+            operator(node, graph.opset_imports) if node in selection.cpu else _placed(node, computed) for node in graph
+        ]
     units = []
     for step in program.steps:
         if isinstance(step, HostStep):
@@ -287,7 +290,7 @@ def units_of(program: Program, graph: ir.Graph, selection: Selection) -> list[Un
         elif isinstance(step, CpuStep):
             infos = {info.name for info in step.nodes}
             units.append(_step(program, step, tuple(node for node in graph if node.name in infos)))
-    return units + [_placed(node) for node in graph if node not in selection.cpu]
+    return units + [_placed(node, computed) for node in graph if node not in selection.cpu]
 
 
 def operator(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
@@ -307,17 +310,17 @@ def _step(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
     return Unit(nodes, step.inputs, step.outputs, run)
 
 
-def _placed(node: ir.Node) -> Unit:
+def _placed(node: ir.Node, computed: Remembered) -> Unit:
     """An operator of the accelerator, or a view of what it holds."""
     operands = read_by(node)
 
     def run(values: Values) -> Sequence[Any]:
         given = [codes(np.asarray(values[value.name or ""])) for value in operands]
         if is_concat(node):
-            parts = [compute(node, [part], number) for number, part in enumerate(given)]
+            parts = [computed.compute(node, [part], number) for number, part in enumerate(given)]
             made = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
         else:
-            made = [compute(node, given, output=place) for place in range(len(node.outputs))]
+            made = [computed.compute(node, given, output=place) for place in range(len(node.outputs))]
         return [_of_codes(each.reshape(shape(out) or ()), out) for each, out in zip(made, node.outputs)]
 
     inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))

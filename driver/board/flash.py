@@ -77,7 +77,8 @@ def _stop(pynq: Any) -> None:
 def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
     try:
         pynq.Overlay(os.path.expanduser(bit))
-        clock_mhz = _set_clock(pynq.Clocks, manifest.clock_mhz)
+        pumped = manifest.config.get("pump", 1) == 2
+        clock_mhz = (_kept_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
         magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
@@ -112,3 +113,13 @@ def _set_clock(clocks: Any, mhz: int) -> float:
         if found <= 1.001 * mhz:
             return found
     raise RuntimeError(f"its clock cannot be set to {mhz} MHz")
+
+
+def _kept_clock(clocks: Any, mhz: int) -> float:
+    """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
+    where it is not `mhz`, or up to a tenth below.
+    """
+    found = float(clocks.fclk0_mhz)
+    if not 0.9 * mhz <= found <= 1.001 * mhz:
+        raise RuntimeError(f"its clock is {found:g} MHz, and the array's is made of one of {mhz} MHz")
+    return found

@@ -162,6 +162,7 @@ def timing(
         about = {"board": chosen.name, "device": device, "config": cfg.name, "digest": cfg.digest}
         longest = [asdict(path) for path in found.paths]
         clock = {"mhz": round(found.mhz, 1), "ns": round(found.ns, 3), "caveat": sta.CAVEAT}
+        clock |= {"array_mhz": round(2 * found.mhz, 1)} if found.pumped else {}
         typer.echo(json.dumps(about | clock | {"ends": found.ends, "paths": longest}, indent=1))
     else:
         console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))

@@ -36,6 +36,7 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "vin_depth": _powers(128, 8192), "out_depth": _powers(128, 4096), "par_depth": _powers(16, 256),
     "lut_count": (1, 2, 4), "queue_depth": _powers(4, 32), "packed": (True, False), "taps": (0, 1, 2, 3, 5, 7),
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
+    "pump": (1, 2),
 }  # fmt: skip
 """What is searched where nobody says otherwise."""
 

@@ -78,9 +78,10 @@ class Ladder:
         return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed")
 
     def _measured(self, points: Sequence[Point], rung: str) -> list[Point]:
-        """Each with the Cost of every model. Nothing takes fewer products, so that `packed` is no question here."""
+        """Each with the Cost of every model. Nothing takes fewer products for `packed` or `pump`, which are no
+        question here."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
-        asks = [Ask(subject, replace(points[n].cfg, packed=True), rung, self.memory) for n, subject in jobs]
+        asks = [Ask(subject, replace(points[n].cfg, packed=True, pump=1), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
         found: list[Point] = []
 

@@ -30,9 +30,13 @@ def timing(found: Timing, title: str) -> RenderableType:
     """The longest paths of an accelerator, and how many paths end at each number of ns."""
     from celosia.bitstreams.timing import CAVEAT
 
-    table = new_table(title, ">ns", ">on nets", ">levels", ">fan-out", ">ends", "from", "to")
+    half = ("",) if found.pumped else ()
+    table = new_table(title, ">ns", *half, ">on nets", ">levels", ">fan-out", ">ends", "from", "to")
     for path in found.paths:
         nets = percent(path.nets_ns / path.ns)
-        add_row(table, f"{path.ns:.2f}", nets, path.levels, path.fan_out, path.ends, path.start, path.end)
+        half = (("of ½" if path.half else ""),) if found.pumped else ()
+        add_row(table, f"{path.ns:.2f}", *half, nets, path.levels, path.fan_out, path.ends, path.start, path.end)
     late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(found.ends.items())[-5:]))
-    return Group(table, Text(f"{found.mhz:.1f} MHz ({found.ns:.2f} ns). Ends of paths, {late}.\n{CAVEAT}"))
+    array = f", {2 * found.mhz:.1f} MHz in the array; paths there, or to and from there, have half a cycle (½)"
+    clock = f"{found.mhz:.1f} MHz ({found.ns:.2f} ns){array if found.pumped else ''}"
+    return Group(table, Text(f"{clock}. Ends of paths, {late}.\n{CAVEAT}"))

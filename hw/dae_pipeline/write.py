@@ -207,8 +207,8 @@ class Writer(wiring.Component):
             ]
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
-        """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. A Config without
-        `int32` has int8 here as they are."""
+        """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. Without
+        `int32` they are int8 here, too."""
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
         bytes_ = [word.word_select(lane, 8) for lane in range(wide)]

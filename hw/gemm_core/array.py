@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weights
+from celosia.hw.gemm_core.pump import Pump, pumps
 from celosia.hw.pipeline import PAIR_STAGES, array_stages
 from celosia.hw.scratchpads import scratchpads
 
@@ -73,6 +74,10 @@ class Array(wiring.Component):
             return m
 
         cfg, group = self.cfg, self.cfg.group
+        self._pump = Pump() if pumps(platform, cfg.pump) is not None else None
+        if self._pump is not None:
+            m.submodules.pump = self._pump
+            m.d.comb += self._pump.moves.eq(valid)
         for b in range(cfg.batch):
             row = [
                 self.inp.word_select((i // group * cfg.batch + b) * group + i % group, 8).as_signed()
@@ -122,7 +127,7 @@ class Array(wiring.Component):
         """Sums of two products each."""
         sums = []
         for i in range(0, len(row), 2):
-            m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed)
+            m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed, self.cfg.pump)
             m.d.comb += [
                 pair.moves.eq(Cat(self.valid, valid)),
                 pair.weights0.eq(weights[i]), pair.factor0.eq(row[i]),
@@ -130,6 +135,8 @@ class Array(wiring.Component):
             ]  # fmt: skip
             if factors:
                 m.d.comb += pair.factors.eq(factors[i // 2])
+            if self._pump is not None:
+                m.d.comb += [pair.halves.eq(self._pump.halves), pair.late.eq(self._pump.late)]
             sums.append(pair.sum)
         return sums
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from amaranth import Cat, ClockSignal, Const, Instance, Signal, Value
 
@@ -22,13 +22,37 @@ NOTHING, CASCADE, MINUS_C = _Plus(0b000), _Plus(0b001), _Plus(0b011, subtracts=T
 
 _PRODUCT = 0b0101
 """OPMODE's bits for X and Y: both halves of the product."""
+_P, _C = 0b010, 0b011
+"""OPMODE's bits for Z: the block's own sum, and `c`."""
 _NOT_Z = 0b0001
 """ALUMODE: not Z + X + Y + carry. With a carry of 1 that is X + Y - Z."""
+_TAKES_D = 0b00110
+"""INMODE: the multiplier has D instead of A; with 0 it has A."""
+_INPUTS = {
+    "A": 30, "B": 18, "C": 48, "PCIN": 48, "ACIN": 30, "BCIN": 18, "INMODE": 5, "CARRYINSEL": 3, "CARRYCASCIN": 1,
+    "MULTSIGNIN": 1, "CARRYIN": 1, "ALUMODE": 4,
+}  # fmt: skip
 _WIDTHS = {Dsp.e1: {"D": 25, "OPMODE": 7}, Dsp.e2: {"D": 27, "OPMODE": 9}}
-_LEFT_OUT = {"ACIN": 30, "BCIN": 18, "INMODE": 5, "CARRYINSEL": 3, "CARRYCASCIN": 1, "MULTSIGNIN": 1}
-_NO_REGISTERS = ("AD", "D", "ALUMODE", "CARRYIN", "CARRYINSEL", "INMODE", "OPMODE")
-_NO_RESETS = ("A", "ALLCARRYIN", "ALUMODE", "B", "C", "CTRL", "D", "INMODE", "M", "P")
-_NO_ENABLES = ("AD", "ALUMODE", "CARRYIN", "CTRL", "D", "INMODE")
+_REGISTERS = ("A", "ACASC", "AD", "ALUMODE", "B", "BCASC", "C", "CARRYIN", "CARRYINSEL", "D", "INMODE", "OPMODE")
+_RESETS = ("A", "ALLCARRYIN", "ALUMODE", "B", "C", "CTRL", "D", "INMODE", "M", "P")
+_ENABLES = ("A1", "A2", "AD", "ALUMODE", "B1", "B2", "C", "CARRYIN", "CTRL", "D", "INMODE", "M", "P")
+_D_PORT = {Dsp.e1: {"p_USE_DPORT": "TRUE"}, Dsp.e2: {"p_AMULTSEL": "AD"}}
+
+
+def _instance(
+    block: Dsp, clock: Value, registers: Mapping[str, int], inputs: Mapping[str, Value], enables: Mapping[str, Value],
+    **more: Any,
+) -> Instance:  # fmt: skip
+    """A block with registers at product and sum, and those that are named; inputs and enables that are not are 0."""
+    widths = _INPUTS | _WIDTHS[block]
+    return Instance(
+        block.value, p_MREG=1, p_PREG=1, i_CLK=clock,
+        **{f"p_{name}REG": registers.get(name, 0) for name in _REGISTERS},
+        **{f"i_{name}": inputs.get(name, Const(0, width)) for name, width in widths.items()},
+        **{f"i_CE{name}": enables.get(name, Const(0, 1)) for name in _ENABLES},
+        **{f"i_RST{name}": Const(0, 1) for name in _RESETS},
+        **more,
+    )  # fmt: skip
 
 
 def dsp48(
@@ -42,28 +66,54 @@ def dsp48(
     the block above, and nowhere else. plus, c (signed, up to 48 bits), pcin: what is added.
     """
     *operands, product, total = moves
-    registers = len(operands)
-    widths = _WIDTHS[block] | _LEFT_OUT
-    return Instance(
-        block.value,
-        **dict.fromkeys((f"p_{name}{kind}" for name in "AB" for kind in ("REG", "CASCREG")), registers),
-        p_CREG=int(c is not None), p_MREG=1, p_PREG=1,
-        **{f"p_{name}REG": 0 for name in _NO_REGISTERS},
-        i_CLK=ClockSignal(),
-        i_A=_extended(left, 30), i_B=_extended(right, 18),
-        i_C=Const(0, 48) if c is None else _extended(c, 48),
-        i_PCIN=Const(0, 48) if pcin is None else pcin,
-        **{f"i_{name}": Const(0, width) for name, width in widths.items() if name != "OPMODE"},
-        i_OPMODE=Const(plus.z << 4 | _PRODUCT, widths["OPMODE"]),
-        i_ALUMODE=Const(_NOT_Z if plus.subtracts else 0, 4),
-        i_CARRYIN=Const(int(plus.subtracts), 1),
-        **{f"i_CE{side}1": operands[0] if registers == 2 else Const(0, 1) for side in "AB"},
-        **{f"i_CE{side}2": operands[-1] for side in "AB"},
-        i_CEC=Const(0, 1) if c is None else product, i_CEM=product, i_CEP=total,
-        **{f"i_CE{name}": Const(0, 1) for name in _NO_ENABLES},
-        **{f"i_RST{name}": Const(0, 1) for name in _NO_RESETS},
-        o_P=p, o_PCOUT=pcout,
-    )  # fmt: skip
+    count = len(operands)
+    registers = dict.fromkeys(("A", "ACASC", "B", "BCASC"), count) | {"C": int(c is not None)}
+    inputs: dict[str, Value] = {
+        "A": _extended(left, 30), "B": _extended(right, 18),
+        "OPMODE": Const(plus.z << 4 | _PRODUCT, _WIDTHS[block]["OPMODE"]),
+        "ALUMODE": Const(_NOT_Z if plus.subtracts else 0, 4), "CARRYIN": Const(int(plus.subtracts), 1),
+    }  # fmt: skip
+    enables = {"A2": operands[-1], "B2": operands[-1], "M": product, "P": total}
+    if count == 2:
+        enables |= {"A1": operands[0], "B1": operands[0]}
+    if c is not None:
+        inputs["C"], enables["C"] = _extended(c, 48), product
+    if pcin is not None:
+        inputs["PCIN"] = pcin
+    return _instance(block, ClockSignal(), registers, inputs, enables, o_P=p, o_PCOUT=pcout)
+
+
+def pumped_dsp48(
+    block: Dsp, lefts: tuple[Value, Value], right: Value, c: Value | None, carry: int, halves: Value,
+    moves: Sequence[Value], p: Signal,
+) -> Instance:  # fmt: skip
+    """A block of clock domain `fast` that sums two products in two of its cycles: c + carry + lefts[0] * right, and to
+    that carry + lefts[1] * right.
+
+    lefts: signed, up to 25 bits, both there in both cycles. right: signed, up to 18 bits, one factor after the other, a
+    cycle after them. c: signed, two cycles after `lefts`; None: nothing. halves: two bits, of which the first one is 1
+    in the cycles at whose end the first factor comes to `right`, and the other one in the others. moves: enables of the
+    registers in the order of the data: of `lefts`; of the left operand that was chosen and `right`; of the product and
+    `c`; of the sum.
+    """
+    operands, chosen, product, total = moves
+    registers = dict.fromkeys(("A", "ACASC", "B", "BCASC", "AD", "D", "INMODE", "OPMODE"), 1)
+    registers["C"] = int(c is not None)
+    first, second = halves
+    z = Cat(Const(0, 1), second, Const(0, 1)) if c is None else Cat(first, Const(1, 1), Const(0, 1))
+    widths = _WIDTHS[block]
+    inputs: dict[str, Value] = {
+        "A": _extended(lefts[0], 30), "D": _extended(lefts[1], widths["D"]), "B": _extended(right, 18),
+        "INMODE": Cat(second & Const(bool(_TAKES_D >> bit & 1)) for bit in range(_INPUTS["INMODE"])),
+        "OPMODE": Cat(Const(_PRODUCT, 4), z, Const(0, widths["OPMODE"] - 7)), "CARRYIN": Const(carry, 1),
+    }  # fmt: skip
+    enables = {
+        "A2": operands, "D": operands, "AD": chosen, "B2": chosen, "M": product, "P": total,
+        "INMODE": Const(1, 1), "CTRL": Const(1, 1),
+    }  # fmt: skip
+    if c is not None:
+        inputs["C"], enables["C"] = _extended(c, 48), product
+    return _instance(block, ClockSignal("fast"), registers, inputs, enables, **_D_PORT[block], o_P=p)
 
 
 def _extended(value: Value, width: int) -> Value:

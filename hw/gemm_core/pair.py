@@ -12,14 +12,15 @@ negative and below 2^17, and the bits above them a0*c0 + a1*c1.
 
 from __future__ import annotations
 
-from amaranth import Cat, Const, Module, Signal, Value, signed
+from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.hdl import ValueCastable
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48
+from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48, pumped_dsp48
 from celosia.hw.gemm_core.mult18 import WIDTH, mult18x18
+from celosia.hw.gemm_core.pump import pumps
 from celosia.hw.pipeline import PAIR_STAGES
 
 SPACING = 17
@@ -47,9 +48,13 @@ class Pair(wiring.Component):
     On the platform `Blocks` it is two DSP blocks. Those of Xilinx are a cascade: the second adds the first one's sum to
     its product, within their column, so that its operands go through a register more. Else it has the same registers.
 
+    Pumped, it is one block of Xilinx in clock domain `fast`, with the same sums in the same cycles, if each stage moves
+    with its data. All between the clocks goes from a register to a register, through a multiplexer at most.
+
     Parameters
     ----------
     packed : bool      Two products share a multiplication.
+    pump : int         2: a DSP block makes both products, on platforms that have such (`pump.pumps`).
 
     Members
     -------
@@ -58,24 +63,28 @@ class Pair(wiring.Component):
     weights0, weights1 : In    int8, or `packed_weights`.
     factor0, factor1 : In      int8.
     factors : In       factor0 + factor1, a cycle after them. Read if packed.
+    halves, late : In  From a `Pump`. There where `pump` is 2, and read where it pumps.
     sum : Out          Packed, bits below SPACING are the sum of the lower products and 2^16, the bits above, signed,
                        that of the higher ones.
     """
 
-    def __init__(self, packed: bool) -> None:
-        self._packed = packed
+    def __init__(self, packed: bool, pump: int = 1) -> None:
+        self._packed, self._pump = packed, pump
         weights = signed(weight_bits(packed))
         super().__init__({
             "moves": In(PAIR_STAGES),
             "weights0": In(weights), "weights1": In(weights), "factor0": In(signed(8)), "factor1": In(signed(8)),
             "factors": In(signed(FACTORS_BITS)),
+            **({"halves": In(2), "late": In(2)} if pump == 2 else {}),
             "sum": Out(signed(2 * SPACING if packed else SPACING)),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         dsp = platform.dsp if isinstance(platform, Blocks) else None
-        if dsp is None or (dsp is Dsp.mult18 and len(self.weights0) > WIDTH):
+        if (pumped := pumps(platform, self._pump)) is not None:
+            self._pumped(m, pumped)
+        elif dsp is None or (dsp is Dsp.mult18 and len(self.weights0) > WIDTH):
             self._registers(m)
         elif dsp is Dsp.mult18:
             self._multipliers(m)
@@ -108,6 +117,38 @@ class Pair(wiring.Component):
             dsp, self.weights1, self.factor1, (enter, first, second, both), CASCADE, total, beyond,
             pcin=cascade,
         )  # fmt: skip
+        m.d.comb += self.sum.eq(total)
+
+    def _pumped(self, m: Module, dsp: Dsp) -> None:
+        """One block that makes both products, one after the other.
+
+        At the edges of `fast`, the first one of which is that at which operands are kept:
+        1, 2: weights in the block, factors in their register.  2, 3: each at the multiplier.  3, 4: products.
+        4: the first one and the correction.  5: both.  6, which is one of `sync` again: the sum.
+        """
+        enter, first, second, both = self.moves
+        operands = self.weights0, self.weights1, self.factor0, self.factor1
+        kept = [Signal(each.shape(), name=f"kept{number}", reset_less=True) for number, each in enumerate(operands)]
+        with m.If(enter):
+            m.d.sync += [register.eq(each) for register, each in zip(kept, operands)]
+        factor = Signal(signed(8), reset_less=True)
+        with m.If(first):
+            m.d.fast += factor.eq(Mux(self.halves[1], kept[3], kept[2]))
+        correction = None
+        if self._packed:
+            # 2^16 - 128 * factors, less the two carries: -x is not x and 1, and 128 is 126 and two.
+            above = Signal(FACTORS_BITS + 1, reset_less=True)
+            with m.If(first):
+                m.d.sync += above.eq(Cat(~self.factors, self.factors[-1]))
+            correction = Cat(Const((1 << _LOW_BITS) - 2, _LOW_BITS), above, Const(0, 1))
+        result = Signal(48)
+        m.submodules.block = pumped_dsp48(
+            dsp, (kept[0], kept[1]), factor, correction, int(self._packed), self.halves,
+            (first, self.late[0], second, self.late[1]), result,
+        )  # fmt: skip
+        total = Signal.like(self.sum, name="total", reset_less=True)
+        with m.If(both):
+            m.d.sync += total.eq(result)
         m.d.comb += self.sum.eq(total)
 
     def _registers(self, m: Module) -> None:

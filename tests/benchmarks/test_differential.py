@@ -17,6 +17,7 @@ pytest.importorskip("onnxruntime")
 
 from benchmarks.__main__ import main
 from benchmarks.differential import campaign, exclusions
+from benchmarks.differential import judge as judging
 from benchmarks.differential.campaign import Journal, Judged, Tally, Workers, judged
 from benchmarks.differential.case import Case
 from benchmarks.differential.draw import draw_case
@@ -142,6 +143,28 @@ FOUND = {
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[1] to = {-1}> {
             r = Mul(s, s) d = DequantizeLinear(x, r, z) w = Transpose(w_4_5) b = Reshape(w_1_4, to)
             c = Gemm(d, w, b) y = QuantizeLinear(c, t, u) }""",
+    "float weights before Relu and an operator whose result nobody reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) r = Relu(c) n = Neg(r)
+            y = QuantizeLinear(r, t, u) }""",
+    "float weights before an Identity whose result nobody reads": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) i = Identity(c) y = QuantizeLinear(c, t, u) }""",
+    "float weights before an Identity and what leads nowhere": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) i = Identity(c) n = Neg(i) m = Abs(n)
+            y = QuantizeLinear(c, t, u) }""",
+    "float weights behind what an idle operator reads, too": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) n = Neg(d) c = Conv(d, w_5_3_2_2, w_5) y = QuantizeLinear(c, t, u) }""",
+    "float weights before an idle QuantizeLinear": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) n = QuantizeLinear(c, s, z)
+            y = QuantizeLinear(c, t, u) }""",
+    "float weights before an idle equal of what reads them": """
+        (int8[1, 3, 4, 4] x) => (int8[1, 5, 3, 3] y) <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}> {
+            d = DequantizeLinear(x, s, z) c = Conv(d, w_5_3_2_2, w_5) n = Relu(c) r = Relu(c)
+            y = QuantizeLinear(r, t, u) }""",
     "float weights of a Conv behind Pad, before BatchNormalization": """
         (int8[1, 3, 4, 4] x) => (int8[1, 5, 5, 4] y)
         <float s = {0.05}, int8 z = {3}, float t = {0.02}, int8 u = {-3}, int64[8] p = {0, 0, 1, 0, 0, 0, 1, 1},
@@ -329,7 +352,7 @@ def test_layer_normalisation_of_old_opsets() -> None:
     assert judge(of_text(text, opset=13)).what == EQUAL
 
 
-def test_a_mean_of_bytes_that_cancel() -> None:
+def test_a_mean_of_bytes_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moved with their scale alone, they would cancel however they are rounded."""
     case = of_text("""
         (float[2, 40] x) => (float[] y) <float s = {0.010719789}, uint8 z = {128}> {
@@ -338,6 +361,13 @@ def test_a_mean_of_bytes_that_cancel() -> None:
     (feed,) = case.feeds
     feed["x"][1] = -feed["x"][0]
     assert judge(case).what == EQUAL
+    ours = judging._ours
+
+    def a_little_more(case: Case, keep: Any) -> list[dict[str, Any]]:
+        return [values | {"y": values["y"] + np.float32(1e-5)} for values in ours(case, keep)]
+
+    monkeypatch.setattr(judging, "_ours", a_little_more)
+    assert judge(case).what == WRONG
 
 
 def test_a_part_whose_padding_is_as_long_as_the_whole() -> None:
@@ -393,6 +423,45 @@ def test_roots_of_what_cancels() -> None:
             a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = ReduceMean<axes = [-1]>(b) y = Sqrt(c) }""",
         opset=14)  # fmt: skip
     assert judge(case).what == EQUAL
+
+
+OFF_BY_ZERO = """
+    (float[6, 5] x, float[6, 1] d) => (uint8[6, 5] y) <float s = {0.0055}, float t = {0.01}, uint8 z = {0}> {
+        q = QuantizeLinear(x, s, z) v = DequantizeLinear(q, s, z) a = ReduceMean<axes = [-1]>(v) b = Sub(v, a)
+        c = Div(b, d) y = QuantizeLinear(c, t, z) }"""
+"""Where d is 0, rounding of a mean decides whether what is equal to it gives a number."""
+
+
+def off_by_zero() -> Case:
+    case = of_text(OFF_BY_ZERO, opset=14)
+    steps = [[92, 91, 91, 91, 90]] * 3 + [[101, 93, 95, 89, 90], [91, 92, 91, 89, 90], [88, 87, 88, 88, 89]]
+    case.feeds[0].update(x=(np.array(steps) * 0.0055).astype(np.float32), d=np.zeros((6, 1), np.float32))
+    return case
+
+
+def test_quotients_of_what_cancels_by_zero() -> None:
+    assert judge(off_by_zero()).what in (EQUAL, DOCUMENTED)
+
+
+def test_a_wrong_byte_of_an_infinity_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = judging._ours
+
+    def wrong_one(case: Case, keep: Any) -> list[dict[str, Any]]:
+        (values,) = ours(case, keep)
+        assert values["y"][3, 0] == 255
+        values["y"][3, 0] = 254  # 9 steps above the mean
+        return [values]
+
+    monkeypatch.setattr(judging, "_ours", wrong_one)
+    assert judge(off_by_zero()).what == WRONG
+    near = Neighbourhood.__new__(Neighbourhood)
+    here, there = np.array([np.inf, np.inf], np.float32), np.array([np.inf, -np.inf], np.float32)
+    drawn = [{"y": here}, {"y": there}]
+    near.__dict__.update(near=drawn, _drawn=lambda count: drawn, _exact=lambda name: None)
+    for found, wrong in (([np.inf, np.nan], 0), ([np.nan, np.inf], 1), ([-np.inf, np.inf], 1), ([np.inf, -np.inf], 0),
+                         ([np.inf, 1], 1)):  # fmt: skip
+        assert len(near.gap("y", np.array(found, np.float32), here, "", ())) == wrong
+    assert list(near._is_anything("y", np.array([True, True]))) == [False, True]
 
 
 def test_the_exponent_of_a_negative_base_is_what_it_is() -> None:

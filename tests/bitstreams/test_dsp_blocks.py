@@ -7,6 +7,9 @@ from typing import Any
 
 import dsp_blocks
 import pytest
+from amaranth import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
 from lockstep import said
 
 from celosia.bitstreams.scan import Scanned
@@ -17,6 +20,7 @@ from celosia.hw.config import PRESETS
 from celosia.hw.fpga import DEVICES, Device
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
+from celosia.hw.gemm_core.pump import Pump
 from celosia.hw.pipeline import PAIR_STAGES
 from celosia.hw.verilog import convert
 
@@ -35,15 +39,21 @@ enum { RANDOM, ENDS, LOWEST };
 int main() {
     VerilatedContext context;
     context.randReset(2);
-    context.randSeed(1);
+    context.randSeed(SEED);
     Vboth top{&context};
     std::mt19937 random{1};
-    const auto edge = [&] { for (int clk : {0, 1}) { top.clk = clk; top.eval(); } };
+    const auto half = [&](int clk) {
+        top.clk = clk;
+        for (int fast : {1, 0}) { top.fast_clk = fast; top.eval(); }
+    };
+    const auto edge = [&] { half(0), half(1); };  // operands are there from one edge of clk to the next
     std::deque<int64_t> expected;
     const int last = (1 << STAGES) - 1;
     top.moves = last;
+    for (int i = 0; i < EARLY; i++) half(0);
+    const int chained = PUMP == 2 ? 0 : CYCLES / 2;
     for (int cycle = -16; cycle < CYCLES; cycle++) {
-        const bool apart = cycle < CYCLES / 2;
+        const bool apart = cycle < chained;
         const int of_half = cycle % (CYCLES / 2);
         const int kind = of_half < CYCLES / 4 ? RANDOM : of_half < CYCLES / 2 - 64 ? ENDS : LOWEST;
         const auto byte = [&] {
@@ -58,7 +68,7 @@ int main() {
         top.weights1 = weights(1) & ((1 << WEIGHT_BITS) - 1);
         top.factor0 = factor[0] & 0xff;
         top.factor1 = factor[1] & 0xff;
-        const int chain = cycle == CYCLES / 2 ? 0 : (top.moves << 1 & last) | (random() % 4 > 0);
+        const int chain = cycle == chained ? 0 : (top.moves << 1 & last) | (random() % 4 > 0);
         if (cycle >= 0) top.moves = apart ? random() & last : chain;
         if (!apart && top.moves & 1) {
             int64_t sums[2] = {};
@@ -84,34 +94,57 @@ int main() {
 """
 CYCLES = 200_000
 BOTH = """
-module both(input clk, input [{stages}:0] moves, input [{weights}:0] weights0, weights1,
+module both(input clk, fast_clk, input [{stages}:0] moves, input [{weights}:0] weights0, weights1,
             input signed [7:0] factor0, factor1, output [{sum}:0] registers, blocks);
   reg signed [{factors}:0] factors;
   always @(posedge clk) if (moves[0]) factors <= factor0 + factor1;
   registers_pair of_registers({inputs}, .sum(registers));
-  blocks_pair of_blocks({inputs}, .sum(blocks));
+  blocks_pair of_blocks({inputs}, {fast}.sum(blocks));
 endmodule
 """
 
 
-def text_of(dsp: Dsp, packed: bool) -> str:
+class Pumped(wiring.Component):
+    """A pair in one DSP block, with the `Pump` that it needs."""
+
+    def __init__(self, packed: bool) -> None:
+        self._pair = Pair(packed, pump=2)
+        members = self._pair.signature.members.items()
+        super().__init__({name: member for name, member in members if name not in ("halves", "late")})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.pump, m.submodules.pair = pump, pair = Pump(), self._pair
+        for name, member in self.signature.members.items():
+            inner, outer = getattr(pair, name), getattr(self, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        m.d.comb += [pump.moves.eq(self.moves[1:]), pair.halves.eq(pump.halves), pair.late.eq(pump.late)]
+        return m
+
+
+def text_of(dsp: Dsp, packed: bool, pump: int = 1) -> str:
     """Verilog of a pair in DSP blocks."""
-    return convert(Pair(packed), "blocks_pair", platform=Blocks(dsp))
+    return convert(Pumped(packed) if pump == 2 else Pair(packed), "blocks_pair", platform=Blocks(dsp))
 
 
-def compared(packed: bool, blocks: str, model: str, folder: Path, fault: tuple[str, str] = ("", "")) -> str:
-    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it."""
+def compared(
+    packed: bool, blocks: str, model: str, folder: Path, fault: tuple[str, str] = ("", ""), pump: int = 1,
+    seed: int = 1, early: int = 0,
+) -> str:  # fmt: skip
+    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it. seed: of
+    what registers hold at first. early: cycles of the fast clock before the other one begins."""
     width = len(Pair(packed).sum)
     inputs = ", ".join(
         f".{name}({name})" for name in ("clk", "moves", "weights0", "weights1", "factor0", "factor1", "factors")
     )
     both = BOTH.format(
-        stages=PAIR_STAGES - 1, weights=weight_bits(packed) - 1, sum=width - 1, factors=FACTORS_BITS - 1, inputs=inputs
-    )
+        stages=PAIR_STAGES - 1, weights=weight_bits(packed) - 1, sum=width - 1, factors=FACTORS_BITS - 1, inputs=inputs,
+        fast=".fast_clk(fast_clk), " if pump == 2 else "",
+    )  # fmt: skip
     texts = [convert(Pair(packed), "registers_pair", simulation=True), blocks, model, both]
     macros = {
         "CYCLES": CYCLES, "STAGES": PAIR_STAGES, "PACKED": int(packed), "SPACING": SPACING, "SUM_BITS": width,
-        "WEIGHT_BITS": weight_bits(packed),
+        "WEIGHT_BITS": weight_bits(packed), "PUMP": pump, "SEED": seed, "EARLY": early,
     }  # fmt: skip
     return said(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
 
@@ -159,6 +192,44 @@ def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
     """By the sums that the program computes itself: here they are of weights that were joined otherwise."""
     found = compared(True, text_of(Dsp.e1, packed=True), dsp_blocks.model(Dsp.e1), tmp_path, ("^ 0x80", ""))
     assert found.startswith("sum, cycle")
+
+
+# In one block, of twice the clock
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_pump_finds_the_halves(seed: int, early: int, tmp_path: Path) -> None:
+    """Whatever registers hold at first, and whichever clock begins."""
+    text, model = text_of(Dsp.e1, True, 2), dsp_blocks.model(Dsp.e1)
+    assert compared(True, text, model, tmp_path, pump=2, seed=seed, early=early) == "the same"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dsp", [Dsp.e1, Dsp.e2])
+def test_pumped_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> None:
+    assert compared(packed, text_of(dsp, packed, 2), dsp_blocks.model(dsp), tmp_path, pump=2) == "the same"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("= turn ^ seen", "= ~(turn ^ seen)"),  # the other half
+        ("late <= moves", "late <= {moves[0], moves[1]}"),
+        ("7'h7e", "7'h7f"),  # a correction that is off by one
+        ("above <= ", "above <= 0 & "),  # no correction
+        (".CARRYIN(1'h1)", ".CARRYIN(1'h0)"),
+        (".OPMODEREG(32'd1)", ".OPMODEREG(32'd0)"),
+        (".ADREG(32'd1)", ".ADREG(32'd0)"),
+        ('.USE_DPORT("TRUE")', '.USE_DPORT("FALSE")'),
+        ("always @(posedge fast_clk)\n    if (moves[1]) factor", "always @(posedge clk)\n    if (moves[1]) factor"),
+    ],
+)
+def test_a_fault_of_a_pumped_block_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
+    text = text_of(Dsp.e1, True, 2)
+    assert text.count(right) == 1
+    found = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path, pump=2)
+    assert found.startswith("blocks, cycle")
 
 
 # In a netlist

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import dsp_blocks
 import pytest
 from vivado import IPS, Vivado, VivadoError
 
@@ -21,6 +22,7 @@ from celosia.bitstreams.project import (
     wrapper,
     write_project,
 )
+from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.manifest import Manifest, ManifestError
 from celosia.sim.board import STATES, Board, BoardError
@@ -31,6 +33,7 @@ TINY = PRESETS["tiny"]
 
 
 TWO_PORTS = replace(TINY, ports=2)
+PUMPED = replace(TINY, pump=2)
 
 
 def vivado(board: Board, **how: object) -> Vivado:
@@ -126,6 +129,47 @@ def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Pa
         assert any({"celosia/resetn", "to_memory0/aresetn", "to_memory1/aresetn"} < net for net in model.nets)
     widths = [value for key, value in model.parameters["ps"].items() if key.endswith("DATA_WIDTH")]
     assert widths == (["64", "64"] if board.processor == "zynq" else 2 * [str(8 * bus_bytes)])
+
+
+@pytest.mark.parametrize("clock", [13, 50, 100, 123, 150, 200, 230])
+@pytest.mark.parametrize("name", ["pynq-z2", "ultra96"])
+def test_a_pumped_array_has_a_clock_of_its_own(name: str, clock: int, tmp_path: Path) -> None:
+    """Which comes from where all other clocks do; with pump = 1 there is none."""
+    board = BOARDS[name]
+    model = vivado(board)
+    model.source(write_project(board, tmp_path / "project", PUMPED, clock) / "build.tcl")
+    slow = next(net for net in model.nets if "clocks/clk_out1" in net)
+    source = "ps/FCLK_CLK0" if board.processor == "zynq" else "ps/pl_clk0"
+    to_memory = "ps/S_AXI_HP0_ACLK" if board.processor == "zynq" else "ps/saxihp0_fpd_aclk"
+    assert {"celosia/clk", "reset/slowest_sync_clk", "to_registers/aclk", to_memory} < slow
+    assert {source, "clocks/clk_in1"} in model.nets and {"clocks/clk_out2", "celosia/fast_clk"} in model.nets
+    assert {"clocks/locked", "reset/dcm_locked"} in model.nets
+    found = model.parameters["clocks"]
+    assert found["CLKOUT2_REQUESTED_OUT_FREQ"] == str(2 * clock) and found["PRIM_IN_FREQ"] == str(clock)
+    single = vivado(board)
+    single.source(write_project(board, tmp_path / "single", TINY, clock) / "build.tcl")
+    assert "clocks" not in single.cells and any({source, "celosia/clk"} < net for net in single.nets)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong", "message"),
+    [
+        ("net clocks/clk_out2 celosia/fast_clk\n", "", "celosia/fast_clk is not connected"),
+        ("net $clock clocks/clk_in1\n", "", "clocks/clk_in1 is not connected"),
+        ("lappend reset_by clocks/resetn", "", "clocks/resetn is not connected"),
+        ("CLKOUT2_USED true", "CLKOUT2_USED false", "switched off by CLKOUT2_USED"),
+        ("[expr {$multiple / 2}]", "$multiple", "CLKOUT2 would have 100 MHz"),
+        ("CONFIG.MMCM_CLKFBOUT_MULT_F $multiple", "CONFIG.MMCM_CLKFBOUT_MULT_F 14", "would have 1400 MHz"),
+    ],
+)
+def test_the_model_finds_faults_of_clocks(fault: str, wrong: str, message: str, tmp_path: Path) -> None:
+    board = BOARDS["pynq-z1"]
+    script = write_project(board, tmp_path, PUMPED, 100) / "build.tcl"
+    text = script.read_text()
+    assert text.count(fault) == 1
+    script.write_text(text.replace(fault, wrong))
+    with pytest.raises(VivadoError, match=re.escape(message)):
+        vivado(board).source(script)
 
 
 @pytest.mark.parametrize(
@@ -225,18 +269,20 @@ def _board_top(text: str) -> str:
 
 
 @pytest.mark.parametrize(("config", "bits"), [
-    (TINY, 32), (TWO_PORTS, 40), (TWO_PORTS, 32),
+    (TINY, 32), (TWO_PORTS, 40), (TWO_PORTS, 32), (PUMPED, 32),
     (Config(batch=2, block_in=4, block_out=2, bus_bytes=16, inp_depth=64), 40),
 ])  # fmt: skip
 def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 
-    text = wrapper(config, bits, axi3=bits == 32)
+    pumped = config.pump == 2
+    text = wrapper(config, bits, axi3=bits == 32, pumped=pumped)
     assert ("PROTOCOL AXI3" in text) == ("m_axi_wid" in text) == (bits == 32) and "m_axi1_wid" not in text
     for port in ("m_axi", "m_axi1")[: config.ports]:
         assert f"output wire [{bits - 1}:0] {port}_araddr" in text
     (tmp_path / "celosia.v").write_text(text)
-    (tmp_path / "celosia_top.v").write_text(verilog(config))
+    blocks = dsp_blocks.interface(Dsp.e1) if pumped else ""
+    (tmp_path / "celosia_top.v").write_text(verilog(config, blocks=Blocks(Dsp.e1) if pumped else None) + blocks)
     (tmp_path / "board.v").write_text(_board_top(text))
     root = verilator_root()
     files = ["board.v", "celosia.v", "celosia_top.v"]
@@ -267,6 +313,8 @@ def test_projects_that_cannot_be_made(tmp_path: Path) -> None:
     for clock in (5000, 0, -1):
         with pytest.raises(ProjectError, match=f"clock of {clock} MHz"):
             write_project(board, tmp_path / "new", TINY, clock)
+    with pytest.raises(ProjectError, match=r"250 MHz with pump = 2, which is 500 MHz in the array, .* take 10 to 230"):
+        write_project(board, tmp_path / "new", PUMPED, 250)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ProjectError, match="holds other files"):
         write_project(board, tmp_path, TINY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from celosia.bitstreams import synthesis
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
+from celosia.bitstreams.scan import GemmCore, Scanned
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
 from celosia.hw.config import PRESETS
@@ -100,6 +102,13 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     assert usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append) == first and not told
     synthesis._begin("synthesis", told.append)
     assert told == ["writing the Verilog and reading it (1 of 5)"]
+
+
+@pytest.mark.parametrize("int32", [False, True])
+def test_the_core_alone_is_written(int32: bool) -> None:
+    """For `bitstream ecp5`: with LOAD's port of acc as the Config has it."""
+    text = convert(Scanned(GemmCore(replace(PRESETS["tiny"], int32=int32))), "core")
+    assert "module core(" in text
 
 
 def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ class Netlist:
         }  # fmt: skip
         return name
 
-    def register(self, d: int | str, name: str) -> int:
+    def register(self, d: int | str, name: str, clock: int = CLOCK) -> int:
         q = self.bit(name)
-        self.cell("FDRE", {"C": [CLOCK], "CE": ["1"], "D": [d], "R": ["0"]}, {"Q": [q]})
+        self.cell("FDRE", {"C": [clock], "CE": ["1"], "D": [d], "R": ["0"]}, {"Q": [q]})
         return q
 
     def lut(self, *inputs: int) -> int:
@@ -60,8 +60,8 @@ class Netlist:
         self.cell(f"LUT{len(inputs)}", {f"I{i}": [bit] for i, bit in enumerate(inputs)}, {"O": [out]})
         return out
 
-    def analyse(self, paths: int = 20) -> Timing:
-        return analyse({"cells": self.cells, "netnames": self.names}, paths)
+    def analyse(self, paths: int = 20, ports: dict[str, Any] | None = None) -> Timing:
+        return analyse({"cells": self.cells, "netnames": self.names, "ports": ports or {}}, paths)
 
 
 def wire(fan_out: int) -> float:
@@ -99,6 +99,36 @@ def test_carry_chains_memories_and_products() -> None:
     assert design.analyse().ns == pytest.approx(2.454 + wire(1) + 3.841 + wire(1) + 0.06)
     design.cells["$cell4"]["parameters"]["PREG"] = "1"
     assert design.analyse().ns == pytest.approx(2.454 + wire(1) + 3.722)
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_paths_of_the_faster_clock_have_half_a_cycle(buffered: bool) -> None:
+    """Within it, to it and from it; also where a longer path from the other clock comes to the same end."""
+    design = Netlist()
+    port = fast = design.bit()
+    if buffered:
+        fast = design.bit()
+        design.cell("BUFG", {"I": [port]}, {"O": [fast]})
+    ports = {"fast_clk": {"bits": [port]}}
+    start = design.register("x", "start")
+    deep = design.lut(design.lut(design.lut(start)))
+    design.register(deep, "slow")
+    single = 0.478 + 3 * wire(1) + 3 * 0.124 + 0.02 + 0.06
+    assert design.analyse(ports=ports) == design.analyse() and design.analyse().ns == pytest.approx(single)
+    turn = design.register("x", "turn", fast)
+    design.register(design.lut(turn, deep), "crossed")
+    found = design.analyse(ports=ports)
+    paths = {(path.start, path.end): path for path in found.paths}
+    from_fast = 0.478 + wire(1) + 0.124 + 0.02 + 0.06
+    assert found.pumped and paths["turn", "crossed"].half and not paths["start", "slow"].half
+    assert paths["turn", "crossed"].ns == pytest.approx(from_fast)
+    within = max(path.ns for path in found.paths if not path.half)
+    assert found.ns == pytest.approx(max(2 * from_fast, within))
+    into = Netlist()
+    start, other = into.register("x", "start"), into.bit()
+    into.register(start, "end", other)
+    found = into.analyse(ports={"fast_clk": {"bits": [other]}})
+    assert found.paths[0].half and found.ns == pytest.approx(2 * (0.478 + wire(1) + 0.06))
 
 
 @pytest.mark.parametrize("seed", range(20))

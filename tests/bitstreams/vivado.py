@@ -1,7 +1,8 @@
 """As much of Vivado as build.tcl uses: commands that check their arguments, and the block design that they make.
 
 Names of IPs, pins, parameters and options are those of the product guides PG082 (Zynq), PG201 (UltraScale+), PG164
-(reset), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as it is in Vivado.
+(reset), PG065 (clocks), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as
+it is in Vivado.
 """
 
 from __future__ import annotations
@@ -60,8 +61,24 @@ IPS = {
     },
     "proc_sys_reset": {
         "version": "5.0",
-        "pins": {"slowest_sync_clk": "I", "ext_reset_in": "I", "peripheral_aresetn": "O", "peripheral_reset": "O"},
-        "interfaces": {}, "needs": {}, "parameters": {},
+        "pins": {
+            "slowest_sync_clk": "I", "ext_reset_in": "I", "dcm_locked": "I", "peripheral_aresetn": "O",
+            "peripheral_reset": "O",
+        },
+        "interfaces": {}, "needs": {}, "parameters": {}, "open": {"dcm_locked"},
+    },
+    "clk_wiz": {
+        "version": "6.0",
+        "pins": {"clk_in1": "I", "resetn": "I", "clk_out1": "O", "clk_out2": "O", "locked": "O"},
+        "interfaces": {},
+        "needs": {"resetn": "USE_RESET", "clk_out2": "CLKOUT2_USED", "locked": "USE_LOCKED"},
+        "parameters": {
+            "PRIM_IN_FREQ": r"\d+", "PRIM_SOURCE": "No_buffer|Global_buffer", "USE_RESET": "true|false",
+            "RESET_TYPE": "ACTIVE_LOW|ACTIVE_HIGH", "USE_LOCKED": "true|false", "CLKOUT2_USED": "true|false",
+            "CLKOUT1_REQUESTED_OUT_FREQ": r"\d+", "CLKOUT2_REQUESTED_OUT_FREQ": r"\d+",
+            "OVERRIDE_MMCM": "true|false", "MMCM_DIVCLK_DIVIDE": r"\d+", "MMCM_CLKFBOUT_MULT_F": r"\d+",
+            "MMCM_CLKOUT0_DIVIDE_F": r"\d+", "MMCM_CLKOUT1_DIVIDE": r"\d+",
+        },
     },
     "smartconnect": {
         "version": "1.0",
@@ -292,7 +309,7 @@ class Vivado:
         elif what:
             found = IPS[what][("pins", "interfaces")[which]].get(pin)
             switch = IPS[what]["needs"].get(pin)
-            if switch and self.parameters[cell].get(switch) != "1":
+            if switch and self.parameters[cell].get(switch) not in ("1", "true"):
                 raise VivadoError(f"{path} is switched off by {switch}")
             if pin not in self._interfaces(cell) and which:
                 found = None
@@ -379,14 +396,28 @@ class Vivado:
             pins = module[0] if module else IPS[what]["pins"]
             for pin, direction in pins.items():
                 switch = None if module else IPS[what]["needs"].get(pin)
-                on = switch is None or self.parameters[cell].get(switch) == "1"
-                if direction == "I" and on and f"{cell}/{pin}" not in joined:
+                on = switch is None or self.parameters[cell].get(switch) in ("1", "true")
+                optional = not module and pin in IPS[what].get("open", ())
+                if direction == "I" and on and not optional and f"{cell}/{pin}" not in joined:
                     raise VivadoError(f"{cell}/{pin} is not connected")
             interfaces = module[1] if module else self._interfaces(cell) if what in ("smartconnect", "axi_intc") else {}
             for name in interfaces:
                 if not any(f"{cell}/{name}" in pair for pair in self.buses):
                     raise VivadoError(f"{cell}/{name} is not connected")
+            if what == "clk_wiz":
+                self._check_clocks({name: value for name, value in self.parameters[cell].items() if value.isdigit()})
         self.validated = True
+
+    def _check_clocks(self, given: dict[str, str]) -> None:
+        """The oscillator is in its range (DS187, DS925), and its outputs are what was asked for."""
+        number = {name.removeprefix("MMCM_"): int(value) for name, value in given.items()}
+        low, high = (600, 1200) if "processing_system7" in self.cells.values() else (800, 1600)
+        oscillator = number["PRIM_IN_FREQ"] * number["CLKFBOUT_MULT_F"] / number["DIVCLK_DIVIDE"]
+        if not low <= oscillator <= high or not 2 <= number["CLKFBOUT_MULT_F"] <= 64:
+            raise VivadoError(f"the MMCM's oscillator would have {oscillator:g} MHz, not {low} to {high}")
+        for output, divisor in (("CLKOUT1", "CLKOUT0_DIVIDE_F"), ("CLKOUT2", "CLKOUT1_DIVIDE")):
+            if oscillator / number[divisor] != number[f"{output}_REQUESTED_OUT_FREQ"]:
+                raise VivadoError(f"{output} would have {oscillator / number[divisor]:g} MHz")
 
     def tcl_save_bd_design(self) -> None:
         if not self.validated:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +69,29 @@ def test_quantised_products_of_any_number_of_columns(n: int) -> None:
         found = runtime.run({"x": x}).outputs["y"]
     sums = (less_zero(x, np.asarray(zx)) @ less_zero(w, np.asarray(zw))).astype(np.float32)
     np.testing.assert_array_equal(found, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
+
+
+def program_of_a_row(width: int) -> celosia.Program:
+    """A depthwise convolution of a row by three, padded on both sides, with two outputs for each channel."""
+    constants = {
+        "sx": np.float32(0.02), "zx": np.int8(0), "w": some(1, (8, 1, 1, 3), "int8"), "sw": np.float32(0.01),
+        "zw": np.int8(0), "sy": np.float32(0.05), "zy": np.int8(0),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("QLinearConv", ["x", *constants], ["y"], group=4, pads=[0, 2, 0, 1])], "row",
+        [helper.make_tensor_value_info("x", TensorProto.INT8, (1, 4, 1, width))],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, (1, 8, 1, width + 1))],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return celosia.compile(model, "tiny", accelerator=False, check=False)
+
+
+def test_rows_of_any_width_end_in_machine_code(tmp_path: Path) -> None:
+    """LLVM went on without end over a vector of 11 lanes whose last one filled an instruction's others."""
+    code = f"from {__name__} import program_of_a_row\nfor width in range(1, 20): program_of_a_row(width)"
+    environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
 
 
 def convolved(

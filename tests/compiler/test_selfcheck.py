@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
+from programs import random_program
 from small_models import Builder, models
 
 import celosia
@@ -28,6 +29,9 @@ from celosia.driver.cli.errors import FAULT, explained
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
 from celosia.hw.scratchpads import scratchpads
+from celosia.sim import reference
+from celosia.sim.decode import decode
+from celosia.sim.reference import State
 
 from .blocks import CONFIGS as BLOCK_CONFIGS
 from .blocks import BlockByHand
@@ -424,6 +428,33 @@ def test_dots(rows: int, columns: int, length: int) -> None:
 def test_largest() -> None:
     x = np.random.default_rng(0).integers(0, 256, (5, 3 * kernels.LANES)).astype(np.uint8)
     assert np.array_equal(kernels.largest(x), x.max(axis=0))
+
+
+@pytest.mark.parametrize("preset", ["pynq", "ultra96", "zcu104"])
+def test_products(preset: str) -> None:
+    """GEMM by its kernel is GEMM as the reference has it, over and over on the same scratchpads."""
+    cfg, rng = PRESETS[preset], np.random.default_rng(0)
+    state, expected = State(cfg), State(cfg)
+    state.randomise(rng)
+    for name in ("inp", "wgt", "acc"):
+        getattr(expected, name)[...] = getattr(state, name)
+    execute, done = kernels.products(state), 0
+    assert execute is not None
+    for seed in range(8):
+        words = random_program(cfg, seed, count=40, wrap=0.2, tokens=False).words()
+        size = instruction_bytes(cfg)
+        code = np.frombuffer(b"".join(word.to_bytes(size, "little") for word in words), np.uint8).reshape(-1, size)
+        for instruction in decode(cfg, code):
+            if instruction is not None and instruction.opcode == Opcode.GEMM:
+                execute(instruction)
+                reference.gemm(expected, instruction.fields)
+                assert np.array_equal(state.acc, expected.acc), instruction.fields
+                done += 1
+    assert done > 50
+
+
+def test_products_where_entries_fill_no_vectors() -> None:
+    assert kernels.products(State(PRESETS["tiny"])) is None
 
 
 def test_no_layers_no_work() -> None:

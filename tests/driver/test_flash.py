@@ -145,6 +145,18 @@ def test_clock(pll: float, mhz: int, found: float) -> None:
         flash._set_clock(Clocks(1000), 10)
 
 
+@pytest.mark.parametrize(("pll", "mhz"), [(1000, 112), (999.99, 111), (1000, 120)])
+def test_a_clock_of_which_another_is_made_stays(pll: float, mhz: int) -> None:
+    clocks = Clocks(pll)
+    clocks.divisor = 9
+    assert flash._kept_clock(clocks, mhz) == pytest.approx(pll / 9) and clocks.divisor == 9
+    for other in (100, 130):
+        with pytest.raises(
+            RuntimeError, match=rf"its clock is 111\.11.* MHz, and the array's is made of one of {other}"
+        ):
+            flash._kept_clock(clocks, other)
+
+
 @pytest.mark.parametrize("change", [{"block_in": 8}, {"block_in": 12}, {"block_in": []}, {"colour": 1}])
 def test_a_manifest_of_another_config(tmp_path: Path, change: dict[str, object]) -> None:
     path = bitstream(tmp_path)

@@ -39,6 +39,7 @@ CONFIGS = {
 }
 CONFIGS["8x8 batch 2 bus 4, spread"] = Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL)
 TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]
+SPREAD = [name for name, cfg in CONFIGS.items() if scratchpads(cfg)["wgt"].spread]
 
 
 PORTS = ("m_axi", "m_axi1")
@@ -119,6 +120,14 @@ def test_ends_are_told_in_order(name: str, late: int) -> None:
     """late: the port whose memory is slow."""
     cfg = CONFIGS[name]
     bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"late": late}, only="ends_in_order")
+
+
+@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("late", [0, 1])
+def test_halves_that_are_written_again(name: str, late: int) -> None:
+    """late: the port whose memory is slow, so that its lane is behind the other one."""
+    cfg = CONFIGS[name]
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"late": late}, only="written_again")
 
 
 @pytest.mark.parametrize("name", TWO_PORTS)
@@ -317,6 +326,28 @@ async def ends_in_order(dut: Any) -> None:
     assert not machine.done and dut.instr__valid.value and not dut.instr__ready.value
     await machine.finished(len(blocks))
     assert machine.done == copy_bench.expected_done(blocks) and dut.quiet.value and not machine.errors
+    machine.compare("after all")
+
+
+@cocotb.test()
+async def written_again(dut: Any) -> None:
+    """Data and padding of one instruction and of those that follow, all of them spread, in the same few entries: what
+    the program has last stays."""
+    cfg, rnd = bench.config(), random.randint
+    machine = Load(dut, cfg, 10_000)
+    await machine.start(0.2, latency=5)
+    machine.models[bench.params()["late"]].latency = 100
+    row = {"buffer": Buffer.WGT, "spread": 1, "dram_y": 500, "dram_z": 1500}
+    blocks = []
+    for _ in range(60):
+        fields = {name: rnd(1, 2) for name in ("x_size", "y_size", "z_size")}
+        fields |= {name: rnd(0, 2) for name in ("sram_x", "sram_y", "sram_z", "pad_left", "pad_right", "pad_top")}
+        fields |= {"sram_base": rnd(0, 3), "dram_addr": rnd(0, 7000), "pad_value": rnd(-128, 127)}
+        blocks.append(row | fields)
+        machine.execute(blocks[-1])
+    cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
+    await machine.finished(len(blocks))
+    assert machine.done == copy_bench.expected_done(blocks) and not machine.errors
     machine.compare("after all")
 
 

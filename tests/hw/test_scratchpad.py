@@ -154,7 +154,12 @@ async def writers_and_readers(dut):
         for port in readers:
             put(dut, port, port in read, addr=read.get(port, random.randrange(depth)))
         for port in writers:
-            put(dut, port, port in write, **write.get(port, random_write(depth, width, 32)))
+            fields = dict(write.get(port, random_write(depth, width, 32)))
+            if port == "load_write" and not cfg.int32:  # int8 that become int32
+                fields["data"] = random.getrandbits(8 * cfg.lanes)
+                if port in write:
+                    write[port]["data"] = bench.widened(fields["data"], cfg.lanes)
+            put(dut, port, port in write, **fields)
         await bench.fall(dut)
         for port, data in shown.items():
             data.check(get(dut, port, "data"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,10 @@ def lint(path: Path) -> set[str]:
 
 
 @pytest.mark.rtl
-def test_lint(tmp_path: Path) -> None:
-    text = verilog(TINY)
+@pytest.mark.parametrize("features", [{}, {"ports": 2}, {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}])
+def test_lint(features: dict[str, Any], tmp_path: Path) -> None:
+    """The last one may spread weights over both ports."""
+    text = verilog(dataclasses.replace(TINY, **features))
     (tmp_path / "top.v").write_text(text)
     assert lint(tmp_path / "top.v") <= HARMLESS
     assert f"module {TOP}(" in text

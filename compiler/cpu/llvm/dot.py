@@ -53,7 +53,7 @@ def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
         return one(b, acc, x, w)
     parts = []
     for start in range(0, lanes, width):
-        places = [min(start + k, lanes - 1) for k in range(width)]
+        places = [min(start + k, lanes) for k in range(width)]  # what is beyond may be anything
         parts.append(one(b, *(_pick(b, v, places) for v in (acc, x, w))))
     return _joined(b, parts, lanes)
 

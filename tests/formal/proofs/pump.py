@@ -1,0 +1,196 @@
+"""A pair of products in one DSP block of twice the clock: two of its cycles are one of the accelerator's.
+
+A cycle here is one of the fast clock; registers of the other clock move at the end of every other one. What registers
+hold at first may be anything, and which of the two cycles is the first: the induction begins so.
+
+A solver cannot multiply 25 by 18 bits, so that the multiplier is any function: two pairs of operands, any, have
+products that are any, the same ones whenever they meet, and of all others nothing is known. The operands that are
+followed are these two pairs. The rest of the block, its registers, multiplexers and adder, is written down here from
+UG479.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from amaranth import Cat, Elaboratable, EnableInserter, Module, Mux, Signal, Value, signed
+from amaranth.hdl import DomainRenamer, Fragment, Instance
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
+
+from celosia.hw.blocks import Blocks, Dsp
+from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair
+from celosia.hw.gemm_core.pump import Pump
+from celosia.hw.pipeline import PAIR_STAGES
+from proofs.declare import Mutant, prove
+from proofs.harness import Harness, implies
+
+LEFT, RIGHT, PRODUCT, SUM = 25, 18, 43, 48
+"""Bits of the block's operands, its product and its sum."""
+SETTLED = 2
+"""Cycles of the slower clock after which a pump knows the halves."""
+
+
+class Both(wiring.Component):
+    """A pair with its pump."""
+
+    def __init__(self, packed: bool) -> None:
+        self.pair, self.pump = Pair(packed, pump=2), Pump()
+        members = self.pair.signature.members.items()
+        super().__init__({name: each for name, each in members if name not in ("halves", "late")})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.pair, m.submodules.pump = self.pair, self.pump
+        for name, member in self.signature.members.items():
+            inner, outer = getattr(self.pair, name), getattr(self, name)
+            m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        m.d.comb += [self.pair.halves.eq(self.pump.halves), self.pair.late.eq(self.pump.late)]
+        m.d.comb += self.pump.moves.eq(self.moves[1:])
+        return m
+
+
+class Block(Elaboratable):
+    """A DSP48E1 in the place of an instance of it: with D beside A, in clock domain `fast`.
+
+    product: of `left` and `right`, is to come from outside.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        self._parameters = dict(instance.parameters)
+        self._ports = {name: Value.cast(value) for name, (value, _) in instance.ports.items()}
+        self.left, self.right = Signal(signed(LEFT)), Signal(signed(RIGHT))
+        self.product = Signal(signed(PRODUCT))
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        port = self._ports
+        a, d, b = self._register(m, "A", "CEA2", LEFT), self._register(m, "D", "CED", LEFT), self.right
+        m.d.comb += b.eq(self._register(m, "B", "CEB2", RIGHT))
+        inmode, opmode = self._register(m, "INMODE", "CEINMODE", 5), self._register(m, "OPMODE", "CECTRL", 7)
+        assert self._parameters["ADREG"] == self._parameters["MREG"] == self._parameters["PREG"] == 1
+        assert self._parameters["USE_DPORT"] == "TRUE"
+        chosen = (Mux(inmode[1], 0, a) + Mux(inmode[2], d, 0))[:LEFT].as_signed()
+        with m.If(port["CEAD"]):
+            m.d.fast += self.left.eq(chosen)
+        multiplied = Signal(signed(PRODUCT))
+        with m.If(port["CEM"]):
+            m.d.fast += multiplied.eq(self.product)
+        c = self._register(m, "C", "CEC", SUM)
+        p = port["P"]
+        z = Signal(signed(SUM))
+        with m.Switch(opmode[4:]):
+            with m.Case(0b010):
+                m.d.comb += z.eq(p)
+            with m.Case(0b011):
+                m.d.comb += z.eq(c)
+        with m.If(port["CEP"]):
+            m.d.fast += p.eq(z + multiplied + port["CARRYIN"])
+        return m
+
+    def _register(self, m: Module, name: str, enable: str, width: int) -> Value:
+        """What comes at a port, behind its register if the block has one there."""
+        value = self._ports[name][:width].as_signed()
+        if not self._parameters[f"{name}REG"]:
+            return value
+        register = Signal(signed(width), name=f"{name}_kept", reset_less=True)
+        with m.If(self._ports[enable]):
+            m.d.fast += register.eq(value)
+        return register
+
+
+def with_model(fragment: Any) -> Block:
+    """Puts a `Block` in the place of the instance below `fragment`."""
+    for number, (part, name, where) in enumerate(fragment.subfragments):
+        if isinstance(part, Instance):
+            block = Block(part)
+            fragment.subfragments[number] = (Fragment.get(block, None), name, where)
+            return block
+        if part.subfragments:
+            return with_model(part)
+    raise AssertionError("no DSP block")
+
+
+def two_are_one(packed: bool) -> Harness:
+    """Operands, any, that enter in a cycle of the slower clock: their sum is there PAIR_STAGES cycles later, and stays
+    until the next one comes."""
+    h = Harness()
+    dut = Both(packed)
+    fragment = Fragment.get(dut, Blocks(Dsp.e1))
+    pair = fragment.subfragments[0][0]
+    block = with_model(pair)
+    edge = Signal()  # the slower clock's registers move at the end of this cycle
+    h.m.d.sync += edge.eq(~edge)
+    slower = EnableInserter({"sync": edge})(fragment)
+    h.m.submodules.dut = DomainRenamer({"fast": "sync"})(slower)
+
+    def kept(value: Any, name: str, enable: Any = 1) -> Signal:
+        """A register of the slower clock."""
+        register = Signal(Value.cast(value).shape(), name=name)
+        with h.m.If(edge & enable):
+            h.m.d.sync += register.eq(value)
+        return register
+
+    def held(port: Any, name: str) -> Any:
+        """An input that changes with the slower clock alone."""
+        value = h.any(Value.cast(port).shape(), name)
+        h.assume(h.register(edge, f"{name}_may_change", init=1) | (value == h.register(value, f"{name}_before")))
+        h.m.d.comb += port.eq(value)
+        return value
+
+    enters = h.any(1, "enters")
+    h.assume(h.register(edge, "enters_may_change", init=1) | (enters == h.register(enters, "enters_before")))
+    moves = [enters]
+    for stage in range(1, PAIR_STAGES):
+        moves.append(kept(moves[-1], f"moves{stage}"))
+    weights = [held(dut.weights0, "weights0"), held(dut.weights1, "weights1")]
+    factors = [held(dut.factor0, "factor0"), held(dut.factor1, "factor1")]
+    together = kept((factors[0] + factors[1])[:FACTORS_BITS].as_signed(), "together", enters)
+    h.m.d.comb += [dut.moves.eq(Cat(moves)), dut.factors.eq(together)]
+
+    # The multiplier: of these operands the products are known.
+    left = [h.constant(weights[0].shape(), f"left{number}") for number in range(2)]
+    right = [h.constant(signed(8), f"right{number}") for number in range(2)]
+    products = [h.constant(signed(PRODUCT), f"product{number}") for number in range(2)]
+    same = (left[0] == left[1]) & (right[0] == right[1])
+    h.assume(implies(same, products[0] == products[1]))
+    is_first, is_second = ((block.left == each) & (block.right == by) for each, by in zip(left, right))
+    anything = h.any(signed(PRODUCT), "anything")
+    h.m.d.comb += block.product.eq(Mux(is_first, products[0], Mux(is_second, products[1], anything)))
+
+    # The cycles since the operands that are followed have entered, which they do not before the halves are known.
+    old: Any = 1
+    for number in range(2 * SETTLED):
+        old = h.register(old, f"old{number}")
+    these = Cat(value == wanted for value, wanted in zip((*weights, *factors), (*left, *right))).all()
+    mine = enters & these & old
+    for stage in range(1, PAIR_STAGES):
+        mine = kept(mine, f"mine{stage}")
+    there = kept(mine, "there", moves[-1])
+    total = products[0] + products[1]
+    if packed:
+        total = total + (1 << (SPACING - 1)) - ((right[0] + right[1]) << 7)
+    h.ensure(implies(there, dut.sum == total[: len(dut.sum)].as_signed()), "sum")
+    return h
+
+
+PAIR, BLOCK, PUMP = "gemm_core/pair.py", "gemm_core/dsp48.py", "gemm_core/pump.py"
+MUTANTS = (
+    Mutant(PUMP, "changed = turn ^ seen", "changed = ~(turn ^ seen)"),
+    Mutant(PUMP, "late.eq(self.moves)", "late.eq(self.moves[::-1])"),
+    Mutant(PAIR, "kept[3], kept[2])", "kept[2], kept[3])"),
+    Mutant(BLOCK, '"AD": chosen,', '"AD": product,'),
+)
+for packed, more in {
+    True: (
+        Mutant(PAIR, "(1 << _LOW_BITS) - 2", "(1 << _LOW_BITS) - 1"),
+        Mutant(PAIR, "Cat(~self.factors, self.factors[-1])", "Cat(~self.factors, ~self.factors[-1])"),
+        Mutant(BLOCK, "Cat(first, Const(1, 1)", "Cat(second, Const(1, 1)"),
+    ),
+    False: (Mutant(BLOCK, "Cat(Const(0, 1), second,", "Cat(Const(0, 1), first,"),),
+}.items():
+    prove(
+        f"two cycles of a pumped pair are one, {'' if packed else 'not '}packed", *MUTANTS, *more,
+        depth=2 * (SETTLED + PAIR_STAGES) + 4, reach=2 * (SETTLED + PAIR_STAGES) + 12,
+    )(partial(two_are_one, packed))  # fmt: skip
