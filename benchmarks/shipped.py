@@ -19,8 +19,7 @@ from pathlib import Path
 
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
-from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.launch.image import Image
+from celosia.compiler.compile import network_of
 from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
 from celosia.compiler.tune.records import Key, Records
@@ -85,15 +84,8 @@ def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
     """The winners of the network at `path`, after a search of so many trials where there are any."""
     if trials:
         tune(path, config, trials=trials, records=records, jobs=os.cpu_count() or 1)
-    found: Lines = {}
-
-    def improve(network: Network) -> tuple[Image, str]:
-        known = Records.load(records)
-        found.update(winners(network, known if trials else _of_today(known, network.cfg.digest)))
-        return network.image, ""
-
-    compile_model(path, config, check=False, records="none", improve=improve)
-    return found
+    searched, known = network_of(path, config, records="none"), Records.load(records)
+    return winners(searched, known if trials else _of_today(known, searched.cfg.digest))
 
 
 def made(config: str, networks: list[str], folder: Path | None, trials: int) -> Iterator[tuple[str, Lines]]:

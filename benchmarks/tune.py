@@ -25,13 +25,13 @@ import numpy as np
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
-from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.launch.image import Image, LayerErrors
+from celosia.compiler.compile import network_of
+from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
 from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
-from celosia.compiler.tune.network import Network, Occurrence
+from celosia.compiler.tune.network import Occurrence
 from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
@@ -375,14 +375,7 @@ def _tables(size: Size, config: str, folder: Path | None) -> Iterator[tuple[str,
 
 def occurrences(path: Path, cfg: Config) -> list[Occurrence]:
     """The layers of the network at `path` that differ, under the compiler's own decisions."""
-    found: list[Occurrence] = []
-
-    def improve(network: Network) -> tuple[Image, str]:
-        found.extend(network.occurrences())
-        return network.image, ""
-
-    compile_model(path, cfg, check=False, improve=improve)
-    return found
+    return network_of(path, cfg).occurrences()
 
 
 def _samples(size: Size, configs: Sequence[str], folder: Path | None, say: Callable[[str], None]) -> Iterator[Sample]:

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,14 +33,14 @@ from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pass, Pipeline, Watch
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.specialise import specialise
+from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
-from celosia.compiler.options import Improve, Options, Progress, Source, taking
-from celosia.compiler.program import Program
+from celosia.compiler.options import Options, Source, taking
+from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
@@ -49,7 +49,7 @@ from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
-from celosia.compiler.tune.network import Network, apply, chains
+from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
@@ -97,8 +97,8 @@ def compile(source: Source, options: Options) -> Program:
     them and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune`
     has measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer
     cycles, and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the
-    compiler decides. improve: makes the image of all layers in the place of the compiler's own, which it is given, and
-    says how; driver/tune.py searches so.
+    compiler decides. tuned: decisions by workload, as a search finds them in what `network_of` gives; they go before
+    those of records. DecisionsError where a layer cannot follow them.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
@@ -107,11 +107,9 @@ def compile(source: Source, options: Options) -> Program:
     processor = None if options.target is None else find_target(options.target)
     with compiling_for(processor), _of_shapes(options.shapes), _seldom_collected():
         known = asked_for(options.records)
-        if options.improve is None and known is not None:
-            options = replace(options, improve=_from_records(known, options.say))
         choices = Choices(recorded(known)) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
-            program = _compile(source, options, known is not None)
+            program = _compile(source, options, known)
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
@@ -124,17 +122,29 @@ def compile(source: Source, options: Options) -> Program:
     return program
 
 
-def _from_records(given: Records, say: Progress) -> Improve:
-    def improve(network: Network) -> tuple[Image, str]:
-        if not network.launches:
-            return network.image, ""
-        ours = shipped(network.cfg)
-        image, applied = apply(network, given.joined(ours), TIMED, ours)
-        damaged = f"; {given.damaged} damaged lines of {given.path} left out" if given.damaged else ""
-        say(f"{applied}{damaged}")
-        return image, f"{applied}{damaged}"
+@taking(Options)
+def network_of(source: Source, options: Options) -> Network:
+    """The layers that `compile` puts on the accelerator under the same options: what a search for schedules searches.
 
-    return improve
+    Raises what `compile` does; nothing is checked.
+    """
+    with _of_shapes(options.shapes), _seldom_collected():
+        front = _front(source, replace(options, check=False), asked_for(options.records))
+        lowered = _lowered(front, options)
+        return Network(front.cfg, *lowered.plan, lowered.planner)
+
+
+def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:
+    """The image of all layers, and in a sentence what was decided: by the caller, else by records, else here."""
+    if options.tuned is not None:
+        return follow(network, options.tuned), ""
+    if known is None or not network.launches:
+        return network.image, ""
+    ours = shipped(network.cfg)
+    image, applied = apply(network, known.joined(ours), TIMED, ours)
+    damaged = f"; {known.damaged} damaged lines of {known.path} left out" if known.damaged else ""
+    options.say(f"{applied}{damaged}")
+    return image, f"{applied}{damaged}"
 
 
 @contextmanager
@@ -161,62 +171,87 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
         raise ModelError(f"{error} (with the shapes given: {given})") from None
 
 
-def _compile(source: Source, options: Options, with_records: bool) -> Program:
-    started = time.perf_counter()
-    say, check = options.say, options.check
+@dataclass(frozen=True)
+class Front:
+    """A model as PASSES leave it. given: the user's decisions. originals: the graph as imported, where it is to be
+    compared with. macs: of the model's own operators. passes: what they did."""
+
+    cfg: Config
+    given: Given | None
+    planner: Planner
+    model: SpecialisedModel
+    kept: Kept
+    originals: list[Original]
+    macs: int
+    passes: list[PassInfo]
+
+
+def _front(source: Source, options: Options, known: Records | None) -> Front:
     cfg = Config.load(options.config)
     given = None if options.decisions is None else Given.load(options.decisions, cfg)
     planner = Planner(cfg, given)
-    if with_records and given is None:
+    if known is not None and given is None:
         planner.timed |= chains(cfg, shipped(cfg))
-    say("reading the model")
+    options.say("reading the model")
     found = specialise(source, options.shapes, cfg.batch)
-    model = found.graph
-    quantise_weights(model)
-    require_memory(model)
-    say("graph passes")
-    kept = Kept(model, options.keep)
+    quantise_weights(found.graph)
+    require_memory(found.graph)
+    options.say("graph passes")
+    kept = Kept(found.graph, options.keep)
     originals: list[Original] = []
     watch = options.watch
-    if check:
+    if options.check:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
-    macs: list[int] = []  # of the model's own operators, once their shapes are known
+    macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
-    passes = PASSES.run(model, kept.watched(watch))
-    require_memory(model)
-    say("placing operators")
+    passes = PASSES.run(found.graph, kept.watched(watch))
+    require_memory(found.graph)
+    return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+
+
+def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:
+    options.say("placing operators")
+    model, given = front.model.graph, front.given
     refused = {} if options.accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    schedules = ""
-
-    def improved(plan: LaunchLayers, planner: Planner) -> Image:
-        nonlocal schedules
-        network = Network(cfg, *plan, planner)
-        image, schedules = (network.image, "") if options.improve is None else options.improve(network)
-        return image
-
-    lowered = lower(cfg, model, planner, refused, () if given is None else given.layers, say, improved)
-    selection, steps, plan, image = lowered.selection, lowered.steps, lowered.plan, lowered.image
+    lowered = lower(front.cfg, model, front.planner, refused, () if given is None else given.layers, options.say, made)
     if given is not None:
         given.check_all_taken()
+    return lowered
+
+
+def _compile(source: Source, options: Options, known: Records | None) -> Program:
+    started, say = time.perf_counter(), options.say
+    front = _front(source, options, known)
+    cfg, model = front.cfg, front.model.graph
+    schedules = ""
+
+    def made(plan: LaunchLayers, planner: Planner) -> Image:
+        nonlocal schedules
+        image, schedules = _decided(Network(cfg, *plan, planner), options, known)
+        return image
+
+    lowered = _lowered(front, options, made)
+    image = lowered.image
     say("verifying instructions")
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, taken)
-        for launch, layers, packed, taken in zip(image.launches, *plan, strict=True)
+        for launch, layers, packed, taken in zip(image.launches, *lowered.plan, strict=True)
     ]
     verify_provenance(cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
     say("kernels for the CPU")
     try:
-        program = Assembler(model, cfg, selection, steps, image).run()
+        program = Assembler(model, cfg, lowered.selection, lowered.steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
-    if check:
+    if options.check:
         say("checking")
-        _check(program, model, lowered, originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
-    program.outputs, program.kept = program.outputs[: kept.outputs], program.outputs[kept.outputs :]
+        _check(program, model, lowered, front.originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
+    outputs = front.kept.outputs
+    program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
-    program.batched = found.batched
-    program.macs_total = sum(macs)
-    program.passes = passes
+    program.batched = front.model.batched
+    program.macs_total = front.macs
+    program.passes = front.passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
@@ -249,4 +284,4 @@ def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) ->
     return both
 
 
-__all__ = ["ModelError", "compile"]
+__all__ = ["ModelError", "compile", "network_of"]

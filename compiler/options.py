@@ -8,22 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeAlias
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import onnx
 
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
-from celosia.compiler.launch.image import Image
-from celosia.compiler.program import Program
-from celosia.compiler.tune.network import Network
+from celosia.compiler.tune.network import Tuned
 from celosia.compiler.tune.shipped import SHIPPED
 from celosia.hw.config import Config
 
 Source: TypeAlias = str | Path | onnx.ModelProto
 Progress = Callable[[str], None]
-Improve = Callable[[Network], tuple[Image, str]]
-"""Gives the image of a network, and says in a sentence what was decided."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Options:
     shapes: Shapes | None = None
     keep: str | Sequence[str] = ()
     records: str | Path | None = SHIPPED
-    improve: Improve | None = None
+    tuned: Tuned | None = None
 
     def say(self, stage: str) -> None:
         """Tell `progress`, if there is one."""
@@ -49,19 +45,20 @@ class Options:
 
 
 P = ParamSpec("P")
+Made = TypeVar("Made", covariant=True)
 
 
-class Compile(Protocol[P]):
+class OfModel(Protocol[P, Made]):
     """A function of a model and of what options are made of."""
 
-    def __call__(self, source: Source, *given: P.args, **named: P.kwargs) -> Program: ...
+    def __call__(self, source: Source, *given: P.args, **named: P.kwargs) -> Made: ...
 
 
-def taking(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Program]], Compile[P]]:
+def taking(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Made]], OfModel[P, Made]]:
     """A function of a model and Options as one that takes the options as its own arguments."""
 
-    def made(function: Callable[[Source, Options], Program]) -> Compile[P]:
-        def called(source: Source, *given: P.args, **named: P.kwargs) -> Program:
+    def made(function: Callable[[Source, Options], Made]) -> OfModel[P, Made]:
+        def called(source: Source, *given: P.args, **named: P.kwargs) -> Made:
             return function(source, options(*given, **named))
 
         update_wrapper(called, function)

@@ -13,13 +13,12 @@ from typing import Any
 import onnx
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.compile import network_of
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.launch.image import Image
 from celosia.compiler.program import Program
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
-from celosia.compiler.tune.network import Network
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
@@ -67,24 +66,23 @@ def tune(
     records), and layers: name, workload, count, usual and best (cycles twice in a row), regret, trials, decided.
 
     Raises what `compile` does, ModelError where nothing runs on the accelerator, RecordsError, ValueError for a name
-    that there is not, PoolError for a pool that is
-    none or has no worker for this, SshError for a board's name that is none, FleetError where no device is left.
+    that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
+    none, FleetError where no device is left.
     """
     judge = Judge(device, shortest(memory_model(memory)))
     known = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
         tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
-
-        def improve(network: Network) -> tuple[Image, str]:
-            if not network.launches:
-                raise ModelError(_nothing(source, network.cfg))
-            if progress is not None:
-                progress("tuning")
-            image, state = tuner.improve(network), tuner.state
-            return image, f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned"
-
-        program = compile_model(source, config, progress, check=check, shapes=shapes, improve=improve)
+        network = network_of(source, config, progress, shapes=shapes)
+        if not network.launches:
+            raise ModelError(_nothing(source, network.cfg))
+        if progress is not None:
+            progress("tuning")
+        tuned = tuner.tune(network)
+    program = compile_model(source, config, progress, check=check, shapes=shapes, tuned=tuned)
+    state, kernels = tuner.state, program.schedules
+    program.schedules = f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned{'; ' * bool(kernels)}{kernels}"
     return Tuning(program, _report(tuner, known, time.perf_counter() - started))
 
 

@@ -13,7 +13,7 @@ from celosia.compiler.launch.blocks import CHAIN
 from celosia.compiler.launch.image import Image, LayerErrors, build, is_followed
 from celosia.compiler.layer import Layer, Storage, Untileable
 from celosia.compiler.tensorize.decide import problems, workload
-from celosia.compiler.tensorize.decisions import why_not_any
+from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
 from celosia.compiler.tune.points import Point
@@ -155,11 +155,9 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
                 tuned[name] = _schedule_of(best[0].schedule)
     if not tuned and source == "layers":
         return network.image, nothing
-    refused: list[str] = []
-    for name, point in list(tuned.items()):
-        if why := _illegal(network, own[name].layer, point):
-            refused.append(f"a record of {own[name].layer.name!r} cannot be followed: {why}")
-            del tuned[name]
+    wrong = {name: why for name, point in tuned.items() if (why := _illegal(network, own[name].layer, point))}
+    refused = [f"a record of {own[name].layer.name!r} cannot be followed: {why}" for name, why in wrong.items()]
+    tuned = {name: point for name, point in tuned.items() if name not in wrong}
     image, used, cycles, untuned = None, 0, 0, 0
     if any(point != own[name].usual for name, point in tuned.items()):
         try:
@@ -174,6 +172,19 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
                 image, used = other, len(tuned)
     image = network.image if image is None else image
     return image, Applied(source, network.cfg.name, used, len(own), cycles, untuned, inexact, tuple(refused))
+
+
+def follow(network: Network, tuned: Tuned) -> Image:
+    """The image under these decisions, each checked. DecisionsError where a layer cannot follow them; LayerErrors where
+    one fits in no way."""
+    try:
+        for each in network.occurrences():
+            if each.workload in tuned and (why := _illegal(network, each.layer, tuned[each.workload])):
+                raise DecisionsError(f"decisions for {each.layer.name!r} cannot be followed: {why}")
+        return network.build(tuned)
+    except (LayerErrors, Untileable) as error:
+        _ = network.image
+        raise DecisionsError(f"decisions cannot be followed: {error}") from None
 
 
 def _illegal(network: Network, layer: Layer, point: Point) -> str | None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
@@ -99,8 +98,8 @@ class Tuner:
         self.state = NetworkState(trials)
         self.chosen: Tuned = {}
 
-    def improve(self, network: Network) -> Image:
-        """The image of `network` under the best that was found. FleetError, OutputError."""
+    def tune(self, network: Network) -> Tuned:
+        """The decisions under which `network` takes the fewest cycles. FleetError, OutputError."""
         state = self.state
         state.stage = "layers"
         for each in network.occurrences():
@@ -112,7 +111,7 @@ class Tuner:
         self._search(network)
         state.stage = "the whole network"
         self.chosen = self._together(network)
-        return network.build(self.chosen)
+        return self.chosen
 
     def _subject(self, network: Network, each: Occurrence) -> LayerSubject | None:
         try:

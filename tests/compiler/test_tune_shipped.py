@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import celosia
+from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.blocks import CHAIN
-from celosia.compiler.launch.image import Image
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Status, TrialResult
-from celosia.compiler.tune.network import Network, chains, network_schedule
+from celosia.compiler.tune.network import chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.driver.run.explain import estimate
 from celosia.hw.config import PRESETS
@@ -62,13 +62,7 @@ def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
 
 
 def test_chains_take_the_cycles_of_their_records() -> None:
-    found: dict[str, float] = {}
-
-    def look(network: Network) -> tuple[Image, str]:
-        found.update(network.planner.timed)
-        return network.image, ""
-
-    celosia.compile(celosia.models.demo_model_path(), "pynq", check=False, records="none", improve=look)
+    found = network_of(celosia.models.demo_model_path(), "pynq", records="none").planner.timed
     known = chains(PRESETS["pynq"], shipped.shipped(PRESETS["pynq"]))
     assert found and found == {name: known[name] for name in found}
 

@@ -15,13 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 import celosia
+from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.blocks import CHAIN
-from celosia.compiler.launch.image import Image
+from celosia.compiler.tensorize.decisions import DecisionsError
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
-from celosia.compiler.tune.network import Network, apply, network_schedule
+from celosia.compiler.tune.network import apply, network_schedule
 from celosia.compiler.tune.points import layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Key, Records, schedule_of
@@ -81,18 +82,14 @@ def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(
     """What stays on chip beside the tiles of two groups may be too much: known before a trial."""
     monkeypatch.setattr(blocks._Cutter, "_kept", lambda self, part: [part])  # also where its layers apart are quicker
     found: list[tuple[bool, Status]] = []
-
-    def improve(network: Network) -> tuple[Image, str]:
-        for each in network.occurrences():
-            if len(each.usual) > 1:
-                space = layer_space(network.cfg, each.layer, each.usual)
-                assert space.legal(space.number(each.usual))
-                for number in space.sample(16, np.random.default_rng(0)):
-                    result = measure(LayerJob(network.cfg, packed(each.layer), space.points[number]))
-                    found.append((space.legal(number), result.status))
-        return network.image, ""
-
-    celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
+    searched = network_of(models / "quantised.onnx", "tiny")
+    for each in searched.occurrences():
+        if len(each.usual) > 1:
+            space = layer_space(searched.cfg, each.layer, each.usual)
+            assert space.legal(space.number(each.usual))
+            for number in space.sample(16, np.random.default_rng(0)):
+                result = measure(LayerJob(searched.cfg, packed(each.layer), space.points[number]))
+                found.append((space.legal(number), result.status))
     assert {legal for legal, _ in found} == {True, False}
     assert all(status == (Status.OK if legal else Status.REFUSED) for legal, status in found)
 
@@ -150,16 +147,9 @@ def lying(path: Path, cycles: int) -> Records:
 
 def test_records_that_lie_make_nothing_worse(models: Path, tuned: tuple[Path, Tuning]) -> None:
     path, found = tuned
-    lies = lying(path, 1)
-    applied: list[str] = []
-
-    def improve(network: Network) -> tuple[Image, str]:
-        image, told = apply(network, lies, TIMED)
-        applied.append(str(told))
-        return image, str(told)
-
-    program = celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
-    assert cycles(program) == found.report["untuned"] and "no better than without" in applied[0]
+    searched = network_of(models / "quantised.onnx", "tiny")
+    image, applied = apply(searched, lying(path, 1), TIMED)
+    assert searched.cycles(image, TIMED) == found.report["untuned"] and "no better than without" in str(applied)
     again = tune(models / "quantised.onnx", "tiny", trials=TRIALS, records=lying(path, 1))
     assert again.report["cycles"] == found.report["cycles"]  # below the bound: measured instead of believed
 
@@ -172,15 +162,21 @@ def test_schedules_that_do_not_fit_are_refused_with_the_reason(models: Path, tun
             point = [d.to_json() | {"n": 99} for d in schedule_of(key.schedule)]
             bad = Key(key.workload, key.config, json.dumps(point), key.measurer)
             wrong.add(bad, TrialResult(Status.OK, 10_000))
-    told = []
+    searched = network_of(models / "quantised.onnx", "tiny")
+    image, applied = apply(searched, wrong, TIMED)
+    assert searched.cycles(image, TIMED) == found.report["untuned"] and "n must be between 1 and" in str(applied)
 
-    def improve(network: Network) -> tuple[Image, str]:
-        image, applied = apply(network, wrong, TIMED)
-        told.append(str(applied))
-        return image, str(applied)
 
-    program = celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
-    assert cycles(program) == found.report["untuned"] and "n must be between 1 and" in told[0]
+def test_decisions_of_a_search_go_before_records_or_are_refused_in_a_sentence(
+    models: Path, tuned: tuple[Path, Tuning]
+) -> None:
+    model, searched = models / "quantised.onnx", network_of(models / "quantised.onnx", "tiny")
+    usual = {each.workload: each.usual for each in searched.occurrences()}
+    assert cycles(celosia.compile(model, "tiny", records=tuned[0], tuned=usual)) == tuned[1].report["untuned"]
+    assert cycles(celosia.compile(model, "tiny", tuned={})) == tuned[1].report["untuned"]
+    wrong = {name: tuple(replace(each, n=99) for each in point) for name, point in usual.items()}
+    with pytest.raises(DecisionsError, match=r"decisions for .* cannot be followed: .*n must be between 1 and"):
+        celosia.compile(model, "tiny", tuned=wrong)
 
 
 def test_the_command(models: Path, tmp_path: Path) -> None:
@@ -256,14 +252,9 @@ def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[
 def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
     """As `python -m benchmarks.shipped` picks them: none can be left out."""
     path, found = tuned
-    lines: dict[Key, TrialResult] = {}
-
-    def improve(network: Network) -> tuple[Image, str]:
-        found = winners(network, Records.load(path))
-        lines.update((key, result) for key, result in found.items() if not key.workload.startswith(CHAIN))
-        return network.image, ""
-
-    celosia.compile(models / "quantised.onnx", "tiny", improve=improve)
+    searched = network_of(models / "quantised.onnx", "tiny")
+    won = winners(searched, Records.load(path))
+    lines = {key: result for key, result in won.items() if not key.workload.startswith(CHAIN)}
     for key, result in lines.items():
         Records(presets).add(key, result)
     shipped.shipped.cache_clear()
@@ -278,12 +269,7 @@ def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Pat
         fewer = Records()
         rest = {other: point for other, point in decided.items() if other != name}
         fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), TrialResult(Status.OK, 1))
-
-        def with_fewer(network: Network, fewer: Records = fewer) -> tuple[Image, str]:
-            image, told = apply(network, fewer, TIMED)
-            return image, str(told)
-
-        assert cycles(celosia.compile(models / "quantised.onnx", "tiny", improve=with_fewer)) > found.report["cycles"]
+        assert searched.cycles(apply(searched, fewer, TIMED)[0], TIMED) > found.report["cycles"]
 
 
 def test_the_demo_model_is_faster_by_default() -> None:
