@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -53,10 +52,8 @@ from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
+from celosia.garbage import seldom_collected
 from celosia.hw.config import Config
-
-COLLECTED = 100_000
-"""Objects after which the garbage collector runs while a model is compiled; it takes a sixth of the time otherwise."""
 
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
@@ -105,7 +102,7 @@ def compile(source: Source, options: Options) -> Program:
     processor is missing, and SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
-    with compiling_for(processor), _of_shapes(options.shapes), _seldom_collected():
+    with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         choices = Choices(recorded(known)) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
@@ -128,7 +125,7 @@ def network_of(source: Source, options: Options) -> Network:
 
     Raises what `compile` does; nothing is checked.
     """
-    with _of_shapes(options.shapes), _seldom_collected():
+    with _of_shapes(options.shapes), seldom_collected():
         front = _front(source, replace(options, check=False), asked_for(options.records))
         lowered = _lowered(front, options)
         return Network(front.cfg, *lowered.plan, lowered.planner)
@@ -145,18 +142,6 @@ def _decided(network: Network, options: Options, known: Records | None) -> tuple
     damaged = f"; {known.damaged} damaged lines of {known.path} left out" if known.damaged else ""
     options.say(f"{applied}{damaged}")
     return image, f"{applied}{damaged}"
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Let Python look for cycles of garbage every so many objects only: nearly all that is made here lives on."""
-    before = gc.get_threshold()
-    if 0 < before[0] < COLLECTED:
-        gc.set_threshold(COLLECTED, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @contextmanager

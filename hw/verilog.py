@@ -16,6 +16,7 @@ from amaranth import Elaboratable
 from amaranth.back import rtlil
 
 from celosia.cache import cache_folder, tool_environment, used, writing
+from celosia.garbage import seldom_collected
 from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
 from celosia.hw.sources import sources_digest
@@ -69,7 +70,8 @@ def convert(
     attributes = (
         "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
     )
-    text = rtlil.convert(component, name=name, emit_src=False, platform=platform)
+    with seldom_collected():
+        text = rtlil.convert(component, name=name, emit_src=False, platform=platform)
     if simulation:
         text = _CLOCKED_READ.sub(lambda port: f"{port[1]}{'1' * int(port[2])}{port[3]}", text)
     script = f"""

@@ -14,6 +14,7 @@ from amaranth.hdl import Assert, Assume, Fragment, ShapeLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In
 
+from celosia.garbage import seldom_collected
 from celosia.hw.layout import UNITS
 
 
@@ -157,7 +158,8 @@ class Harness:
                 self.obeys(port, name, unless)
 
     def rtlil(self) -> str:
-        text: str = rtlil.convert(Fragment.get(self.m, None), name="top", ports=[self._clock.clk], emit_src=False)
+        with seldom_collected():
+            text: str = rtlil.convert(Fragment.get(self.m, None), name="top", ports=[self._clock.clk], emit_src=False)
         return text
 
 
