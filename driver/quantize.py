@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import is_quantised, resized
+from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
+from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver.calibration import Input, Samples, open_samples
@@ -140,8 +142,11 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
+    if why := complaint(proto, str(path.parent)):
+        raise ModelError(f"{path} is not a valid ONNX model: {why}")
+    proto = conform(proto)
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(for_checker(proto))
     except Exception as error:  # onnx raises several unrelated classes
         raise ModelError(f"{path} is not a valid ONNX model: {_line(error)}") from None
     if is_quantised(proto):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,42 @@ def test_sources_that_are_none(tmp_path: Path, model: Path) -> None:
 
 
 # Models that are refused ------------------------------------------------------------------------------------------
+
+
+def shapeless(proto: onnx.ModelProto) -> None:
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def untyped(proto: onnx.ModelProto) -> None:
+    proto.graph.output[0].ClearField("type")
+
+
+def out_of_order(proto: onnx.ModelProto) -> None:
+    nodes = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def nameless(proto: onnx.ModelProto) -> None:
+    for node in proto.graph.node:
+        node.name = ""
+    proto.graph.name = ""
+
+
+@pytest.mark.parametrize("habit", [shapeless, untyped, out_of_order, nameless], ids=lambda habit: str(habit.__name__))
+def test_models_as_exporters_leave_them(tmp_path: Path, habit: Callable[[onnx.ModelProto], None]) -> None:
+    """Whatever onnxruntime and `celosia compile` take is quantised, too, to the same bytes."""
+    proto = network()
+    habit(proto)
+    onnx.save(proto, tmp_path / "float.onnx")
+    onnx.save(network(), tmp_path / "plain.onnx")
+    for name in ("float", "plain"):
+        celosia.quantize(tmp_path / f"{name}.onnx", {"image": images()}, tmp_path / f"{name}-int8.onnx", config="tiny")
+    assert_exact(tmp_path / "float-int8.onnx", images(2))
+    given = {"image": images(1)}
+    results = [celosia.Runtime(tmp_path / f"{name}-int8.onnx", config="tiny").run(given) for name in ("float", "plain")]
+    np.testing.assert_array_equal(results[0].outputs["logits"], results[1].outputs["logits"])
 
 
 def test_models_that_are_refused(tmp_path: Path, model: Path) -> None:
