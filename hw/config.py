@@ -299,6 +299,10 @@ PRESETS = {
         ),
         Config(name="pynq", taps=3, forward=True, residual_cycles=2, **_LEAN),
         Config(
+            name="wide", block_in=32, block_out=16, inp_depth=2048, wgt_depth=512, ports=2, pump=2,
+            taps=3, forward=True, residual_cycles=2, **_LEAN,
+        ),
+        Config(
             name="ultra96", block_in=32, block_out=16, bus_bytes=16,
             inp_depth=2048, wgt_depth=256, acc_depth=1024, vin_depth=1024, out_depth=512, par_depth=32,
             taps=3, forward=True, residual_cycles=2, **_LEAN,

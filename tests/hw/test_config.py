@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from celosia.bitstreams.synthesis import multipliers
 from celosia.hw.config import _LIMITS, PRESETS, Config, ConfigError, limits
 from celosia.hw.config_doc import FIELDS, config_markdown
 from celosia.hw.scratchpads import scratchpads
@@ -52,10 +53,11 @@ def test_impossible_values_are_named(fields: dict[str, int], message: str) -> No
 
 
 def test_presets_are_what_their_names_say() -> None:
-    assert set(PRESETS) == {"tiny", "pynq", "ultra96", "zcu104", "huge"}
+    assert set(PRESETS) == {"tiny", "pynq", "wide", "ultra96", "zcu104", "huge"}
     for name, cfg in PRESETS.items():
         assert cfg.name == name and Config.load(name) is cfg
     assert PRESETS["pynq"].macs_per_cycle == 256 and PRESETS["pynq"].bus_bytes == 8
+    assert PRESETS["wide"].macs_per_cycle == 512 and multipliers(PRESETS["wide"]) == multipliers(PRESETS["pynq"])
 
 
 @pytest.mark.parametrize("cfg", PRESETS.values(), ids=PRESETS)
