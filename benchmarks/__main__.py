@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import compile_time, cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
-from benchmarks.catalogue import FIGURES
+from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
-from benchmarks.rows import ROOT, TIMED_CONFIGS, VERDICT, Bench, Row, describe
+from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.boards import MEMORY_MODELS
 from celosia.sim.memory import ZYNQ_HP
@@ -187,7 +187,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         **{name: getattr(bench, name) for name in SECTIONS if hasattr(bench, name)},
         "cpu": lambda: cpu_rows(options, folder, say),
         "language": lambda: language.rows(options.device, config, options.seconds, say),
-        "timed": lambda: bench.timed((options.config,) if options.config else TIMED_CONFIGS),
+        "timed": lambda: bench.timed((options.config,) if options.config else PRESETS),
         "gain": lambda: gain.rows(folder, bench.chosen, options.config, memory, say),
         "names": lambda: names.rows(say, options.count or names.MODELS),
         "explore": lambda: explore.rows(folder, full, say, only),

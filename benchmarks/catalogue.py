@@ -20,7 +20,7 @@ INTEGERS = ("demo", "mnist_conv", "squeezenet1_1")
 ISLANDS = ("fer_minixception", "pplcnet_orientation", "resnet18", "mobilenet_v2")
 """Networks of which onnxruntime computes a part in float."""
 COMPARED = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
-PRESETS = ("tiny", "pynq", "ultra96", "zcu104")
+PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")
 BENCH = "python -m benchmarks"
 
 
@@ -161,6 +161,15 @@ def _macs_a_cycle(details: Details) -> float:
     return float(sum(layer["macs"] for layer in details["layers"]) / details["cycles"])
 
 
+def _wide(
+    name: str, what: str, unit: str, rows: tuple[str, ...], value: Callable[..., float | None], most: float
+) -> Figure:
+    """Of rows on preset `wide` and the memory of a PYNQ-Z2."""
+    line = f"{BENCH} cycles --models {','.join(rows)} --config wide --memory pynq-z2"
+    keys = tuple(f"cycles/{row}/wide/pynq-z2" for row in rows)
+    return Figure(name, f"{what} on `wide`, memory of a PYNQ-Z2", unit, MACHINE, line, keys, value, most=most)
+
+
 CYCLES = (
     _cycles("resnet18", "ResNet-18, 224²", "resnet18", 7_600_000),
     Figure("resnet18-peak", "ResNet-18: share of what the multipliers can do", "%", MACHINE,
@@ -169,6 +178,11 @@ CYCLES = (
     Figure("resnet50-peak", "ResNet-50: share of what the multipliers can do", "%", MACHINE,
            f"{BENCH} cycles --models resnet50", ("cycles/resnet50",), of("utilization", 100)),
     _cycles("mobilenet", "MobileNetV2, 224²", "mobilenet_v2", 1_600_000),
+    _wide("resnet18-cycles-wide", "ResNet-18: cycles of the RTL", "cycles", ("resnet18",), of("cycles"), 4_100_000),
+    _wide("resnet50-cycles-wide", "ResNet-50: cycles of the RTL", "cycles", ("resnet50",), of("cycles"), 9_400_000),
+    _wide("mobilenet-cycles-wide", "MobileNetV2: cycles of the RTL", "cycles", ("mobilenet_v2",), of("cycles"), 1_300_000),
+    _wide("wide-bytes", "ResNet-18, ResNet-50, MobileNetV2: bytes that differ between RTL and functional simulator", "bytes",
+          ("resnet18", "resnet50", "mobilenet_v2"), total("different"), 0),
     _cycles("ds-cnn", "a keyword spotter (DS-CNN)", "ds_cnn", None, "onchip"),
     _onchip("ds-cnn-bound", "the same over max(dense products, bytes/bus)", "ds_cnn", _over_bound, most=1.45),
     _onchip("mobilenet160-bound", "MobileNetV2, 160²: cycles over max(dense products, bytes/bus)", "mobilenet_v2_160",

@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+from benchmarks.catalogue import PRESETS
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import network_of
@@ -26,7 +27,7 @@ from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.shipped import FOLDER
 from celosia.driver.tune import tune
 
-CONFIGS = ("pynq", "ultra96", "zcu104")
+CONFIGS = PRESETS[1:]
 NETWORKS = ("demo", "ds_cnn", "mobilenet_v2", "mobilenet_v2_160", "resnet18")
 Lines = dict[Key, TrialResult]
 
