@@ -47,7 +47,6 @@ from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains
 from celosia.compiler.tune.records import Records
@@ -109,7 +108,7 @@ def compile(source: Source, options: Options) -> Program:
         known = asked_for(options.records)
         if options.improve is None and known is not None:
             options = replace(options, improve=_from_records(known, options.say))
-        choices = Choices(recorded(known)) if known and known.trials and processor is None else None
+        choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
             program = _compile(source, options, known is not None)
         if choices and (told := str(choices)):
@@ -122,6 +121,13 @@ def compile(source: Source, options: Options) -> Program:
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program
+
+
+def _measured(records: Records) -> Choices:
+    """What was measured of kernels. Only who has such records imports what tunes."""
+    from celosia.compiler.tune.kernels.tuner import recorded
+
+    return Choices(recorded(records))
 
 
 def _from_records(given: Records, say: Progress) -> Improve:

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,12 +65,23 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return _imported(_MODULES[name])
     if name == "__version__":
         return _version()
     if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+        return getattr(_imported(_PLACES[name]), name)
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
+
+
+def _imported(module: str) -> ModuleType:
+    """Import without a search for garbage: all that modules make lives on."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _version() -> str:
