@@ -204,13 +204,20 @@ def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
 
 def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
     """The values of each field of instructions of an opcode, which are completed."""
-    given = set[str]().union(*instructions)
-    return {
-        name: np.array([f.get(name, default) for f in instructions], np.int64)
-        if name in given
-        else np.full(len(instructions), default, np.int64)
-        for name, default in _defaults(cfg, opcode).items()
-    }
+    return tabulated(instructions, _defaults(cfg, opcode))
+
+
+def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
+    """The values of each of the fields that `defaults` has, which stand where an instruction has none."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, fields in enumerate(instructions):
+        alike.setdefault(tuple(fields), []).append(number)
+    found = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
+    for names, numbers in alike.items():  # few, as loops make many instructions with the same fields
+        values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
+        for name, column in zip(names, values.T):
+            found[name][numbers] = column
+    return found
 
 
 # DRAM -------------------------------------------------------------------------------------------------------

@@ -250,12 +250,15 @@ def _granules(i: Decoded) -> Iterable[int]:
 
 def _report(cfg: Config, stream: list[Decoded]) -> Report:
     counts, pads = Counter(i.unit for i in stream), sizes(cfg)
-    entries = dict.fromkeys(pads, 0)
-    moved = dict.fromkeys(Opcode, 0)
+    ends = dict.fromkeys(pads, 0)
     for i in stream:
-        moved[i.opcode] += prod(extent for extent, _ in i.dram) if i.dram else 0
         for memory, _, places, _ in i.touches:
-            entries[memory] = max(entries[memory], -(-places.end // pads[memory][1]))
+            if places.end > ends[memory]:
+                ends[memory] = places.end
+    entries = {memory: -(-end // pads[memory][1]) for memory, end in ends.items()}
+    moved = dict.fromkeys(Opcode, 0)
+    for (opcode, dram), count in Counter((i.opcode, i.dram) for i in stream if i.dram).items():
+        moved[opcode] += count * prod(extent for extent, _ in dram)
     return Report(
         {unit: counts[unit] for unit in Unit}, sum(i.fields["post"].bit_count() for i in stream), entries,
         moved[Opcode.LOAD], moved[Opcode.STORE],
