@@ -79,6 +79,10 @@ class Pattern(NamedTuple):
     dims: Dims
     end: int
 
+    def moved(self, by: int) -> Pattern:
+        """So many places further on."""
+        return Pattern(self.base + by, self.run, self.dims, self.end + by)
+
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
         """A view of the one-dimensional `array` that holds each of the places at least once, and no others."""
         if not self.dims:
@@ -135,9 +139,8 @@ class InstructionShape:
     def at(self, f: Fields) -> list[InstructionTouch]:
         """What the instruction with the fields `f` touches, reads first."""
         touches = []
-        for (memory, operand, (_, run, dims, end), write), field, step in self.touches:
-            base = f[field] * step
-            touches.append(InstructionTouch(memory, operand, Pattern(base, run, dims, base + end), write))
+        for (memory, operand, places, write), field, step in self.touches:
+            touches.append(InstructionTouch(memory, operand, places.moved(f[field] * step), write))
         return touches
 
 

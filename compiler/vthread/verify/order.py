@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.vthread.verify.decode import (
     Decoded,
+    Dims,
     Pattern,
     Rule,
     VerifyError,
@@ -220,7 +221,10 @@ def _check_order(
     """ORDER and WRITTEN. Constants need no log: WRITABLE holds, so nobody writes them."""
     memories = {name: _Memory(name, entries * pieces, pieces) for name, (entries, pieces) in sizes(cfg).items()}
     moves = [i for i in stream if i.dram and i.fields["dram_addr"] < writable[1] and _end(i) > writable[0]]
-    granule = gcd(*(g for i in moves for g in _granules(i)))
+    shapes = {i.shape: i.dram for i in moves}
+    steps = [step for dims in shapes.values() for step in _granules(dims)]
+    granule = gcd(*(i.fields["dram_addr"] for i in moves), *steps)
+    blocks = {shape: _block(dims, granule) for shape, dims in shapes.items()}
     dram = _Memory("DRAM", dram_size // max(granule, 1) + 1, unit=f"{granule}-byte block")
     tracked = {i.index for i in moves}
 
@@ -241,23 +245,24 @@ def _check_order(
             if write:
                 memories[memory].mark_written(places)
         if index in tracked:
-            dram.touch(i, _dram_places(i, granule), i.opcode == Opcode.STORE, clock)
+            places = blocks[i.shape].moved(i.fields["dram_addr"] // granule)
+            dram.touch(i, places, i.opcode == Opcode.STORE, clock)
 
 
-def _dram_places(i: Decoded, granule: int) -> Pattern:
-    (z, z_stride), (y, y_stride), (row, _) = i.dram
-    dims = ((z, z_stride // granule), (y, y_stride // granule))
-    return pattern(i.fields["dram_addr"] // granule, dims, row // granule)
+def _block(dims: Dims, granule: int) -> Pattern:
+    """Rows of bytes from 0 on, in granules."""
+    (z, z_stride), (y, y_stride), (row, _) = dims
+    return pattern(0, ((z, z_stride // granule), (y, y_stride // granule)), row // granule)
 
 
 def _end(i: Decoded) -> int:
     return i.fields["dram_addr"] + i.shape.dram_reach + 1
 
 
-def _granules(i: Decoded) -> Iterable[int]:
-    """Numbers whose common divisor divides the beginning and the end of each row of `i`."""
-    (z, z_stride), (y, y_stride), (row, _) = i.dram
-    return i.fields["dram_addr"], row, z_stride if z > 1 else 0, y_stride if y > 1 else 0
+def _granules(dims: Dims) -> Iterable[int]:
+    """Numbers whose common divisor, where it divides the beginning, divides the begin and the end of each row."""
+    (z, z_stride), (y, y_stride), (row, _) = dims
+    return row, z_stride if z > 1 else 0, y_stride if y > 1 else 0
 
 
 def _report(cfg: Config, stream: list[Decoded]) -> Report:
