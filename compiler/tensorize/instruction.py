@@ -262,10 +262,7 @@ class MoveInstruction:
         if ranges is None:
             fields = dict(constants)
         else:
-            known = tuple(ranges.items())
-            if known not in self._parts:
-                self._parts[known] = self._partly(ranges)
-            part = self._parts[known]
+            part = self._part(ranges)
             if part is None:
                 return None
             fields, address, place = dict(part.fields), address + part.address, place + part.place
@@ -285,6 +282,13 @@ class MoveInstruction:
             if (first, end) != (0, extent):
                 ranges[bound.number] = first, end
         return ranges or None
+
+    def _part(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
+        """`_partly`, remembered."""
+        key = tuple(ranges.items())
+        if key not in self._parts:
+            self._parts[key] = self._partly(ranges)
+        return self._parts[key]
 
     def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
         """What is moved where these iterations alone exist; None for nothing. Untileable as in `fields`."""
@@ -329,8 +333,8 @@ class MoveInstruction:
 
     def check(self, env: Env) -> None:
         """Untileable where `fields` is."""
-        if self.bounds:
-            self.fields(env, 0, 0, self.whole | {"pad_value": 0})
+        if ranges := self._ranges(env):
+            self._part(ranges)
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
         """Indices [first, end) of one dimension of `tensor` that it touches, those in the padding left out."""
