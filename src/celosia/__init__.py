@@ -74,14 +74,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> ModuleType:
-    """Import without a search for garbage: all that modules make lives on."""
-    collects = gc.isenabled()
+    """Import without searches for garbage: what modules make lives on, and goes to what is seldom looked through."""
+    if not gc.isenabled() or gc.get_freeze_count():
+        return importlib.import_module(module)
     gc.disable()
     try:
         return importlib.import_module(module)
     finally:
-        if collects:
-            gc.enable()
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
 
 
 def _version() -> str:
