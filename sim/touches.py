@@ -109,12 +109,16 @@ class Touch(NamedTuple):
 
     def entries(self, pieces: int) -> tuple[int, int]:
         """The smallest range [first, end) of entries, of so many pieces, that holds all of it."""
-        end = self.base + self.each
-        for extent, stride in self.steps:
-            end += (extent - 1) * stride
-        if self.pieces == pieces:
-            return self.base, end
-        return self.base * self.pieces // pieces, -(-end * self.pieces // pieces)
+        first, end = _range(self.base, self.steps, self.each, self.pieces, pieces)
+        return first, end
+
+
+def _range(base: Any, steps: Any, each: Any, pieces: int, of: int) -> tuple[Any, Any]:
+    """`Touch.entries`, of numbers or of arrays of them. of: pieces of an entry."""
+    end = base + each
+    for extent, stride in steps:
+        end = end + (extent - 1) * stride
+    return (base, end) if pieces == of else (base * pieces // of, -(-end * pieces // of))
 
 
 @lru_cache(maxsize=8192)
@@ -176,10 +180,9 @@ def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
     found: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
         each = np.where(f["taps"], cfg.taps, 1) if operand.name == "a" else 1
-        touch = Touch(operand.memory, operand.name, f[base], _steps(strides, f), each, pieces, operand.write)
-        numbers = np.flatnonzero(operand.when(f)).tolist()
-        first, end = (bound.tolist() for bound in touch.entries(pads[operand.memory].pieces))
-        for number in numbers:
+        ends = _range(f[base], _steps(strides, f), each, pieces, pads[operand.memory].pieces)
+        first, end = (bound.tolist() for bound in ends)
+        for number in np.flatnonzero(operand.when(f)).tolist():
             found[number][operand.memory, first[number], end[number]] = operand.write
     return [[Range(*entries, write) for entries, write in each.items()] for each in found]
 
@@ -265,9 +268,9 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return [None] * len(f["opcode"])
     write = opcode == Opcode.STORE
-    values = f["dram_addr"], f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
-    values += tuple(f[name] for name in ("y_size", "dram_y", "z_size", "dram_z"))
-    return [Rows(*each, write) for each in zip(*(column.tolist() for column in values))]
+    row = f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
+    values = f["dram_addr"], row, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"]
+    return [Rows._make((*each, write)) for each in zip(*(column.tolist() for column in values), strict=True)]
 
 
 def element_sizes(cfg: Config, f: Columns) -> Index:
