@@ -46,7 +46,6 @@ from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.kernels.tuner import recorded
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
@@ -104,7 +103,7 @@ def compile(source: Source, options: Options) -> Program:
     processor = None if options.target is None else find_target(options.target)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
-        choices = Choices(recorded(known)) if known and known.trials and processor is None else None
+        choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
             program = _compile(source, options, known)
         if choices and (told := str(choices)):
@@ -117,6 +116,13 @@ def compile(source: Source, options: Options) -> Program:
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program
+
+
+def _measured(records: Records) -> Choices:
+    """What was measured of kernels. Only who has such records imports what tunes."""
+    from celosia.compiler.tune.kernels.tuner import recorded
+
+    return Choices(recorded(records))
 
 
 @taking(Options)

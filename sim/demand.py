@@ -21,8 +21,6 @@ from celosia.hw.isa import (
     Buffer,
     Destination,
     Opcode,
-    buffers,
-    element_bytes,
     instruction_bytes,
     lanes,
 )
@@ -30,11 +28,9 @@ from celosia.hw.legality import why_illegal
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.decode import columns
-from celosia.sim.touches import OPERANDS
+from celosia.sim.touches import OPERANDS, Columns, element_sizes
 
 Ints = NDArray[np.int64]
-Columns = dict[str, Ints]
-"""The values of each field, of instructions of one opcode."""
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
 ALONE, SPREAD = 1, 2
@@ -165,8 +161,7 @@ def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | Non
 
 
 def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
-    sizes = np.array([element_bytes(cfg, buffer) for buffer in buffers(cfg)], np.int64)
-    size = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
+    size = element_sizes(cfg, f)
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]

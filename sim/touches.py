@@ -6,7 +6,7 @@ verifier (`compiler/vthread/verify/decode.py`) tells it once more on purpose: it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from celosia.hw.isa import (
     Buffer,
     Destination,
     Opcode,
+    buffers,
     element_bytes,
     formats,
 )
@@ -32,6 +33,8 @@ from celosia.sim.patterns import Steps, offsets, spans
 from celosia.sim.reference import Fields
 
 Index = NDArray[np.int64]
+Columns = dict[str, Index]
+"""The values of each field, of instructions of one opcode."""
 
 
 class Operand(NamedTuple):
@@ -106,12 +109,16 @@ class Touch(NamedTuple):
 
     def entries(self, pieces: int) -> tuple[int, int]:
         """The smallest range [first, end) of entries, of so many pieces, that holds all of it."""
-        end = self.base + self.each
-        for extent, stride in self.steps:
-            end += (extent - 1) * stride
-        if self.pieces == pieces:
-            return self.base, end
-        return self.base * self.pieces // pieces, -(-end * self.pieces // pieces)
+        first, end = _range(self.base, self.steps, self.each, self.pieces, pieces)
+        return first, end
+
+
+def _range(base: Any, steps: Any, each: Any, pieces: int, of: int) -> tuple[Any, Any]:
+    """`Touch.entries`, of numbers or of arrays of them. of: pieces of an entry."""
+    end = base + each
+    for extent, stride in steps:
+        end = end + (extent - 1) * stride
+    return (base, end) if pieces == of else (base * pieces // of, -(-end * pieces // of))
 
 
 @lru_cache(maxsize=8192)
@@ -126,23 +133,28 @@ def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
     found = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
-            steps = block(f) if operand.loops is None else tuple([(f[extent], f[step]) for extent, step in strides])
             each = cfg.taps if operand.name == "a" and f["taps"] else 1
-            found.append(Touch(operand.memory, operand.name, f[base], steps, each, pieces, operand.write))
+            found.append(Touch(operand.memory, operand.name, f[base], _steps(strides, f), each, pieces, operand.write))
     return found
 
 
+def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
+    """(extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
+    return block(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
+
+
 @cache
-def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str, tuple[tuple[str, str], ...], int]]:
+def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str, tuple[tuple[str, str], ...] | None, int]]:
     """Each operand with the field of its base, those of each loop's extent and stride, and the pieces of an address."""
     pads, found = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
             base = "table" if operand.name == "table" else f"{operand.name}_base"
-            strides = tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in operand.loops or ())
+            loops = operand.loops
+            strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.
             of = pads["out" if operand.name == "dst" else operand.memory]
-            found.append((operand, base, strides, 1 if operand.loops is None else of.pieces))
+            found.append((operand, base, strides, 1 if loops is None else of.pieces))
     return found
 
 
@@ -162,6 +174,19 @@ def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
     return [Range(*entries, write) for entries, write in found.items()]
 
 
+def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
+    """`ranges` of many instructions of an opcode, computed at once of the values of their fields."""
+    pads = scratchpads(cfg)
+    found: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
+    for operand, base, strides, pieces in _operands(cfg, opcode):
+        each = np.where(f["taps"], cfg.taps, 1) if operand.name == "a" else 1
+        ends = _range(f[base], _steps(strides, f), each, pieces, pads[operand.memory].pieces)
+        first, end = (bound.tolist() for bound in ends)
+        for number in np.flatnonzero(operand.when(f)).tolist():
+            found[number][operand.memory, first[number], end[number]] = operand.write
+    return [[Range(*entries, write) for entries, write in each.items()] for each in found]
+
+
 def block(f: Fields) -> Steps:
     """The loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
     height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
@@ -178,6 +203,24 @@ def _defaults(cfg: Config, opcode: Opcode) -> dict[str, int]:
 def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
     """`f` with the fields that it leaves out: extents are 1, all others 0."""
     return _defaults(cfg, opcode) | f
+
+
+def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
+    """The values of each field of instructions of an opcode, which are completed."""
+    return tabulated(instructions, _defaults(cfg, opcode))
+
+
+def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
+    """The values of each of the fields that `defaults` has, which stand where an instruction has none."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, fields in enumerate(instructions):
+        alike.setdefault(tuple(fields), []).append(number)
+    found = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
+    for names, numbers in alike.items():  # few, as loops make many instructions with the same fields
+        values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
+        for name, column in zip(names, values.T):
+            found[name][numbers] = column
+    return found
 
 
 # DRAM -------------------------------------------------------------------------------------------------------
@@ -218,6 +261,22 @@ class Rows(NamedTuple):
         starts = (self.address + z + y) % (1 << 32)
         index = (starts.reshape(-1, 1) + np.arange(self.row)).ravel()
         return index[index < size]
+
+
+def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]:
+    """`rows` of many instructions of an opcode, computed at once of the values of their fields."""
+    if opcode not in (Opcode.LOAD, Opcode.STORE):
+        return [None] * len(f["opcode"])
+    write = opcode == Opcode.STORE
+    row = f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
+    values = f["dram_addr"], row, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"]
+    return [Rows._make((*each, write)) for each in zip(*(column.tolist() for column in values), strict=True)]
+
+
+def element_sizes(cfg: Config, f: Columns) -> Index:
+    """Bytes in DRAM of an element of each of many LOADs."""
+    sizes = np.array([element_bytes(cfg, buffer) for buffer in buffers(cfg)], np.int64)
+    return np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:

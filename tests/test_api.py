@@ -42,6 +42,18 @@ def test_the_package_lists_what_it_offers() -> None:
             assert text and (name == "models" or ">>>" in text), name
 
 
+def test_sympy_waits_until_sizes_are_added() -> None:
+    """onnx-ir imports it at once, and it takes longer to load than all of Celosia."""
+    command = """if True:
+        import celosia, sys
+        celosia.compile(celosia.models.demo_model_path(), "tiny", check=False)
+        import onnx_ir
+        print("sympy.core" in sys.modules, onnx_ir.SymbolicDim("n") + 1, "sympy.core" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "n", "+", "1", "True"]
+
+
 def test_what_objects_print(program: celosia.Program, images: np.ndarray) -> None:
     result = celosia.Runtime(program, "timed").run({"image": images[:1]})
     layer = program.launches[0].layers[1]

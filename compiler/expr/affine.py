@@ -48,24 +48,21 @@ def linear(expr: Expr) -> Linear:
     {'i': 16, 'j': 2, 'None': 3}
     """
     out: Linear = {}
-
-    def go(e: Expr, factor: int) -> None:
+    left = [(expr, 1)]
+    while left:
+        e, factor = left.pop()
         match e:
             case Const(value):
                 if value:
                     out[None] = out.get(None, 0) + int(value) * factor
             case Binary("add", a, b):
-                go(a, factor)
-                go(b, factor)
+                left += (b, factor), (a, factor)
             case Binary("sub", a, b):
-                go(a, factor)
-                go(b, -factor)
+                left += (b, -factor), (a, factor)
             case Binary("mul", a, Const(value)) | Binary("mul", Const(value), a):
-                go(a, factor * int(value))
+                left.append((a, factor * int(value)))
             case _:
                 out[e] = out.get(e, 0) + factor
-
-    go(expr, 1)
     return {atom: k for atom, k in out.items() if k}
 
 

@@ -132,27 +132,28 @@ def _span(indices: list[Linear | None], size: int, inside: set[Expr]) -> tuple[E
 
 def simplified(e: Expr) -> Expr:
     """An index without needless divisions: (i * 8 + j) // 8 is i where j < 8."""
+    return rewrite(e, _undivided)
 
-    def change(node: Expr) -> Expr | None:
-        if not isinstance(node, Binary) or node.op not in ("floordiv", "mod") or node.dtype != INDEX:
-            return None
-        if not isinstance(node.b, Const) or node.b.value <= 0:
-            return None
-        by = int(node.b.value)
-        whole: Linear = {}
-        rest: Linear = {}
-        for atom, k in linear(node.a).items():
-            q = k // by if k % by == 0 or atom is None else 0
-            if q:
-                whole[atom] = q
-            if k - q * by:
-                rest[atom] = k - q * by
-        span = interval(from_linear(rest))
-        if span is None or span[0] < 0 or span[1] >= by:
-            return None
-        return from_linear(whole if node.op == "floordiv" else rest)
 
-    return rewrite(e, change)
+def _undivided(node: Expr) -> Expr | None:
+    """What a division of indices is without it, or None."""
+    if not isinstance(node, Binary) or node.op not in ("floordiv", "mod") or node.dtype != INDEX:
+        return None
+    if not isinstance(node.b, Const) or node.b.value <= 0:
+        return None
+    by = int(node.b.value)
+    whole: Linear = {}
+    rest: Linear = {}
+    for atom, k in linear(node.a).items():
+        q = k // by if k % by == 0 or atom is None else 0
+        if q:
+            whole[atom] = q
+        if k - q * by:
+            rest[atom] = k - q * by
+    span = interval(from_linear(rest))
+    if span is None or span[0] < 0 or span[1] >= by:
+        return None
+    return from_linear(whole if node.op == "floordiv" else rest)
 
 
 def divisor(e: Expr) -> int:

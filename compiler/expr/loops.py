@@ -208,27 +208,29 @@ def map_accesses(
     def ex(e: Expr) -> Expr:
         return rewrite(e, change) if of is None or of in loaded(e) else e
 
-    def go(s: Stmt) -> Stmt:
-        match s:
-            case For(var, extent, body, kind):
-                return For(var, extent, go(body), kind)
-            case Store(tensor, index, value):
-                return Store(*target(tensor, tuple(ex(i) for i in index)), ex(value))
-            case Update(kind, tensor, index, value):
-                return Update(kind, *target(tensor, tuple(ex(i) for i in index)), ex(value))
-            case Let(var, value, body):
-                return Let(var, ex(value), go(body))
-            case If(cond, body, orelse):
-                return If(ex(cond), go(body), None if orelse is None else go(orelse))
-            case Alloc(body=body):
-                return replace(s, body=go(body))
-            case Block(body):
-                return Block(tuple(go(inner) for inner in body))
-            case Intrinsic(name, args, declared):
-                return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args), declared)
-        raise TypeError(f"unknown statement {type(s).__name__}")
+    return _mapped(stmt, ex, target)
 
-    return go(stmt)
+
+def _mapped(s: Stmt, ex: Callable[[Expr], Expr], target: Target) -> Stmt:
+    match s:
+        case For(var, extent, body, kind):
+            return For(var, extent, _mapped(body, ex, target), kind)
+        case Store(tensor, index, value):
+            return Store(*target(tensor, tuple(map(ex, index))), ex(value))
+        case Update(kind, tensor, index, value):
+            return Update(kind, *target(tensor, tuple(map(ex, index))), ex(value))
+        case Let(var, value, body):
+            return Let(var, ex(value), _mapped(body, ex, target))
+        case If(cond, body, orelse):
+            other = None if orelse is None else _mapped(orelse, ex, target)
+            return If(ex(cond), _mapped(body, ex, target), other)
+        case Alloc(body=body):
+            return replace(s, body=_mapped(body, ex, target))
+        case Block(body):
+            return Block(tuple(_mapped(inner, ex, target) for inner in body))
+        case Intrinsic(name, args, declared):
+            return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args), declared)
+    raise TypeError(f"unknown statement {type(s).__name__}")
 
 
 def block(*stmts: Stmt) -> Stmt:

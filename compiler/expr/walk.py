@@ -37,22 +37,22 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """Bottom-up copy of `expr`; where `change` returns a node, that node stands instead. Sharing is kept."""
     if not expr.children():
         return expr if (new := change(expr)) is None else new
-    done: dict[int, Expr] = {}
+    return _rewritten(expr, change, {})
 
-    def go(node: Expr) -> Expr:
-        if (new := done.get(id(node))) is None:
-            new = node
-            if before := node.children():
-                after = tuple([go(child) for child in before])
-                for x, y in zip(before, after):
-                    if x is not y:
-                        new = node.rebuild(after)
-                        break
-            replaced = change(new)
-            done[id(node)] = new = new if replaced is None else replaced
-        return new
 
-    return go(expr)
+def _rewritten(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
+    """done: nodes that were seen before, by their ids."""
+    if (new := done.get(id(node))) is None:
+        new = node
+        if before := node.children():
+            after = tuple([_rewritten(child, change, done) for child in before])
+            for x, y in zip(before, after):
+                if x is not y:
+                    new = node.rebuild(after)
+                    break
+        replaced = change(new)
+        done[id(node)] = new = new if replaced is None else replaced
+    return new
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:

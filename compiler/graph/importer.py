@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
-from celosia.compiler.graph.lengths import lengths
+from celosia.compiler.graph.lengths import LONGEST, lengths
 from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.sound import complaint
@@ -172,6 +173,7 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
+    _forget_matrices(drawn.graph)
     for node in drawn.graph.node:
         if node.domain == "com.microsoft" and (like := traits(node.op_type).like) and not _has_no_like(node):
             _stand_in(node, *like)
@@ -191,6 +193,14 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
     drawn.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
     return drawn
+
+
+def _forget_matrices(graph: onnx.GraphProto) -> None:
+    """Leave out values on which no shape depends: onnx writes down and reads all of a model to infer its shapes."""
+    for tensor in graph.initializer:
+        if len(tensor.dims) > 1 and prod(tensor.dims) > LONGEST:
+            for name in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
+                tensor.ClearField(name)
 
 
 def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:

@@ -8,15 +8,26 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+ARRAY = "celosia.array"
+"""In a small constant's notes: what `constant` has read of its bytes, as passes ask for scales again and again."""
+KEPT = 64
+"""Elements of such a one."""
+
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
     """The array of a constant value, or None."""
     if value is None or value.const_value is None:
         return None
+    kept: NDArray[Any] | None = value.const_value.meta.get(ARRAY)
+    if kept is not None:
+        return kept
     array = np.asarray(value.const_value.numpy())
     if array.dtype.kind in "OS":  # strings, which ONNX holds as bytes
         texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
         array = np.array(texts, object).reshape(array.shape)
+    elif array.size <= KEPT and isinstance(value.const_value, ir.TensorProtoTensor):
+        array.flags.writeable = False
+        value.const_value.meta[ARRAY] = array
     return array
 
 

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
@@ -92,8 +93,7 @@ class Group:
         return given + chain + ("" if self.following is None else "; kept on chip")
 
 
-@dataclass(frozen=True)
-class _Level:
+class _Level(NamedTuple):
     """One layer in a slice of a tile. out, near: pixels of its result and of its input; blocks: of its result."""
 
     problem: Problem
@@ -140,11 +140,6 @@ def _levels(cfg: Config, p: Group, d: Decisions) -> Levels:
 
 def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     """Why `d` is not a point of the space of a group, or None."""
-    return _why_not(cfg, p, d, None)
-
-
-def _why_not(cfg: Config, p: Group, d: Decisions, levels: Levels | None) -> str | None:
-    """The same, `levels` being those of `d` if they are known."""
     last = p.last
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
@@ -153,10 +148,20 @@ def _why_not(cfg: Config, p: Group, d: Decisions, levels: Levels | None) -> str 
         return "ahead and part must be at least 1"
     if d.order != "block":
         return f"order must be block, not {d.order}"
-    top, bottom = p.padding
-    if p.following is not None and (d.x < p.columns or d.y <= top or (p.rows - 1) % d.y < bottom):
+    if not _can_stay(p, d.y, d.x):
         return "a tile of what stays on chip must have whole rows, and more than padding"
-    for scope, entries, depth in _needs(cfg, p, d, levels or _levels(cfg, p, d)):
+    return _too_large(cfg, p, d, _levels(cfg, p, d))
+
+
+def _can_stay(p: Group, y: int, x: int) -> bool:
+    """Whether tiles of y rows and x columns can be of what stays on chip, where that is what the group makes."""
+    top, bottom = p.padding
+    return p.following is None or not (x < p.columns or y <= top or (p.rows - 1) % y < bottom)
+
+
+def _too_large(cfg: Config, p: Group, d: Decisions, levels: Levels) -> str | None:
+    """Why a tile, of these levels, does not fit, or None. What fits does so with a smaller n or k, too."""
+    for scope, entries, depth in _needs(cfg, p, d, levels):
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
     if max(d.y, d.x, d.n) > EXTENT_MAX:
@@ -216,17 +221,30 @@ def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
 
 
 def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Decisions, Levels]]:
-    last = p.last
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
-            for k in parts(max(last.in_blocks, 1)):
-                for n in parts(last.out_blocks):
-                    beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-                    d = Decisions(n, y, x, k, "block", part=max(1, 1024 // max(1, beats)))
-                    levels = _levels(cfg, p, d)
-                    if _why_not(cfg, p, d, levels) is None:
-                        yield d, levels
-                        break
+            if _can_stay(p, y, x):
+                beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
+                yield from _of_tile(cfg, p, Decisions(1, y, x, 1, "block", part=max(1, 1024 // max(1, beats))))
+
+
+def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decisions, Levels]]:
+    """For each k the point with the largest n that fits, of tiles like `least`, whose k and n are the smallest."""
+    last = p.last
+    if _too_large(cfg, p, least, _levels(cfg, p, least)):
+        return
+    for k in parts(max(last.in_blocks, 1)):
+        d = Decisions(1, least.y, least.x, k, "block", part=least.part)
+        levels = _levels(cfg, p, d)
+        if _too_large(cfg, p, d, levels):
+            continue
+        for n in parts(last.out_blocks):
+            d = Decisions(n, least.y, least.x, k, "block", part=least.part)
+            if not last.in_blocks:  # else they are the same for each n
+                levels = _levels(cfg, p, d)
+            if _too_large(cfg, p, d, levels) is None:
+                yield d, levels
+                break
 
 
 def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:

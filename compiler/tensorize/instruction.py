@@ -6,12 +6,12 @@ only: addresses are sums over these loops, and padding is how far a block reache
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Const, Expr, Tensor, Var
@@ -133,7 +133,7 @@ class ComputeInstruction:
             operand = name.removesuffix("_base")
             for fields in self.instructions(env, dict.fromkeys(self.scratchpads, 0), constants):
                 entries = {fields[name]}
-                for loop in (field.removeprefix("extent_") for field in fields if field.startswith("extent_")):
+                for loop in (each.removeprefix("extent_") for each in fields if each.startswith("extent_")):
                     step = fields.get(f"{operand}_{loop}", 0)
                     entries = {entry + i * step for entry in entries for i in range(fields[f"extent_{loop}"])}
                 reach = taps if fields.get("taps") and operand == "a" else 1
@@ -198,6 +198,15 @@ def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields
     return fields
 
 
+class _Part(NamedTuple):
+    """What a block of which some iterations exist has in the place of the whole block's fields, and by how many bytes
+    of DRAM and places of the scratchpad it begins later."""
+
+    fields: Fields
+    address: int
+    place: int
+
+
 @dataclass(frozen=True)
 class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
@@ -221,6 +230,8 @@ class MoveInstruction:
     piece_bytes: int
     index: tuple[tuple[Sum, int], ...]
     """For each dimension of `tensor`: the index at the begin, and how far the block reaches beyond it."""
+    _parts: dict[Hashable, _Part | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By the iterations that exist: most tiles of a loop have one of a few."""
 
     @property
     def loads(self) -> bool:
@@ -250,12 +261,15 @@ class MoveInstruction:
         ranges = self._ranges(env)
         if ranges is None:
             fields = dict(constants)
-            fields["dram_addr"], fields["sram_base"] = address, place
-            return fields
-        try:
-            return self._partly(ranges, address, place, constants)
-        except Refused as refused:
-            raise Untileable(str(refused)) from None
+        else:
+            part = self._part(ranges)
+            if part is None:
+                return None
+            fields, address, place = dict(part.fields), address + part.address, place + part.place
+            if self.loads:
+                fields["pad_value"] = constants["pad_value"]
+        fields["dram_addr"], fields["sram_base"] = address, place
+        return fields
 
     def _ranges(self, env: Env) -> dict[int, tuple[int, int]] | None:
         """For each loop that is bounded the iterations [first, end) that exist; None where all do."""
@@ -269,22 +283,40 @@ class MoveInstruction:
                 ranges[bound.number] = first, end
         return ranges or None
 
-    def _partly(self, ranges: dict[int, tuple[int, int]], address: int, place: int, constants: Fields) -> Fields | None:
+    def _part(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
+        """`_partly`, remembered."""
+        key = tuple(ranges.items())
+        if key not in self._parts:
+            self._parts[key] = self._partly(ranges)
+        return self._parts[key]
+
+    def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
+        """What is moved where these iterations alone exist; None for nothing. Untileable as in `fields`."""
         if any(first >= end for first, end in ranges.values()):
             if not self.loads:
                 return None
             raise Untileable("a tile that lies in the padding alone")
-        if not self.loads:
-            dims = list(self.dims)
-            for number, (first, end) in ranges.items():
-                dim = dims[number]
-                address, place = address + first * dim.dram, place + first * dim.sram
-                dims[number] = replace(dim, count=end - first)
-            fields = block_fields(dims, self.piece_bytes)
-            return {**self.static, **fields, "dram_addr": address, "sram_base": place}
+        try:
+            return self._padded(ranges) if self.loads else self._cut(ranges)
+        except Refused as refused:
+            raise Untileable(str(refused)) from None
+
+    def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
+        """Of a STORE."""
+        dims = list(self.dims)
+        address = place = 0
+        for number, (first, end) in ranges.items():
+            dim = dims[number]
+            address, place = address + first * dim.dram, place + first * dim.sram
+            dims[number] = replace(dim, count=end - first)
+        return _Part({**self.static, **block_fields(dims, self.piece_bytes)}, address, place)
+
+    def _padded(self, ranges: dict[int, tuple[int, int]]) -> _Part:
+        """Of a LOAD."""
         z, y, x = as_planes(self.dims, self.piece_bytes, frozenset(ranges))
         pads: dict[str, int] = {}
         sizes = []
+        address = 0
         for (number, dim), sides in zip((z, y, x), (None, ("top", "bottom"), ("left", "right"))):
             first, end = ranges.get(number, (0, dim.count))
             sizes.append(end - first)
@@ -293,16 +325,16 @@ class MoveInstruction:
                 pads |= {f"pad_{sides[0]}": first, f"pad_{sides[1]}": dim.count - end}
         if max(pads.values()) > PAD_MAX:
             raise Untileable(f"more than {PAD_MAX} rows or columns of padding")
-        return {
-            **self.static, **pads, "pad_value": constants["pad_value"], "dram_addr": address,
+        fields = {
             "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0],
-            "sram_base": place, "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
+            "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
         }  # fmt: skip
+        return _Part({**self.static, **pads, **fields}, address, 0)
 
     def check(self, env: Env) -> None:
         """Untileable where `fields` is."""
-        if self.bounds:
-            self.fields(env, 0, 0, self.whole | {"pad_value": 0})
+        if ranges := self._ranges(env):
+            self._part(ranges)
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
         """Indices [first, end) of one dimension of `tensor` that it touches, those in the padding left out."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
 from celosia.hw.isa import Format, formats, instruction_bytes
+from celosia.sim.touches import tabulated
 
 
 def encode(cfg: Config, instructions: list[Unencoded]) -> NDArray[np.uint8]:
@@ -27,11 +28,11 @@ def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.
     if unknown := given - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
     words = np.zeros((len(fields), size), np.uint64)
+    columns = tabulated(fields, dict.fromkeys(form.offsets, 0) | {"opcode": int(form.opcode)})
     for field in form.fields:
         if field.name not in given and field.name != "opcode":
             continue  # 0
-        default = int(form.opcode) if field.name == "opcode" else 0
-        values = np.array([f.get(field.name, default) for f in fields], np.int64)
+        values = columns[field.name]
         for extreme in (values.min(), values.max()):
             field.check(int(extreme), form.opcode.name)
         bits = values.view(np.uint64) & np.uint64((1 << field.width) - 1)

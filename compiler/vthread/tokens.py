@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Unit
+from celosia.hw.isa import UNIT_OF, Opcode, Unit
 from celosia.hw.scratchpads import depths
-from celosia.sim.touches import Range, Rows, complete, ranges, rows
+from celosia.sim.touches import Range, Rows, all_ranges, all_rows, columns
 
 NEVER = -1
 UNITS = range(len(Unit))
@@ -23,34 +23,48 @@ UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # an IntE
 LOAD, STORE = int(Unit.LOAD), int(Unit.STORE)
 
 
+class _Log:
+    """For each entry of one memory, the last instruction of `unit` that read it, or that wrote it."""
+
+    def __init__(self, unit: int, size: int) -> None:
+        self.unit = unit
+        self.entries = np.full(size, NEVER, np.int64)
+        self.latest = NEVER
+        """Of all entries."""
+
+
 class _History:
-    """For each entry of one memory, the last instruction of each unit that read it and that wrote it. Units that never
-    did are left out.
-    """
+    """What units read and wrote in one memory. Units that never did are left out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.logs: dict[tuple[int, bool], NDArray[np.int64]] = {}
+        self.logs: dict[tuple[int, bool], _Log] = {}
         """By unit, and whether it wrote."""
-        self.latest: dict[tuple[int, bool], int] = {}
-        """Of all entries."""
+        self.rivals: dict[tuple[int, bool], list[_Log]] = {}
+        """What other units did before which a unit must not read, or write."""
 
     def before(self, access: Range, unit: int, needed: list[int]) -> None:
         """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
         _, first, end, write = access
-        for key, latest in self.latest.items():
-            other, wrote = key
-            if other != unit and (wrote or write) and latest > needed[other]:
-                last = int(np.maximum.reduce(self.logs[key][first:end]))
-                if last > needed[other]:
-                    needed[other] = last
+        for log in self.rivals.get((unit, write), ()):
+            if log.latest > needed[log.unit]:
+                last = int(np.maximum.reduce(log.entries[first:end]))
+                if last > needed[log.unit]:
+                    needed[log.unit] = last
 
     def note(self, access: Range, unit: int, index: int) -> None:
-        key = unit, access.write
-        if key not in self.logs:
-            self.logs[key] = np.full(self.size, NEVER, np.int64)
-        self.logs[key][access.first : access.end] = index
-        self.latest[key] = index
+        _, first, end, write = access
+        log = self.logs.get((unit, write)) or self._begin(unit, write)
+        log.entries[first:end] = index
+        log.latest = index
+
+    def _begin(self, unit: int, write: bool) -> _Log:
+        log = self.logs[unit, write] = _Log(unit, self.size)
+        for other in UNITS:
+            for writes in (False, True):
+                if other != unit and (write or writes):
+                    self.rivals.setdefault((other, writes), []).append(log)
+        return log
 
 
 class _Dram:
@@ -67,6 +81,18 @@ class _Dram:
         return rows.view(self.write if written else self.read, self.granule)
 
 
+def _touched(cfg: Config, instructions: list[Unencoded]) -> list[tuple[list[Range], Rows | None]]:
+    """What each instruction touches of the scratchpads and of DRAM."""
+    numbers: dict[Opcode, list[int]] = {}
+    for number, instruction in enumerate(instructions):
+        numbers.setdefault(instruction.opcode, []).append(number)
+    found: dict[int, tuple[list[Range], Rows | None]] = {}
+    for opcode, own in numbers.items():
+        fields = columns(cfg, opcode, [instructions[number].fields for number in own])
+        found.update(zip(own, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))
+    return [found[number] for number in range(len(instructions))]
+
+
 def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int) -> None:
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
@@ -76,20 +102,18 @@ def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int
     tokens: dict[tuple[int, int], list[tuple[int, int]]] = {(u, v): [] for u in UNITS for v in UNITS}  # (giver, taker)
     capacity = (1 << cfg.token_bits) - 1
 
-    for index, instruction in enumerate(instructions):
+    for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _touched(cfg, instructions))):
         unit = UNIT_NUMBER[instruction.opcode]
-        fields = complete(cfg, instruction.opcode, instruction.fields)
-        accesses, moved = ranges(cfg, instruction.opcode, fields), rows(cfg, instruction.opcode, fields)
         needed = list(known[unit])
         for access in accesses:
             histories[access.memory].before(access, unit, needed)
         if moved is not None and moved.address < tracked_bytes:
             rival = LOAD if moved.write else STORE
-            needed[rival] = max(needed[rival], int(dram.at(moved, not moved.write).max()))
+            needed[rival] = max(needed[rival], int(np.maximum.reduce(dram.at(moved, not moved.write), axis=None)))
 
         wait = 0
         # The latest first: what it knows may make the others unnecessary.
-        for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=lambda u: -needed[u]):
+        for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=needed.__getitem__, reverse=True):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,12 +65,25 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return _imported(_MODULES[name])
     if name == "__version__":
         return _version()
     if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+        return getattr(_imported(_PLACES[name]), name)
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
+
+
+def _imported(module: str) -> ModuleType:
+    """Import without searches for garbage: what modules make lives on, and goes to what is seldom looked through."""
+    if not gc.isenabled() or gc.get_freeze_count():
+        return importlib.import_module(module)
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
 
 
 def _version() -> str:

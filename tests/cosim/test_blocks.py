@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,11 @@ from celosia.compiler.launch.image import build
 from celosia.compiler.layer import Layer, Untileable, inputs
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.decide import Decider
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Decisions, parts
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config
@@ -284,6 +284,17 @@ def test_a_result_that_is_read_twice_reaches_dram(cut: Callable[..., None]) -> N
 # Points of the space --------------------------------------------------------------------------------------------------
 
 
+def largest(cfg: Config, p: Group) -> list[Decisions]:
+    """For each x, y and k the point with the largest n, each of all asked for."""
+    sizes = product(parts(p.columns)[:3], parts(p.rows), parts(max(p.last.in_blocks, 1)))
+    found = []
+    for x, y, k in sizes:
+        beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
+        points = (Decisions(n, y, x, k, "block", part=max(1, 1024 // beats)) for n in parts(p.last.out_blocks))
+        found += [d for d in points if block_space.why_not(cfg, p, d) is None][:1]
+    return found
+
+
 @pytest.mark.parametrize("name", ["tiny", "8x4", "8x8, 5 taps"])
 @pytest.mark.parametrize("chain", ["inverted residual", "4x2, dilated, uneven pads", "bottleneck", "ends in depthwise"])
 def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +307,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
         found = []
         for group in p.groups:
             points = list(block_space.candidates(cfg, group))
+            assert points == largest(cfg, group)
             if not points:
                 raise Untileable("nothing fits")
             found.append(points[rng.integers(len(points))])

@@ -11,7 +11,7 @@ from celosia.hw.isa import UNIT_OF, Opcode
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim import reference
 from celosia.sim.reference import Fields, State
-from celosia.sim.touches import complete, ranges, rows, touches
+from celosia.sim.touches import all_ranges, all_rows, columns, complete, ranges, rows, touches
 
 
 def touched(cfg: Config, opcode: Opcode, f: Fields, write: bool) -> dict[str, set[int]]:
@@ -78,6 +78,17 @@ def test_ranges_hold_what_is_touched(name: str) -> None:
                     inside = {e for each in own for e in range(each.first, each.end)}
                     assert {piece // pad.pieces for piece in index} <= inside
                     assert min(inside) == min(each.first for each in own)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_many_instructions_touch_what_each_of_them_does(name: str) -> None:
+    cfg = CONFIGS[name]
+    program = random_program(cfg, 6, count=80, rich=True, wrap=0.2).instructions
+    for opcode in UNIT_OF:
+        own = [instruction.fields for instruction in program if instruction.opcode == opcode]
+        each, together = [complete(cfg, opcode, f) for f in own], columns(cfg, opcode, own)
+        assert own and all_ranges(cfg, opcode, together) == [ranges(cfg, opcode, f) for f in each]
+        assert all_rows(cfg, opcode, together) == [rows(cfg, opcode, f) for f in each]
 
 
 def test_rows_are_seen_as_granules() -> None:

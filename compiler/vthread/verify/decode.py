@@ -79,6 +79,10 @@ class Pattern(NamedTuple):
     dims: Dims
     end: int
 
+    def moved(self, by: int) -> Pattern:
+        """So many places further on."""
+        return Pattern(self.base + by, self.run, self.dims, self.end + by)
+
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
         """A view of the one-dimensional `array` that holds each of the places at least once, and no others."""
         if not self.dims:
@@ -135,9 +139,8 @@ class InstructionShape:
     def at(self, f: Fields) -> list[InstructionTouch]:
         """What the instruction with the fields `f` touches, reads first."""
         touches = []
-        for (memory, operand, (_, run, dims, end), write), field, step in self.touches:
-            base = f[field] * step
-            touches.append(InstructionTouch(memory, operand, Pattern(base, run, dims, base + end), write))
+        for (memory, operand, places, write), field, step in self.touches:
+            touches.append(InstructionTouch(memory, operand, places.moved(f[field] * step), write))
         return touches
 
 
@@ -148,6 +151,7 @@ class Decoded:
     unit: Unit
     fields: Fields
     touches: list[InstructionTouch]
+    """One list for all instructions that touch the same in the same way."""
     shape: InstructionShape
 
     @property
@@ -197,16 +201,23 @@ def _instructions(
 ) -> Iterator[Decoded]:
     """The instructions at `rows`, all of one opcode."""
     names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, InstructionShape]()
-    varying = {"wait", "post", *BASES[opcode]}
-    keys = np.stack([column for name, column in values.items() if name not in varying], axis=1)
+    known = dict[bytes, tuple[list[InstructionTouch], InstructionShape]]()
+    alike, same = _keys(values, {"wait", "post", *BASES[opcode]}), _keys(values, {"wait", "post", "dram_addr"})
     each = zip(*(column.tolist() for column in values.values()), strict=True)
-    for index, key, row in zip(rows.tolist(), keys, each, strict=True):
+    for index, row, shaped, placed in zip(rows.tolist(), each, alike, same, strict=True):
         fields = dict(zip(names, row, strict=True))
-        content = key.tobytes()
-        shape = shapes.get(content)
-        if shape is None:
-            shape = shapes[content] = _shape(cfg, opcode, fields)
-        yield Decoded(index, opcode, unit, fields, shape.at(fields), shape)
+        if placed not in known:
+            if shaped not in shapes:
+                shapes[shaped] = _shape(cfg, opcode, fields)
+            known[placed] = shapes[shaped].at(fields), shapes[shaped]
+        yield Decoded(index, opcode, unit, fields, *known[placed])
+
+
+def _keys(values: dict[str, NDArray[np.int64]], but: set[str]) -> list[bytes]:
+    """Of each instruction all fields but these."""
+    table = np.stack([column for name, column in values.items() if name not in but], axis=1)
+    keys: list[bytes] = table.view(np.dtype((np.void, table.shape[1] * table.itemsize))).ravel().tolist()  # type: ignore[assignment]
+    return keys
 
 
 def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -337,8 +348,13 @@ def repeats(dims: Dims) -> bool:
 # Rules of a single instruction ----------------------------------------------------------------------------
 
 
-def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
-    """RANGE, LIMIT, WRITABLE, PADDING, ONCE, OWN_RESULT."""
+def check_fields(cfg: Config, i: Decoded, dram_size: int, writable: tuple[int, int], touched: bool = False) -> None:
+    """RANGE, LIMIT, WRITABLE, PADDING, ONCE, OWN_RESULT. touched: whether one that touches the same has passed, which
+    leaves the rules of DRAM."""
+    if touched:
+        if i.dram:
+            _check_dram(i, dram_size, writable)
+        return
     f, limits = i.fields, sizes(cfg)
     for memory, operand, places, _ in i.touches:
         entries, pieces = limits[memory]

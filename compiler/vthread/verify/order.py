@@ -8,8 +8,9 @@ Vector clocks along that execution then say of each two instructions whether tok
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 from operator import attrgetter
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.vthread.verify.decode import (
     Decoded,
+    Dims,
     Pattern,
     Rule,
     VerifyError,
@@ -46,8 +48,10 @@ class Report:
 
 def check_stream(cfg: Config, stream: list[Decoded], dram_size: int, writable: tuple[int, int]) -> Report:
     """Check every `Rule` but WORD. Raises VerifyError for the first that is broken. See `verify`."""
+    checked = set[int]()
     for instruction in stream:
-        check_fields(cfg, instruction, dram_size, writable)
+        check_fields(cfg, instruction, dram_size, writable, id(instruction.touches) in checked)
+        checked.add(id(instruction.touches))
     pairs, in_order = _pair_tokens(cfg, stream)
     order = range(len(stream)) if in_order else _execute(cfg, stream)
     _check_order(cfg, stream, order, pairs, dram_size, writable)
@@ -126,46 +130,53 @@ def _execute(cfg: Config, stream: list[Decoded]) -> list[int]:
 # Order between units --------------------------------------------------------------------------------------
 
 
+class _Log:
+    """For each place of one memory the last instruction of `unit` that read it, or that wrote it, plus 1."""
+
+    def __init__(self, unit: Unit, write: bool, size: int) -> None:
+        self.unit, self.write = unit, write
+        self.places = np.zeros(size, np.int32)
+        self.latest = 0
+        """The largest number in it."""
+
+
 class _Memory:
-    """For each place of one memory the last instruction of each unit that read and that wrote it, plus 1."""
+    """What units read and wrote of one memory, and which places of it are written."""
 
     def __init__(self, name: str, size: int, pieces: int = 1, unit: str = "entry") -> None:
         self.name, self.size, self.pieces, self.unit = name, size, pieces, unit
-        self.logs: dict[bool, dict[Unit, NDArray[np.int32]]] = {True: {}, False: {}}
-        """Of writes and of reads, by unit; a unit has one from its first access on."""
+        self.logs: dict[tuple[Unit, bool], _Log] = {}
+        """By unit, and whether it writes; a unit has one from its first access on."""
         self.written = np.zeros(size, np.bool_)
         self.full = 0
         """All places before this one are known to be written."""
-        self.latest: dict[tuple[Unit, bool], int] = {}
-        """The largest number in each log."""
-        self.rivals = {(unit, write): list(self._rivals(unit, write)) for unit in Unit for write in (False, True)}
+        self.rivals: dict[tuple[Unit, bool], list[_Log]] = {key: [] for key in product(Unit, (False, True))}
+        """The logs of other units that an access must come after, of writes first."""
 
-    def _rivals(self, unit: Unit, write: bool) -> Iterator[tuple[Unit, bool, NDArray[np.int32]]]:
-        """The logs of other units that an access of `unit` must come after."""
-        for writes in (True, False) if write else (True,):
-            yield from ((rival, writes, last) for rival, last in self.logs[writes].items() if rival != unit)
-
-    def _log(self, unit: Unit, write: bool) -> NDArray[np.int32]:
-        logs = self.logs[write]
-        if unit not in logs:
-            logs[unit] = np.zeros(self.size, np.int32)
-            self.rivals = {key: list(self._rivals(*key)) for key in self.rivals}
-        return logs[unit]
+    def _log(self, unit: Unit, write: bool) -> _Log:
+        """A new one."""
+        self.logs[unit, write] = _Log(unit, write, self.size)
+        ordered = sorted(self.logs.values(), key=lambda log: not log.write)
+        for own, writes in self.rivals:
+            rivals = [log for log in ordered if log.unit != own and (log.write or writes)]
+            self.rivals[own, writes] = rivals
+        return self.logs[unit, write]
 
     def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
         """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
-        for rival, writes, last in self.rivals[i.unit, write]:
+        key = i.unit, write
+        for rival in self.rivals[key]:
             # Against the program order is as bad as without order.
-            allowed = min(ended[rival], i.index)
-            if self.latest[rival, writes] <= allowed:
+            allowed = min(ended[rival.unit], i.index)
+            if rival.latest <= allowed:
                 continue
-            found = places.of(last)
+            found = places.of(rival.places)
             if np.maximum.reduce(found, axis=None) > allowed:
-                place = int(self._first(places, found > allowed))
-                verbs = ("writes" if each else "reads" for each in (write, writes))
-                self._out_of_order(i, next(verbs), place, rival, next(verbs), int(last[place]) - 1)
-        places.of(self._log(i.unit, write))[...] = i.index + 1
-        self.latest[i.unit, write] = max(self.latest.get((i.unit, write), 0), i.index + 1)
+                self._out_of_order(i, write, int(self._first(places, found > allowed)), rival)
+        log = self.logs.get(key) or self._log(*key)
+        places.of(log.places)[...] = number = i.index + 1
+        if number > log.latest:
+            log.latest = number
 
     def check_written(self, i: Decoded, places: Pattern) -> None:
         """WRITTEN."""
@@ -188,10 +199,12 @@ class _Memory:
             entries = self.written.reshape(-1, self.pieces)
             entries[entries.any(axis=1)] = True
 
-    def _out_of_order(self, i: Decoded, verb: str, place: int, rival: Unit, other_verb: str, other: int) -> None:
+    def _out_of_order(self, i: Decoded, write: bool, place: int, rival: _Log) -> None:
+        other = int(rival.places[place]) - 1
+        verb, other_verb = ("writes" if each else "reads" for each in (write, rival.write))
         what = f"{i.name} {verb} {self.name} {self.unit} {place // self.pieces}, which instruction {other}"
         order = "must wait for it" if other > i.index else "may not have ended"
-        raise VerifyError(Rule.ORDER, i.index, f"{what} ({rival.name}) {other_verb} and {order}")
+        raise VerifyError(Rule.ORDER, i.index, f"{what} ({rival.unit.name}) {other_verb} and {order}")
 
     def _first(self, places: Pattern, where: NDArray[np.bool_]) -> int:
         return int(places.of(np.arange(places.end))[where][0])
@@ -208,7 +221,10 @@ def _check_order(
     """ORDER and WRITTEN. Constants need no log: WRITABLE holds, so nobody writes them."""
     memories = {name: _Memory(name, entries * pieces, pieces) for name, (entries, pieces) in sizes(cfg).items()}
     moves = [i for i in stream if i.dram and i.fields["dram_addr"] < writable[1] and _end(i) > writable[0]]
-    granule = gcd(*(g for i in moves for g in _granules(i)))
+    shapes = {i.shape: i.dram for i in moves}
+    steps = [step for dims in shapes.values() for step in _granules(dims)]
+    granule = gcd(*(i.fields["dram_addr"] for i in moves), *steps)
+    blocks = {shape: _block(dims, granule) for shape, dims in shapes.items()}
     dram = _Memory("DRAM", dram_size // max(granule, 1) + 1, unit=f"{granule}-byte block")
     tracked = {i.index for i in moves}
 
@@ -229,33 +245,37 @@ def _check_order(
             if write:
                 memories[memory].mark_written(places)
         if index in tracked:
-            dram.touch(i, _dram_places(i, granule), i.opcode == Opcode.STORE, clock)
+            places = blocks[i.shape].moved(i.fields["dram_addr"] // granule)
+            dram.touch(i, places, i.opcode == Opcode.STORE, clock)
 
 
-def _dram_places(i: Decoded, granule: int) -> Pattern:
-    (z, z_stride), (y, y_stride), (row, _) = i.dram
-    dims = ((z, z_stride // granule), (y, y_stride // granule))
-    return pattern(i.fields["dram_addr"] // granule, dims, row // granule)
+def _block(dims: Dims, granule: int) -> Pattern:
+    """Rows of bytes from 0 on, in granules."""
+    (z, z_stride), (y, y_stride), (row, _) = dims
+    return pattern(0, ((z, z_stride // granule), (y, y_stride // granule)), row // granule)
 
 
 def _end(i: Decoded) -> int:
     return i.fields["dram_addr"] + i.shape.dram_reach + 1
 
 
-def _granules(i: Decoded) -> Iterable[int]:
-    """Numbers whose common divisor divides the beginning and the end of each row of `i`."""
-    (z, z_stride), (y, y_stride), (row, _) = i.dram
-    return i.fields["dram_addr"], row, z_stride if z > 1 else 0, y_stride if y > 1 else 0
+def _granules(dims: Dims) -> Iterable[int]:
+    """Numbers whose common divisor, where it divides the beginning, divides the begin and the end of each row."""
+    (z, z_stride), (y, y_stride), (row, _) = dims
+    return row, z_stride if z > 1 else 0, y_stride if y > 1 else 0
 
 
 def _report(cfg: Config, stream: list[Decoded]) -> Report:
     counts, pads = Counter(i.unit for i in stream), sizes(cfg)
-    entries = dict.fromkeys(pads, 0)
-    moved = dict.fromkeys(Opcode, 0)
+    ends = dict.fromkeys(pads, 0)
     for i in stream:
-        moved[i.opcode] += prod(extent for extent, _ in i.dram) if i.dram else 0
         for memory, _, places, _ in i.touches:
-            entries[memory] = max(entries[memory], -(-places.end // pads[memory][1]))
+            if places.end > ends[memory]:
+                ends[memory] = places.end
+    entries = {memory: -(-end // pads[memory][1]) for memory, end in ends.items()}
+    moved = dict.fromkeys(Opcode, 0)
+    for (opcode, dram), count in Counter((i.opcode, i.dram) for i in stream if i.dram).items():
+        moved[opcode] += count * prod(extent for extent, _ in dram)
     return Report(
         {unit: counts[unit] for unit in Unit}, sum(i.fields["post"].bit_count() for i in stream), entries,
         moved[Opcode.LOAD], moved[Opcode.STORE],
