@@ -135,7 +135,7 @@ async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
         assert not dut.axil__awready.value and not dut.axil__wready.value and not dut.axil__arready.value
     await bench.rise(dut)
     dut.rst.value = 0
-    await bench.cycles(dut, 2)
+    await bench.cycles(dut, 3)
     await bench.fall(dut)
     assert dut.axil__bvalid.value and dut.axil__rvalid.value
 
