@@ -7,7 +7,9 @@ whole words of the bus: the first and the last beat of a row also hold bytes fro
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from functools import partial
+
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,11 +20,20 @@ from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
 from celosia.hw.regs import Error
 
 OFFSET_BITS = 32
+_REGISTER = partial(Signal, reset_less=True)
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
     """bytes: at least 1. final: the last row of what the user counts as one (an instruction)."""
     return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
+
+
+def _at_most(a: Value, b: Value) -> Value:
+    """a <= b, from the lowest bit on, without an operator that synthesis would share between those who want it."""
+    result: Value = Const(1)
+    for ours, theirs in zip(a, b):
+        result = Mux(ours == theirs, result, theirs)
+    return result
 
 
 split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 1, "refused": 1})
@@ -48,18 +59,18 @@ class Splitter(wiring.Component):
         page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
         burst_bits = (MAX_BURST - 1).bit_length()
 
-        valid, refused, final, stuck = Signal(), Signal(), Signal(), Signal()
-        word = Signal(OFFSET_BITS - word_bits)  # number of the next beat's bus word
-        left = Signal(OFFSET_BITS - word_bits)  # beats of the row after the next one
+        valid, refused, final, stuck = Signal(), _REGISTER(), _REGISTER(), Signal()
+        word = _REGISTER(OFFSET_BITS - word_bits)  # number of the next beat's bus word
+        left = _REGISTER(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
         # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
-        length, ends = Signal(burst_bits), Signal()
+        length, ends = _REGISTER(burst_bits), _REGISTER()
 
         def burst(word: Value, left: Value) -> list[object]:
             """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
             page = ~word[:page_bits]
             most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
-            is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
+            is_last = ~left[burst_bits:].any() & _at_most(left[:burst_bits], most)
             return [length.eq(Mux(is_last, left[:burst_bits], most)), ends.eq(is_last)]
 
         last = Signal()
@@ -248,11 +259,14 @@ class WriteEngine(wiring.Component):
             order.i.payload.final.eq(split.payload.final),
             order.i.payload.refused.eq(refused),
         ]
+        burst = _REGISTER(burst_layout)
         with m.If(aw_free):
             m.d.sync += axi.awvalid.eq(lengths.i.valid)
             with m.If(lengths.i.valid):
-                m.d.sync += [axi.awaddr.eq(split.payload.burst.addr), axi.awlen.eq(split.payload.burst.len)]
+                m.d.sync += burst.eq(split.payload.burst)
         m.d.comb += [
+            axi.awaddr.eq(burst.addr),
+            axi.awlen.eq(burst.len),
             axi.awsize.eq((self._bus_bytes - 1).bit_length()),
             axi.awburst.eq(BURST_INCR),
             axi.awcache.eq(CACHE_NORMAL),
@@ -263,7 +277,10 @@ class WriteEngine(wiring.Component):
         axi = self.axi
         count = Signal(4)
         w_free, w_load, w_last = Signal(), Signal(), Signal()
+        word, strobe = (Signal.like(port, reset_less=True) for port in (axi.wdata, axi.wstrb))
         m.d.comb += [
+            axi.wdata.eq(word),
+            axi.wstrb.eq(strobe),
             w_free.eq(~axi.wvalid | axi.wready),
             w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt)),
             w_last.eq(count == lengths.o.payload),
@@ -275,8 +292,8 @@ class WriteEngine(wiring.Component):
         with m.If(w_load):
             m.d.sync += [
                 count.eq(Mux(w_last, 0, count + 1)),
-                axi.wdata.eq(self.beat.payload.data),
-                axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
+                word.eq(self.beat.payload.data),
+                strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
                 axi.wlast.eq(w_last),
             ]
 
