@@ -218,7 +218,8 @@ class Control(wiring.Component):
             m.d.sync += address.eq(bus.araddr[2:])
         m.d.sync += reading.eq(read)
 
-        start, abort, renewed = Signal(), Signal(), Signal()
+        start, abort, aborted, renewed = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += aborted.eq(abort)  # a register, for it comes late, and leads to what is kept of an error
         with m.Switch(bus.awaddr[2:]):
             for register in self._present.values():
                 if register.access != Access.READ:
@@ -238,7 +239,7 @@ class Control(wiring.Component):
             for register in self._present.values():
                 with m.Case(register.offset // 4):
                     m.d.sync += bus.rdata.eq(values[register.name])
-        return start, abort, renewed
+        return start, aborted, renewed
 
     def _timer(self, m: Module, limit: Value, progress: Value) -> Value:
         """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""

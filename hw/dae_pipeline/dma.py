@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,14 +26,6 @@ _REGISTER = partial(Signal, reset_less=True)
 def row_layout(bytes_bits: int) -> data.StructLayout:
     """bytes: at least 1. final: the last row of what the user counts as one (an instruction)."""
     return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
-
-
-def _at_most(a: Value, b: Value) -> Value:
-    """a <= b, from the lowest bit on, without an operator that synthesis would share between those who want it."""
-    result: Value = Const(1)
-    for ours, theirs in zip(a, b):
-        result = Mux(ours == theirs, result, theirs)
-    return result
 
 
 split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 1, "refused": 1})
@@ -70,7 +62,7 @@ class Splitter(wiring.Component):
             """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
             page = ~word[:page_bits]
             most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
-            is_last = ~left[burst_bits:].any() & _at_most(left[:burst_bits], most)
+            is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
             return [length.eq(Mux(is_last, left[:burst_bits], most)), ends.eq(is_last)]
 
         last = Signal()
@@ -84,33 +76,23 @@ class Splitter(wiring.Component):
             self.split.payload.refused.eq(refused),
             self.row.ready.eq((~valid | (self.split.ready & last)) & ~self.halt & ~stuck & ~(valid & refused)),
         ]
-        next_word, next_left = Signal.like(word), Signal.like(left)
-        m.d.comb += [next_word.eq(word + length + 1), next_left.eq(left - length - 1)]
+        row, next_word, next_left = self.row.payload, Signal.like(word), Signal.like(left)
         with m.If(self.split.ready & valid):
-            m.d.sync += [
-                word.eq(next_word),
-                left.eq(next_left),
-                *burst(next_word, next_left),
-                valid.eq(~last),
-                stuck.eq(refused),
-            ]
+            m.d.sync += [valid.eq(~last), stuck.eq(refused)]
         with m.If(self.halt):
             m.d.sync += stuck.eq(0)
         with m.If(self.row.valid & self.row.ready):
-            row = self.row.payload
-            row_word, row_left = Signal.like(word), Signal.like(left)
-            m.d.comb += [
-                row_word.eq(row.offset >> word_bits),
-                row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits),
-            ]
-            m.d.sync += [
-                valid.eq(1),
-                word.eq(row_word),
-                left.eq(row_left),
-                *burst(row_word, row_left),
-                refused.eq(row.offset + row.bytes > self.dma_size),
-                final.eq(row.final),
-            ]
+            m.d.sync += valid.eq(1)
+        # Behind the last burst comes what `row` offers, valid or not: only enables wait for the handshakes.
+        with m.If(~valid | last):
+            m.d.comb += next_word.eq(row.offset >> word_bits)
+            m.d.comb += next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)
+        with m.Else():
+            m.d.comb += [next_word.eq(word + length + 1), next_left.eq(left - length - 1)]
+        with m.If(~valid | self.split.ready):
+            m.d.sync += [word.eq(next_word), left.eq(next_left), *burst(next_word, next_left)]
+            with m.If(~valid | last):
+                m.d.sync += [refused.eq(row.offset + row.bytes > self.dma_size), final.eq(row.final)]
         return m
 
 

@@ -49,7 +49,7 @@ class Packer(wiring.Component):
         m = Module()
         bus, word_bits = self._bus_bytes, _log2(self._bus_bytes)
         row = self.row.payload
-        count = Signal.like(row.units)
+        count = Signal.like(row.units, init=1)  # of its units with the next one
         # Within a row: where its next unit goes, whether that fills its word, and whether it is the last one.
         inside, place, next_fills, last = Signal(), Signal(word_bits), Signal(), Signal()
         flush = Signal()  # the row has ended within the word that is held
@@ -78,8 +78,8 @@ class Packer(wiring.Component):
                 inside.eq(~row_end),
                 place.eq(stop),
                 next_fills.eq(self.fills(stop)),
-                count.eq(Mux(row_end, 0, count + 1)),
-                last.eq(count + 1 == row.units),
+                count.eq(Mux(row_end, 1, count + 1)),
+                last.eq(count == row.units),
                 flush.eq(row_end & crosses),
                 held.data.eq(Mux(fills, bytes_[8 * bus :], Mux(row_end, 0, self.beat.payload.data))),
                 held.strobe.eq(Mux(fills, strobe[bus:], Mux(row_end, 0, self.beat.payload.strobe))),

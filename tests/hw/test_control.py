@@ -301,6 +301,7 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         await bench.cycles(dut, random.randrange(20))
         dut.quiet.value = busy
         await bus.write("control", CONTROL_ABORT | CONTROL_START)
+        await bench.cycles(dut, 1)  # it goes through a register
         assert dut.halt.value and not dut.run.value
         dut.quiet.value = 15
         await bench.cycles(dut, 3)

@@ -163,7 +163,7 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     low = Mux(flush, (end + 1)[: rows.word_bits], Mux(units.at == 0, 0, position[: rows.word_bits]))
     h.ensure(inside["inside"] == (units.at != 0), "inside")
     h.ensure(units.at < count, "within")
-    h.ensure(inside["count"] == units.at, "count")
+    h.ensure(inside["count"] == units.at + 1, "count")
     h.ensure(implies(units.at != 0, inside["place"] == position[: rows.word_bits]), "place")
     fills = position[: rows.word_bits] + unit_bytes >= bus_bytes
     h.ensure(implies(units.at != 0, inside["next_fills"] == fills), "fills")

@@ -786,8 +786,8 @@ prove(
     Mutant(DMA, "response.payload.last & oldest.row_end", "response.payload.last"),
     Mutant(
         DMA,
-        "row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
-        "row_left.eq((row.bytes - 1) >> word_bits)",
+        "next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
+        "next_left.eq((row.bytes - 1) >> word_bits)",
     ),
     Mutant(DMA, "self.dma_base + (word << word_bits)", "self.dma_base + (left << word_bits)"),
     Mutant(DMA, "order.i.payload.refused.eq(split.payload.refused)", "order.i.payload.refused.eq(0)"),
