@@ -195,11 +195,13 @@ class Control(wiring.Component):
         run, end one, and renew its lease."""
         bus = self.axil
         write, read = Signal(), Signal()
+        # A read takes its address in one cycle and gives its answer in the next: every value is behind that address.
+        reading, address = Signal(), Signal(len(bus.araddr) - 2, reset_less=True)
         awake = Signal()  # 0 during reset
         m.d.sync += awake.eq(1)
         m.d.comb += [
             write.eq(awake & bus.awvalid & bus.wvalid & (~bus.bvalid | bus.bready)),
-            read.eq(awake & bus.arvalid & (~bus.rvalid | bus.rready)),
+            read.eq(awake & bus.arvalid & ~reading & (~bus.rvalid | bus.rready)),
             bus.awready.eq(write),
             bus.wready.eq(write),
             bus.arready.eq(read),
@@ -210,10 +212,14 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
-        with m.If(read):
+        with m.If(reading):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(0)]
+        with m.If(read):
+            m.d.sync += address.eq(bus.araddr[2:])
+        m.d.sync += reading.eq(read)
 
-        start, abort, renewed = Signal(), Signal(), Signal()
+        start, abort, aborted, renewed = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += aborted.eq(abort)  # a register, for it comes late, and leads to what is kept of an error
         with m.Switch(bus.awaddr[2:]):
             for register in self._present.values():
                 if register.access != Access.READ:
@@ -229,11 +235,11 @@ class Control(wiring.Component):
                                     m.d.sync += (
                                         values[register.name].word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
                                     )
-        with m.If(read), m.Switch(bus.araddr[2:]):
+        with m.If(reading), m.Switch(address):
             for register in self._present.values():
                 with m.Case(register.offset // 4):
                     m.d.sync += bus.rdata.eq(values[register.name])
-        return start, abort, renewed
+        return start, aborted, renewed
 
     def _timer(self, m: Module, limit: Value, progress: Value) -> Value:
         """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""

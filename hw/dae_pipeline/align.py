@@ -51,8 +51,8 @@ class Aligner(wiring.Component):
         word_bits = _log2(self._bus_bytes)
         row, beat = self.row.payload, self.beat.payload
         # The oldest beat is held here, the one after it is `beat`.
-        held, holds = Signal(beat_layout(self._bus_bytes)), Signal()
-        inside, following, present = Signal(), Signal(self._facts), Signal(self._facts)
+        held, holds = Signal(beat_layout(self._bus_bytes), reset_less=True), Signal()
+        inside, following, present = Signal(), Signal(self._facts, reset_less=True), Signal(self._facts)
         next_beat, crosses, row_end, take = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             present.eq(Mux(inside, following, row.unit)),

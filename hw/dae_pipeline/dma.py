@@ -7,6 +7,8 @@ whole words of the bus: the first and the last beat of a row also hold bytes fro
 
 from __future__ import annotations
 
+from functools import partial
+
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -18,6 +20,7 @@ from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
 from celosia.hw.regs import Error
 
 OFFSET_BITS = 32
+_REGISTER = partial(Signal, reset_less=True)
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
@@ -48,12 +51,12 @@ class Splitter(wiring.Component):
         page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
         burst_bits = (MAX_BURST - 1).bit_length()
 
-        valid, refused, final, stuck = Signal(), Signal(), Signal(), Signal()
-        word = Signal(OFFSET_BITS - word_bits)  # number of the next beat's bus word
-        left = Signal(OFFSET_BITS - word_bits)  # beats of the row after the next one
+        valid, refused, final, stuck = Signal(), _REGISTER(), _REGISTER(), Signal()
+        word = _REGISTER(OFFSET_BITS - word_bits)  # number of the next beat's bus word
+        left = _REGISTER(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
         # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
-        length, ends = Signal(burst_bits), Signal()
+        length, ends = _REGISTER(burst_bits), _REGISTER()
 
         def burst(word: Value, left: Value) -> list[object]:
             """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
@@ -73,33 +76,23 @@ class Splitter(wiring.Component):
             self.split.payload.refused.eq(refused),
             self.row.ready.eq((~valid | (self.split.ready & last)) & ~self.halt & ~stuck & ~(valid & refused)),
         ]
-        next_word, next_left = Signal.like(word), Signal.like(left)
-        m.d.comb += [next_word.eq(word + length + 1), next_left.eq(left - length - 1)]
+        row, next_word, next_left = self.row.payload, Signal.like(word), Signal.like(left)
         with m.If(self.split.ready & valid):
-            m.d.sync += [
-                word.eq(next_word),
-                left.eq(next_left),
-                *burst(next_word, next_left),
-                valid.eq(~last),
-                stuck.eq(refused),
-            ]
+            m.d.sync += [valid.eq(~last), stuck.eq(refused)]
         with m.If(self.halt):
             m.d.sync += stuck.eq(0)
         with m.If(self.row.valid & self.row.ready):
-            row = self.row.payload
-            row_word, row_left = Signal.like(word), Signal.like(left)
-            m.d.comb += [
-                row_word.eq(row.offset >> word_bits),
-                row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits),
-            ]
-            m.d.sync += [
-                valid.eq(1),
-                word.eq(row_word),
-                left.eq(row_left),
-                *burst(row_word, row_left),
-                refused.eq(row.offset + row.bytes > self.dma_size),
-                final.eq(row.final),
-            ]
+            m.d.sync += valid.eq(1)
+        # Behind the last burst comes what `row` offers, valid or not: only enables wait for the handshakes.
+        with m.If(~valid | last):
+            m.d.comb += next_word.eq(row.offset >> word_bits)
+            m.d.comb += next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)
+        with m.Else():
+            m.d.comb += [next_word.eq(word + length + 1), next_left.eq(left - length - 1)]
+        with m.If(~valid | self.split.ready):
+            m.d.sync += [word.eq(next_word), left.eq(next_left), *burst(next_word, next_left)]
+            with m.If(~valid | last):
+                m.d.sync += [refused.eq(row.offset + row.bytes > self.dma_size), final.eq(row.final)]
         return m
 
 
@@ -248,11 +241,14 @@ class WriteEngine(wiring.Component):
             order.i.payload.final.eq(split.payload.final),
             order.i.payload.refused.eq(refused),
         ]
+        burst = _REGISTER(burst_layout)
         with m.If(aw_free):
             m.d.sync += axi.awvalid.eq(lengths.i.valid)
             with m.If(lengths.i.valid):
-                m.d.sync += [axi.awaddr.eq(split.payload.burst.addr), axi.awlen.eq(split.payload.burst.len)]
+                m.d.sync += burst.eq(split.payload.burst)
         m.d.comb += [
+            axi.awaddr.eq(burst.addr),
+            axi.awlen.eq(burst.len),
             axi.awsize.eq((self._bus_bytes - 1).bit_length()),
             axi.awburst.eq(BURST_INCR),
             axi.awcache.eq(CACHE_NORMAL),
@@ -263,7 +259,10 @@ class WriteEngine(wiring.Component):
         axi = self.axi
         count = Signal(4)
         w_free, w_load, w_last = Signal(), Signal(), Signal()
+        word, strobe = (Signal.like(port, reset_less=True) for port in (axi.wdata, axi.wstrb))
         m.d.comb += [
+            axi.wdata.eq(word),
+            axi.wstrb.eq(strobe),
             w_free.eq(~axi.wvalid | axi.wready),
             w_load.eq(w_free & lengths.o.valid & (self.beat.valid | self.halt)),
             w_last.eq(count == lengths.o.payload),
@@ -275,8 +274,8 @@ class WriteEngine(wiring.Component):
         with m.If(w_load):
             m.d.sync += [
                 count.eq(Mux(w_last, 0, count + 1)),
-                axi.wdata.eq(self.beat.payload.data),
-                axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
+                word.eq(self.beat.payload.data),
+                strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
                 axi.wlast.eq(w_last),
             ]
 

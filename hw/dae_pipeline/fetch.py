@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 from amaranth import Cat, Module, Mux, Signal, Value
@@ -17,6 +17,8 @@ from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, in
 from celosia.hw.legality import rules
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
+
+_REGISTER = partial(Signal, reset_less=True)
 
 
 class Fetch(wiring.Component):
@@ -77,9 +79,10 @@ class Fetch(wiring.Component):
         unaligned = self.instr_addr % max(word_bytes, self._cfg.bus_bytes) != 0
         fitting, outside = Signal(32), Signal()  # instructions between the first one and the limit
         space = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
+        ends = self.instr_addr + self.instr_count * word_bytes  # one sum, and no quotient before the comparison
         m.d.comb += [
             fitting.eq(Mux(unaligned, 0, space // word_bytes)),
-            outside.eq((self.instr_count != 0) & (self.instr_count > fitting)),
+            outside.eq((self.instr_count != 0) & (unaligned | (ends > self.dma_size))),
         ]
         m.d.sync += [bad.eq(outside), checked.eq(self.run), allowed.eq(self.run & ~outside)]
         with m.If(self.run & ~self.halt & checked & bad):
@@ -95,8 +98,8 @@ class Fetch(wiring.Component):
         length, which divides 4096 bytes."""
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
         longest = fetch_burst(self._cfg)
-        left = Signal(32 + 7)  # beats that have not been asked for
-        next_ = Signal(32)  # number of the next beat's bus word
+        left = _REGISTER(32 + 7)  # beats that have not been asked for
+        next_ = _REGISTER(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
         # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most, and
         # `left` is set anew only where nothing is going.
@@ -136,13 +139,17 @@ class Fetch(wiring.Component):
 
     def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Puts the beats of a word together; the next one is begun while the last one leaves."""
-        beat = beats.payload
-        parts = len(word.payload.data) // len(beat.data)
+        beat, joined = beats.payload, _REGISTER(len(word.payload.data))
+        parts = len(joined) // len(beat.data)
         count = Signal(range(parts + 1))
-        m.d.comb += [word.valid.eq(count == parts), beats.ready.eq(~word.valid | word.ready)]
+        m.d.comb += [
+            word.valid.eq(count == parts),
+            word.payload.data.eq(joined),
+            beats.ready.eq(~word.valid | word.ready),
+        ]
         with m.If(beats.valid & beats.ready):
             m.d.sync += [
-                word.payload.data.eq(Cat(word.payload.data, beat.data) >> len(beat.data)),
+                joined.eq(Cat(joined, beat.data) >> len(beat.data)),
                 word.payload.error.eq(beat.error | (word.payload.error & ~word.valid)),
                 count.eq(Mux(word.valid, 1, count + 1)),
             ]
@@ -165,7 +172,7 @@ class Fetch(wiring.Component):
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
         """Checks the word and, in the cycle after, puts it into the queue of its unit."""
         index, last = Signal(32), Signal()  # of the word that waits for its queue; it is none of the program's any more
-        holds, instr, error, legal = Signal(), Signal.like(word.payload.data), Signal(), Signal()
+        holds, instr, error, legal = Signal(), _REGISTER(len(word.payload.data)), _REGISTER(), _REGISTER()
         goes, accepted, is_legal = Signal(), Signal(), Signal()
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
@@ -174,7 +181,7 @@ class Fetch(wiring.Component):
             m.submodules[f"queue_{UNITS[unit]}"] = queue
             wiring.connect(m, queue.o, wiring.flipped(self.queues.each[unit]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
-            is_mine, mine = coming.opcode == opcode, Signal(name=f"belongs_{number}")
+            is_mine, mine = coming.opcode == opcode, _REGISTER(name=f"belongs_{number}")
             with m.If(is_mine):
                 m.d.comb += is_legal.eq(~reduce(or_, (broken(coming) for broken in rules(self._cfg)[opcode].values())))
             with m.If(word.ready):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from amaranth import Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
+
+
+def _one_more(number: Value) -> Value:
+    """number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
+    return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
+
+
+def _one_less(number: Value) -> Value:
+    """number - 1, likewise."""
+    return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 
 class StreamFifo(wiring.Component):
@@ -25,10 +35,12 @@ class StreamFifo(wiring.Component):
         m = Module()
         kind = fifo.SyncFIFOBuffered if self._block_ram else fifo.SyncFIFO
         m.submodules.fifo = queue = kind(width=len(Value.cast(self.i.payload)), depth=self._depth)
+        # Many wait for `ready`: where the level is a register, and its highest bit says full, no logic is before it.
+        full_is_a_bit = not self._block_ram and self._depth & (self._depth - 1) == 0
         m.d.comb += [
             queue.w_data.eq(self.i.payload),
             queue.w_en.eq(self.i.valid),
-            self.i.ready.eq(queue.w_rdy),
+            self.i.ready.eq(~queue.level[-1] if full_is_a_bit else queue.w_rdy),
             Value.cast(self.o.payload).eq(queue.r_data),
             self.o.valid.eq(queue.r_rdy),
             queue.r_en.eq(self.o.ready),
@@ -71,11 +83,10 @@ class HeadFifo(wiring.Component):
             self.o.valid.eq(holds),
             Value.cast(self.o.payload).eq(head),
         ]
-        more, less = (level + 1)[: len(level)], (level - 1)[: len(level)]  # `pop` comes late: it only selects
-        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, more, less)))
+        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _one_more(level), _one_less(level))))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
-                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, pointer + 1))
+                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))
         with m.If(free):
             m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
         return m

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
@@ -41,7 +41,7 @@ class ReadMux(wiring.Component):
         # A chosen burst goes to a register, where it stays until AXI takes it.
         load_next, pick_load, ask = Signal(), Signal(), Signal()
         may_ask = (~axi.arvalid | axi.arready) & owners.i.ready
-        burst = data.View(burst_layout, Mux(pick_load, load.request.payload, fetch.request.payload))
+        burst = Signal(burst_layout, reset_less=True)
         m.d.comb += [
             pick_load.eq(load.request.valid & (load_next | ~fetch.request.valid)),
             ask.eq(may_ask & (load.request.valid | fetch.request.valid)),
@@ -53,8 +53,11 @@ class ReadMux(wiring.Component):
         with m.If(~axi.arvalid | axi.arready):
             m.d.sync += axi.arvalid.eq(ask)
         with m.If(ask):
-            m.d.sync += [load_next.eq(~pick_load), axi.araddr.eq(burst.addr), axi.arlen.eq(burst.len)]
+            m.d.sync += load_next.eq(~pick_load)
+            m.d.sync += burst.eq(Mux(pick_load, load.request.payload, fetch.request.payload))
         m.d.comb += [
+            axi.araddr.eq(burst.addr),
+            axi.arlen.eq(burst.len),
             axi.arsize.eq((self._bus_bytes - 1).bit_length()),
             axi.arburst.eq(BURST_INCR),
             axi.arcache.eq(CACHE_NORMAL),

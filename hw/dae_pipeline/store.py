@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Module, Mux, ResetInserter, Signal
+from amaranth import Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,25 +25,33 @@ def _log2(value: int) -> int:
 class Packer(wiring.Component):
     """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
 
-    row: the place of its first byte in its bus word, how many units it has, less one, and whether it has only one.
+    row: the place of its first byte in its bus word, whether its first unit `fills` that, how many units it has, less
+    one, and whether it has only one.
     """
 
     def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
-        self._bus_bytes, self._unit_bytes = bus_bytes, unit_bytes
-        self.row_layout = data.StructLayout({"first": _log2(bus_bytes), "units": count_bits, "single": 1})
+        self._bus_bytes, self.unit_bytes = bus_bytes, unit_bytes
+        self.row_layout = data.StructLayout({
+            "first": _log2(bus_bytes), "fills": 1, "units": count_bits, "single": 1,
+        })  # fmt: skip
         super().__init__({
             "row": In(stream.Signature(self.row_layout)),
             "unit": In(stream.Signature(8 * unit_bytes)),
             "beat": Out(stream.Signature(write_beat_layout(bus_bytes))),
         })  # fmt: skip
 
+    def fills(self, first: Value) -> Value:
+        """Whether a unit that begins at place `first` reaches the end of its bus word."""
+        word_bits = _log2(self._bus_bytes)
+        return (first[:word_bits] + self.unit_bytes)[word_bits]
+
     def elaborate(self, platform: object) -> Module:
         m = Module()
         bus, word_bits = self._bus_bytes, _log2(self._bus_bytes)
         row = self.row.payload
-        count = Signal.like(row.units)
-        # Within a row: where its next unit goes, and whether that is the last one.
-        inside, place, last = Signal(), Signal(word_bits), Signal()
+        count = Signal.like(row.units, init=1)  # of its units with the next one
+        # Within a row: where its next unit goes, whether that fills its word, and whether it is the last one.
+        inside, place, next_fills, last = Signal(), Signal(word_bits), Signal(), Signal()
         flush = Signal()  # the row has ended within the word that is held
         held = Signal(write_beat_layout(bus))  # the bytes of the word so far; zeros elsewhere
 
@@ -52,12 +60,12 @@ class Packer(wiring.Component):
         bytes_, strobe = Signal(16 * bus), Signal(2 * bus)
         row_end, fills, crosses, take = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            stop.eq(first + self._unit_bytes),
-            fills.eq(stop[word_bits]),
+            stop.eq(first + self.unit_bytes),
+            fills.eq(1 if self.unit_bytes == bus else Mux(inside, next_fills, row.fills)),
             crosses.eq(fills & stop[:word_bits].any()),
             row_end.eq(Mux(inside, last, row.single)),
             bytes_.eq(self.unit.payload << (first << 3)),
-            strobe.eq(((1 << self._unit_bytes) - 1) << first),
+            strobe.eq(((1 << self.unit_bytes) - 1) << first),
             self.unit.ready.eq(self.row.valid & ~flush & (self.beat.ready | ~(fills | row_end))),
             take.eq(self.unit.valid & self.unit.ready),
             self.row.ready.eq(take & row_end),
@@ -69,8 +77,9 @@ class Packer(wiring.Component):
             m.d.sync += [
                 inside.eq(~row_end),
                 place.eq(stop),
-                count.eq(Mux(row_end, 0, count + 1)),
-                last.eq(count + 1 == row.units),
+                next_fills.eq(self.fills(stop)),
+                count.eq(Mux(row_end, 1, count + 1)),
+                last.eq(count == row.units),
                 flush.eq(row_end & crosses),
                 held.data.eq(Mux(fills, bytes_[8 * bus :], Mux(row_end, 0, self.beat.payload.data))),
                 held.strobe.eq(Mux(fills, strobe[bus:], Mux(row_end, 0, self.beat.payload.strobe))),
@@ -155,8 +164,7 @@ class Store(wiring.Component):
         # From an error on, all stand still; the parts that need not answer to the bus are reset.
         failed, stop = Signal(), Signal()
         rows, reader = Rows(_log2(cfg.piece_bytes)), Reader(cfg)
-        unit_shift = _log2(reader.unit_bytes)
-        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - unit_shift)
+        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - _log2(reader.unit_bytes))
         jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
@@ -177,7 +185,7 @@ class Store(wiring.Component):
 
         self._accept(m, rows, jobs, waiting, reader, stop)
         wiring.connect(m, jobs.o, reader.job)
-        self._list(m, rows, asked, places, unit_shift, stop)
+        self._list(m, rows, asked, places, packer, stop)
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, packer.row)
         wiring.connect(m, reader.unit, units.i)
@@ -230,15 +238,16 @@ class Store(wiring.Component):
             waiting.i.payload.post.eq(f.post),
         ]
 
-    def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, unit_shift: int, stop: Signal) -> None:
+    def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, packer: Packer, stop: Signal) -> None:
         """A row goes to the engine, and its place within its bus words to the packer."""
-        row = rows.row.payload
+        row, unit_shift = rows.row.payload, _log2(packer.unit_bytes)
         m.d.comb += [
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
             asked.i.payload.eq(row),
             places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
             rows.row.ready.eq(places.i.ready & asked.i.ready),  # whatever `stop` says, for it resets `rows`
             places.i.payload.first.eq(row.offset),
+            places.i.payload.fills.eq(packer.fills(row.offset)),
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
             places.i.payload.single.eq((row.bytes >> unit_shift) == 1),
         ]

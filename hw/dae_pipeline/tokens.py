@@ -107,7 +107,7 @@ class Tokens(wiring.Component):
         return m
 
     def _register(self, m: Module, waits: Value, index: Value) -> data.View[data.StructLayout]:
-        waiter = Signal(data.StructLayout({"waits": 1, "index": INDEX_BITS}))
+        waiter = Signal(data.StructLayout({"waits": 1, "index": INDEX_BITS}), reset_less=True)
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
 

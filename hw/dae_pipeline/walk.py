@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -11,6 +12,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, row_layout
 from celosia.hw.isa import X_BITS, YZ_BITS
+
+_REGISTER = partial(Signal, reset_less=True)
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
@@ -42,13 +45,13 @@ class Rows(wiring.Component):
         m = Module()
         busy, begin, ends = Signal(), Signal(), Signal()
         waiting, block, plane_size, merged = self._wait(m, begin)
-        y_step, z_step = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
-        offset, plane = Signal(OFFSET_BITS), Signal(OFFSET_BITS)
-        bytes_ = Signal(self.bytes_bits)
-        rows, rows_left = Signal(YZ_BITS), Signal(YZ_BITS)
-        planes_left = Signal(YZ_BITS)
+        y_step, z_step, offset, plane = (
+            _REGISTER(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
+        )
+        bytes_ = _REGISTER(self.bytes_bits)
+        rows, rows_left, planes_left = (_REGISTER(YZ_BITS, name=name) for name in ("rows", "rows_left", "planes_left"))
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
-        last_row, last_plane, single = Signal(), Signal(), Signal()
+        last_row, last_plane, single = _REGISTER(), _REGISTER(), _REGISTER()
 
         m.d.comb += [
             begin.eq(waiting & (~busy | ends)),
@@ -99,9 +102,9 @@ class Rows(wiring.Component):
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
         the block, elements of its planes, and whether its rows are one."""
-        block = Signal.like(self.block.payload)
-        waiting, merged = Signal(), Signal()
-        plane_size = Signal(X_BITS + YZ_BITS)
+        block = Signal.like(self.block.payload, reset_less=True)
+        waiting, merged = Signal(), _REGISTER()
+        plane_size = _REGISTER(X_BITS + YZ_BITS)
         m.d.comb += self.block.ready.eq(~waiting | begin)
         with m.If(self.block.valid & self.block.ready):
             m.d.sync += [
@@ -161,33 +164,44 @@ class Halves(wiring.Component):
 class Index:
     """One index of a Walker. Whether it is the last one, and whether it lies beyond the borders, is known a step ahead.
 
-    end: the last index. borders: the first index within them, and the one after the last; None: there are none.
+    end: the last index. borders: the first index within them, and the one after the last, which is greater; None: there
+    are none.
+
+    last, outside: of this index. next_last, next_outside: of the next step. moves: what the registers take with a step.
     """
 
-    def __init__(self, name: str, end: Value, borders: tuple[Value, Value] | None) -> None:
-        self._end, self._borders = end, borders
-        self._value, self._near = Signal(len(end), name=name), Signal(len(end), name=f"{name}_near")
-        self.last, self._single = Signal(name=f"{name}_last"), Signal(name=f"{name}_single")
-        self.outside, self._begins_outside = Signal(name=f"{name}_outside"), Signal(name=f"{name}_begins_outside")
-
-    def load(self, end: Value, borders: tuple[Value, Value] | None) -> list[object]:
-        """Of a new job."""
-        outside = (borders[0] != 0) | (borders[1] == 0) if borders else Const(0)
-        return [
-            self._value.eq(0), self._near.eq(end - 1), self.last.eq(end == 0), self._single.eq(end == 0),
-            self.outside.eq(outside), self._begins_outside.eq(outside),
+    def __init__(self, m: Module, name: str, end: Value, borders: tuple[Value, Value] | None) -> None:
+        self._m, self._end, self._borders = m, end, borders
+        self._following, self._single = _REGISTER(len(end), name=f"{name}_following"), _REGISTER(name=f"{name}_single")
+        self.last, self.outside = _REGISTER(name=f"{name}_last"), _REGISTER(name=f"{name}_outside")
+        self._begins_outside = _REGISTER(name=f"{name}_begins_outside")
+        self.next_last, self.next_outside = Signal(name=f"{name}_next_last"), Signal(name=f"{name}_next_outside")
+        self._next = Signal(len(end), name=f"{name}_next_following")
+        self._goes(self._following, self.last, self.outside)
+        self.moves = [
+            self._following.eq(self._next), self.last.eq(self.next_last), self.outside.eq(self.next_outside),
         ]  # fmt: skip
 
-    def advance(self) -> list[object]:
-        """To the next index."""
-        following, outside = (self._value + 1)[: len(self._value)], Const(0)
-        if self._borders is not None:
-            outside = (following < self._borders[0]) | (following >= self._borders[1])
-        return [self._value.eq(following), self.last.eq(self._value == self._near), self.outside.eq(outside)]
+    def _goes(self, following: Value | int, last: Value, outside: Value) -> None:
+        self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
-    def restart(self) -> list[object]:
+    def load(self, end: Value, first: Value | None) -> list[object]:
+        """To the first index of a new job. Returns what is kept of its end and of its first border."""
+        outside = first != 0 if first is not None else Const(0)
+        self._goes(1, end == 0, outside)
+        return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
+
+    def advance(self) -> None:
+        """To the next index."""
+        outside: Value = Const(0)
+        if self._borders is not None:
+            first, stop = (self._following == border for border in self._borders)
+            outside = stop | (self.outside & ~first)
+        self._goes(self._following + 1, self._following == self._end, outside)
+
+    def restart(self) -> None:
         """To the first index again."""
-        return [self._value.eq(0), self.last.eq(self._single), self.outside.eq(self._begins_outside)]
+        self._goes(1, self._single, self._begins_outside)
 
 
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
@@ -217,23 +231,24 @@ class Walker(wiring.Component):
             {"job": In(stream.Signature(self.job_layout)), "step": Out(stream.Signature(self.step_layout))}
         )
 
-    def _index(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, tuple[Value, Value] | None]:
-        padded = self._padded and axis in BORDERS
-        return job[f"{axis}_end"], (job[f"{axis}_first"], job[f"{axis}_stop"]) if padded else None
+    def _has_borders(self, axis: str) -> bool:
+        return self._padded and axis in BORDERS
+
+    def _borders(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, Value] | None:
+        return (job[f"{axis}_first"], job[f"{axis}_stop"]) if self._has_borders(axis) else None
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        job, busy = Signal(self.job_layout), Signal()
-        x, y, z = (Index(axis, *self._index(axis, job)) for axis in "xyz")
-        step, step_last, single_step = Signal(self._step_bits), Signal(), Signal()
-        element, row, plane = (Signal(self._element_bits, name=name) for name in ("element", "row", "plane"))
-
-        outside, last_step, last = Signal(), Signal(), Signal()
+        job, busy = _REGISTER(self.job_layout), Signal()
+        x, y, z = (Index(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
+        step, step_last, single_step = (_REGISTER(bits, name=name) for name, bits in (
+            ("step", self._step_bits), ("step_last", 1), ("single_step", 1),
+        ))  # fmt: skip
+        element, row, plane = (_REGISTER(self._element_bits, name=name) for name in ("element", "row", "plane"))
+        # Of the step that is offered. They lead to all others, so they are registers, found a step ahead.
+        outside, last_step, last = (_REGISTER(name=name) for name in ("outside", "last_step", "last"))
         out = self.step.payload
         m.d.comb += [
-            outside.eq(x.outside | y.outside),
-            last_step.eq(outside | step_last),
-            last.eq(last_step & x.last & y.last & z.last),
             self.step.valid.eq(busy),
             out.element.eq(element),
             out.step.eq(step),
@@ -242,29 +257,56 @@ class Walker(wiring.Component):
             out.tag.eq(job.tag),
             self.job.ready.eq(~busy | (self.step.ready & last)),
         ]
-        with m.If(busy & self.step.ready):
-            next_row, next_plane = (Signal(self._element_bits, name=name) for name in ("next_row", "next_plane"))
-            m.d.comb += [next_row.eq(row + job.y_step), next_plane.eq(plane + job.z_step)]
-            with m.If(~last_step):
-                m.d.sync += [step.eq(step + 1), step_last.eq(step + 1 == job.step_end)]
-            with m.Else():
-                m.d.sync += [step.eq(0), step_last.eq(single_step)]
-                with m.If(~x.last):
-                    m.d.sync += [*x.advance(), element.eq(element + job.x_step)]
-                with m.Elif(~y.last):
-                    m.d.sync += [*x.restart(), *y.advance(), row.eq(next_row), element.eq(next_row)]
-                with m.Elif(~z.last):
-                    m.d.sync += [
-                        *x.restart(), *y.restart(), *z.advance(),
-                        plane.eq(next_plane), row.eq(next_plane), element.eq(next_plane),
-                    ]  # fmt: skip
-                with m.Else():
-                    m.d.sync += busy.eq(0)
-        with m.If(self.job.valid & self.job.ready):
+
+        # What follows, whether this step is taken or not: only enables wait for that. Behind the last step it is what
+        # `job` offers, valid or not.
+        walked = (step, step_last, element, row, plane)
+        following = [Signal(each.shape(), name=f"next_{each.name}") for each in walked]
+        next_step, next_step_last, next_element, next_row, next_plane = following
+        next_outside, next_last_step = x.next_outside | y.next_outside, Signal()
+        m.d.comb += [next_.eq(each) for next_, each in zip(following, walked)]
+        m.d.comb += next_last_step.eq(next_outside | next_step_last)
+        kept: list[object] = []
+        with m.If(~busy | last):
             new = self.job.payload
             single = new.step_end == 0
-            m.d.sync += [busy.eq(1), job.eq(new), step.eq(0), step_last.eq(single), single_step.eq(single)]
-            m.d.sync += [plane.eq(new.base), row.eq(new.base), element.eq(new.base)]
+            m.d.comb += [next_step.eq(0), next_step_last.eq(single)]
+            m.d.comb += [next_element.eq(new.base), next_row.eq(new.base), next_plane.eq(new.base)]
+            kept += [busy.eq(self.job.valid), job.eq(new), single_step.eq(single)]
             for axis, index in zip("xyz", (x, y, z)):
-                m.d.sync += index.load(*self._index(axis, new))
+                kept += index.load(new[f"{axis}_end"], new[f"{axis}_first"] if self._has_borders(axis) else None)
+        with m.Elif(~last_step):
+            m.d.comb += [next_step.eq(step + 1), next_step_last.eq(step + 1 == job.step_end)]
+        with m.Else():
+            m.d.comb += [next_step.eq(0), next_step_last.eq(single_step)]
+            self._next_element(m, job, (x, y, z), (element, row, plane), (next_element, next_row, next_plane))
+        with m.If(self.job.ready):
+            m.d.sync += kept
+        with m.If(~busy | self.step.ready):
+            m.d.sync += [next_ for index in (x, y, z) for next_ in index.moves]
+            m.d.sync += [each.eq(next_) for each, next_ in zip(walked, following)]
+            m.d.sync += [
+                outside.eq(next_outside),
+                last_step.eq(next_last_step),
+                last.eq(next_last_step & x.next_last & y.next_last & z.next_last),
+            ]
         return m
+
+    def _next_element(
+        self, m: Module, job: Any, indices: tuple[Index, ...], now: tuple[Signal, ...], following: tuple[Signal, ...]
+    ) -> None:
+        """To the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
+        (x, y, z), (element, row, plane), (next_element, next_row, next_plane) = indices, now, following
+        with m.If(~x.last):
+            x.advance()
+            m.d.comb += next_element.eq(element + job.x_step)
+        with m.Elif(~y.last):
+            x.restart()
+            y.advance()
+            m.d.comb += [next_row.eq(row + job.y_step), next_element.eq(next_row)]
+        with m.Else():
+            x.restart()
+            y.restart()
+            z.advance()
+            m.d.comb += next_plane.eq(plane + job.z_step)
+            m.d.comb += [next_row.eq(next_plane), next_element.eq(next_plane)]

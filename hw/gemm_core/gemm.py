@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import Out
 
@@ -68,10 +67,14 @@ class Gemm(wiring.Component):
         first = self._read(m, loops)
 
         # Cycle 1: operands enter the array. What belongs to them goes along, to the cycle in which it is written.
-        pipe = [Signal(first.shape(), name=f"cycle{cycle}") for cycle in range(array.latency + 3)]
-        m.d.comb += pipe[0].eq(first)
-        for before, after in pairwise(pipe):
-            m.d.sync += after.eq(before)
+        pipe = [first]
+        for cycle in range(1, array.latency + 3):
+            before, valid = Value.cast(pipe[-1]), Signal(name=f"valid{cycle}")
+            facts = Signal(len(before) - 1, name=f"cycle{cycle}", reset_less=True)
+            m.d.sync += valid.eq(before[0])
+            with m.If(before[0]):
+                m.d.sync += facts.eq(before[1:])
+            pipe.append(data.View(first.shape(), Cat(valid, facts)))
         m.d.comb += [
             array.valid.eq(pipe[1].valid),
             array.first.eq(pipe[1].first),
@@ -97,7 +100,8 @@ class Gemm(wiring.Component):
         """Cycle 0: reads the operands. Returns what belongs to them."""
         # The instruction whose iterations are being read.
         fields = self.instr.payload.fields
-        accumulate, post, index = Signal(), Signal(4), Signal(INDEX_BITS)
+        kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
+        accumulate, post, index = (Signal(bits, name=name, reset_less=True) for name, bits in kept.items())
         m.d.comb += [
             *loops.load(fields),
             loops.instr.valid.eq(self.instr.valid),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -11,6 +11,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.isa import EXTENT_BITS
+
+_REGISTER = partial(Signal, reset_less=True)
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
@@ -79,14 +81,14 @@ class Loops(wiring.Component):
         outer = depth - len(self.reduction)
         new, step = self.instr.payload, self.step.payload
 
-        busy, first = Signal(), Signal()
-        held = Signal(self.fields)
-        at_last = Signal(depth)
+        busy, first = Signal(), _REGISTER()
+        held = _REGISTER(self.fields)
+        at_last = _REGISTER(depth)
         # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
         # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
         # themselves, made a step ahead, like all_done.
-        rise, goes_on = Signal(depth), Signal(depth)
-        reduction_done, all_done, renew = Signal(), Signal(), Signal()
+        rise, goes_on = _REGISTER(depth), _REGISTER(depth)
+        reduction_done, all_done, renew = Signal(), _REGISTER(), Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
             self.step.valid.eq(busy & ~self.halt),
@@ -142,9 +144,9 @@ class Loops(wiring.Component):
     ) -> Signal:
         """What `at_last` becomes, a bit for each loop: whether it is at its last index."""
         new = self.instr.payload
-        left = [Signal(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
+        left = [_REGISTER(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
         # They tell of an extent of 1 and of the last index but one.
-        single, near = ([Signal(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
+        single, near = ([_REGISTER(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
         coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):
             extent, start = held[f"extent_{loop}"], new[f"extent_{loop}"]
@@ -168,7 +170,7 @@ class Loops(wiring.Component):
         # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
         # loop that does not move the operand begins where the one around it does.
         begin = {
-            (operand, loop): Signal(bits, name=f"{operand}_begin_{loop}")
+            (operand, loop): _REGISTER(bits, name=f"{operand}_begin_{loop}")
             for operand, (bits, loops) in self.operands.items()
             for loop in loops
         }

@@ -48,9 +48,9 @@ class Combine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, reduced = _REGISTER(signed(32)), _REGISTER(signed(32))
+        a, reduced, v = _REGISTER(signed(32)), _REGISTER(signed(32)), _REGISTER(signed(32))
         residual, b = _REGISTER(signed(8)), _REGISTER(signed(32))
-        m.d.comb += self.residual.eq(residual)
+        m.d.comb += [self.residual.eq(residual), self.v.eq(v)]
 
         with m.If(self.enable[0]):
             m.d.sync += a.eq(Mux(self.a_vin, self.vin, self.acc) + self.a_offset)
@@ -75,12 +75,12 @@ class Combine(wiring.Component):
             BinaryOp.SHR: reduced >> b[:5],
         }
         with m.If(self.enable[2]):
-            m.d.sync += self.v.eq(reduced)
+            m.d.sync += v.eq(reduced)
             with m.Switch(self.binary_op):
                 for op, result in results.items():
                     if has(self._cfg, op):
                         with m.Case(op):
-                            m.d.sync += self.v.eq(result)
+                            m.d.sync += v.eq(result)
         return m
 
     def _is_min(self) -> Value:

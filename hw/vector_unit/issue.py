@@ -14,13 +14,14 @@ from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSourc
 from celosia.hw.layout import INDEX_BITS
 from celosia.hw.pipeline import QUEUED
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.vector_unit.residual import BIAS
 
 _REGISTER = partial(Signal, reset_less=True)
 
 # Fields that hold during an instruction and are used as they are.
 _COPIED = (
     "post", "reduce_op", "binary_op", "requantise", "lookup", "table", "rescale_add", "a_offset", "b_offset",
-    "clip_hi", "scale_v", "scale_b", "scale_c", "scale_shift", "add_hi",
+    "clip_hi", "scale_v", "scale_b", "scale_shift", "add_hi",
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
         | ({"raw": 1} if cfg.int32 else {})
         | {
             "b_constant": signed(32),
+            "scale_c": signed(49),
             "zero_point": signed(8),
             "clip_lo": signed(8),
             "add_lo": signed(8),
@@ -128,6 +130,7 @@ class Issue:
             held.weigh.eq(fields.taps),
             held.to.eq(1 << fields.destination),
             held.b_constant.eq(fields.imm + fields.b_offset),
+            held.scale_c.eq(fields.scale_c - BIAS),
             held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
             # Where the limits cross, the upper one holds.
             held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),

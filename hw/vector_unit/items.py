@@ -20,7 +20,9 @@ _REGISTER = partial(Signal, reset_less=True)
 
 
 class Bypass(wiring.Component):
-    """A ring of words for what skips `stages` of the pipeline: pushed where it leaves, popped where it returns."""
+    """A ring of words for what skips `stages` of the pipeline, two at least: pushed where it leaves, popped where it
+    returns. The word that is the next to be popped stands in a register.
+    """
 
     def __init__(self, shape: ShapeLike, stages: int) -> None:
         self._shape, self._places = shape, ring_places(stages)
@@ -30,12 +32,11 @@ class Bypass(wiring.Component):
         m = Module()
         m.submodules.ring = ring = Memory(shape=self._shape, depth=self._places, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
-        head, tail = Signal(range(self._places)), Signal(range(self._places))
-        m.d.comb += [to.en.eq(self.push), to.addr.eq(head), to.data.eq(self.i), of.addr.eq(tail), self.o.eq(of.data)]
-        with m.If(self.push):
-            m.d.sync += head.eq(head + 1)
-        with m.If(self.pop):
-            m.d.sync += tail.eq(tail + 1)
+        head, tail, next_tail = (Signal(range(self._places), name=name) for name in ("head", "tail", "next_tail"))
+        oldest = Signal.like(of.data, reset_less=True)
+        m.d.comb += [to.en.eq(self.push), to.addr.eq(head), to.data.eq(self.i), of.addr.eq(next_tail)]
+        m.d.comb += [next_tail.eq(tail + self.pop), self.o.eq(oldest)]
+        m.d.sync += [head.eq(head + self.push), tail.eq(next_tail), oldest.eq(of.data)]
         with m.If(self.clear):
             m.d.sync += [head.eq(0), tail.eq(0)]
         return m

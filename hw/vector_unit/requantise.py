@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Module, Mux, Shape, Signal, Value, signed
+from amaranth import Cat, Const, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import REQUANTISE_STAGES
 from celosia.hw.scratchpads import PAR
+from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 RESULT_BITS = 10
@@ -75,9 +76,11 @@ class Requantise(wiring.Component):
         magnitude = self._sum(m, negative[0], multiplier[0], shift[0])
         significand, less = self._float(m, magnitude, multiplier)
         product = self._product(m, significand, less, multiplier[2], shift)
-        nearest = self._round(m, self._fixed_point(m, product, shift[4]))
+        nearest = self._round(m, *self._fixed_point(m, product, shift[4]))
+        result = _register(self.result.shape())
+        m.d.comb += self.result.eq(result)
         with m.If(self.enable[7]):
-            m.d.sync += self.result.eq(Mux(negative[6], -nearest, nearest))
+            m.d.sync += result.eq(Mux(negative[6], -nearest, nearest))
         return m
 
     def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
@@ -129,28 +132,35 @@ class Requantise(wiring.Component):
             m.d.sync += product.eq(Cat(by_low[:LOW_BITS], by_high + by_low[LOW_BITS:]))
         return product
 
-    def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> Signal:
-        """Stage 5: the quotient as fixed point, shifted first by single bits, then by bytes."""
-        bits = _INT + _FRACTION
-        fine, shifted, lost, over = Signal(48 + 7), Signal(bits), Signal(), Signal()
-        quotient = _register(bits + 1)
-        m.d.comb += fine.eq(product << ~shift[:3])
-        with m.Switch(shift[3:]):
+    def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> tuple[Signal, Signal]:
+        """Stage 5: the quotient as fixed point, shifted first by bytes, then by single bits; and whether it has bits
+        above these, a register of its own, for it comes last."""
+        bits, by_bits, by_bytes = _INT + _FRACTION, shift[:3], shift[3:]
+        # Shifted by bytes, with the bits in front that single bits move into it; and whether any lie below, or above.
+        moved, below, above = Signal(bits + 7), Signal(), Signal()
+        quotient, over = _register(bits + 1), _register()
+        with m.Switch(by_bytes):
             for number in range(8):
-                right = 8 * number + 7 - _FRACTION
                 with m.Case(number):
-                    m.d.comb += [
-                        shifted.eq(fine >> right if right > 0 else fine << -right),
-                        lost.eq(fine[: max(0, right)].any()),
-                        over.eq(fine[bits + right :].any()),
-                    ]
+                    m.d.comb += moved.eq((product << _FRACTION) >> (8 * number))
+        ends = [8 * number - _FRACTION for number in range(8)]  # of the bits below, by bytes
+        lows = [product[max(0, end - 8) : end].any() if end > 0 else Const(0) for end in ends[1:]]
+        highs = [product[end + len(moved) :][:8].any() for end in ends[:-1]]
+        m.d.comb += [
+            below.eq((Cat(lows) & ones(by_bytes)).any()),
+            above.eq((Cat(highs) & ~ones(by_bytes)).any()),
+        ]
         with m.If(self.enable[5]):
-            m.d.sync += quotient.eq(Mux(over, -1, Cat(lost, shifted)))
-        return quotient
+            m.d.sync += [
+                quotient.eq(Cat(below | (moved[:7] & ones(by_bits)).any(), (moved >> by_bits)[:bits])),
+                over.eq(above | (moved[bits:] & ~ones(by_bits)).any()),
+            ]
+        return quotient, over
 
-    def _round(self, m: Module, quotient: Signal) -> Signal:
-        """Stage 6: the nearest integer. Half a unit in the last place of the float32 is 2^-24 of the leading one: an
-        odd quotient goes up from that much below one half, an even one only beyond that much above it."""
+    def _round(self, m: Module, quotient: Signal, over: Signal) -> Signal:
+        """Stage 6: the nearest integer, at most 256. Half a unit in the last place of the float32 is 2^-24 of the
+        leading one: an odd quotient goes up from that much below one half, an even one only beyond that much above it.
+        """
         point = _FRACTION + 1
         slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), _register(_INT + 1)
         below = _smear(m, quotient[point - 1 :])
@@ -159,5 +169,5 @@ class Requantise(wiring.Component):
             rounded.eq(quotient + (1 << (point - 1)) + Mux(quotient[point], slack, ~slack)),
         ]
         with m.If(self.enable[6]):
-            m.d.sync += nearest.eq(rounded[point:])
+            m.d.sync += nearest.eq(Mux(over, 1 << _INT, rounded[point:]))
         return nearest

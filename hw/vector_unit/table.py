@@ -46,9 +46,12 @@ class Tables(wiring.Component):
         # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
         # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
         left, many, over, held = Signal(rows), Signal(), Signal(), Signal()
-        whole = load.mask[0] & load.mask[-1] if rows > 1 else Const(0)
-        entry, data, row = Signal.like(load.addr), Signal.like(load.data, reset_less=True), Signal(row_bits)
-        lowest = left & -left
+        whole = load.mask[0] & load.mask[1] if rows > 1 else Const(0)  # neighbours: LOAD's steps say so at once
+        entry, data = (Signal.like(port, reset_less=True) for port in (load.addr, load.data))
+        row = Signal(row_bits)
+        # Of one grain, or of all from one on: the lowest is the one without another below it.
+        rest = (left & (left << 1))[:rows]
+        lowest = left & ~rest
         m.d.comb += [
             load.ready.eq(Mux(many, over & held, ~whole)),
             *(
@@ -57,9 +60,9 @@ class Tables(wiring.Component):
             ),
         ]
         m.d.sync += [
-            left.eq(Mux(many, left & (left - 1), Mux(load.en, load.mask, 0))),
+            left.eq(Mux(many, rest, Mux(load.en, load.mask, 0))),
             many.eq(Mux(many, ~over, load.en & whole)),
-            over.eq(many & ~over & ~(left & (left - 1)).any()),
+            over.eq(many & ~over & ~rest.any()),
             held.eq(load.en & (held | ~many)),
         ]
         with m.If(~many):

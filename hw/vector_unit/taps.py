@@ -43,16 +43,20 @@ class Taps(wiring.Component):
         products = []
         for number in range(self._taps):
             entry, tap = (_REGISTER(signed(8), name=f"{name}{number}") for name in ("entry", "tap"))
-            product = _REGISTER(signed(16), name=f"product{number}")
-            times = logic_product if (self._lane + number) % 2 else operator.mul
+            # What LUTs give is not kept in a DSP block, whose operand has 48 bits, most of them the sign.
+            in_logic = (self._lane + number) % 2 != 0
+            product = _REGISTER(signed(16), name=f"product{number}", attrs={"keep": 1} if in_logic else {})
+            times = logic_product if in_logic else operator.mul
             with m.If(self.enable[0]):
                 m.d.sync += entry.eq(self.entries.word_select(number, 8))
                 m.d.sync += tap.eq(Mux(self.weigh, self.taps.word_select(number, 8), int(number == 0)))
             with m.If(self.enable[1]):
                 m.d.sync += product.eq(times(entry, tap))
             products.append(product)
+        total = _REGISTER(self.sum.shape())
+        m.d.comb += self.sum.eq(total)
         with m.If(self.enable[2]):
-            m.d.sync += self.sum.eq(sum(products[1:], products[0]))
+            m.d.sync += total.eq(sum(products[1:], products[0]))
         return m
 
 

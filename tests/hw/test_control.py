@@ -135,7 +135,7 @@ async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
         assert not dut.axil__awready.value and not dut.axil__wready.value and not dut.axil__arready.value
     await bench.rise(dut)
     dut.rst.value = 0
-    await bench.cycles(dut, 2)
+    await bench.cycles(dut, 3)
     await bench.fall(dut)
     assert dut.axil__bvalid.value and dut.axil__rvalid.value
 
@@ -301,6 +301,7 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         await bench.cycles(dut, random.randrange(20))
         dut.quiet.value = busy
         await bus.write("control", CONTROL_ABORT | CONTROL_START)
+        await bench.cycles(dut, 1)  # it goes through a register
         assert dut.halt.value and not dut.run.value
         dut.quiet.value = 15
         await bench.cycles(dut, 3)

@@ -193,17 +193,21 @@ def walk_of(h: Harness, padded: bool) -> Walk:
     h.ensure(implies(runs, inside["step_last"] == (part == held.step_end)), "step_last")
     h.ensure(implies(runs, inside["single_step"] == (held.step_end == 0)), "single_step")
     h.ensure(implies(runs & outside, part == 0), "one_step")
+    for name, value in {"outside": outside, "last_step": element_ends, "last": ends}.items():
+        h.ensure(implies(runs, inside[name] == value), f"known_{name}")
     for axis in "xyz":
         index, end = count.index[axis], held[f"{axis}_end"]
         facts = {
             "within": index <= end,
-            "value": inside[f"{axis}._value"] == index,
-            "near": inside[f"{axis}._near"] == (end - 1)[: len(end)],
+            "following": inside[f"{axis}._following"] == (index + 1)[: len(end)],
             "last": inside[f"{axis}.last"] == (index == end),
             "single": inside[f"{axis}._single"] == (end == 0),
         }
         has_borders = padded and axis != "z"
-        begins: Value = (held[f"{axis}_first"] != 0) | (held[f"{axis}_stop"] == 0) if has_borders else Const(0)
+        begins: Value = held[f"{axis}_first"] != 0 if has_borders else Const(0)
+        if has_borders:  # sizes are not 0, which is proved of fetch
+            h.assume(new[f"{axis}_first"] < new[f"{axis}_stop"])
+            h.ensure(implies(runs, held[f"{axis}_first"] < held[f"{axis}_stop"]), f"borders_of_{axis}")
         facts["outside"] = inside[f"{axis}.outside"] == (is_outside(axis) if has_borders else 0)
         facts["begins"] = inside[f"{axis}._begins_outside"] == begins
         for name, fact in facts.items():
@@ -319,9 +323,9 @@ for name, case in {
     prove(f"addresses of the loops of {name}", STRIDE, GOES, RESTART, AHEAD, depth=1, tested=name == "GEMM")(
         partial(loops, *case)
     )
-NEXT = Mutant(WALK, "plane.eq(next_plane), row.eq(next_plane), element", "plane.eq(next_plane), element")
-BORDER = Mutant(WALK, "(following >= self._borders[1])", "(following > self._borders[1])")
-PARTS = Mutant(WALK, "last_step.eq(outside | step_last)", "last_step.eq(step_last)")
+NEXT = Mutant(WALK, "next_row.eq(next_plane), next_element", "next_element")
+BORDER = Mutant(WALK, "stop | (self.outside & ~first)", "stop | self.outside")
+PARTS = Mutant(WALK, "next_last_step.eq(next_outside | next_step_last)", "next_last_step.eq(next_step_last)")
 for padded in (True, False):
     prove(
         f"elements of blocks in a scratchpad{', with padding' if padded else ''}",

@@ -141,6 +141,7 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     row, beat, kind = dut.row.payload, dut.beat.payload, units.kind
     count = rows.units(kind)
     h.assume((row.first == rows.first(kind)) & (row.units == count - 1) & (row.single == (count == 1)))
+    h.assume(row.fills == (rows.first(kind) + unit_bytes >= bus_bytes))
     position = Signal(LENGTH_BITS + 5, name="unit_position")
     h.m.d.comb += position.eq(rows.first(kind) + units.at * unit_bytes)
     h.assume(implies(dut.unit.valid, rows.in_unit(kind, position, dut.unit.payload)))
@@ -162,8 +163,10 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     low = Mux(flush, (end + 1)[: rows.word_bits], Mux(units.at == 0, 0, position[: rows.word_bits]))
     h.ensure(inside["inside"] == (units.at != 0), "inside")
     h.ensure(units.at < count, "within")
-    h.ensure(inside["count"] == units.at, "count")
+    h.ensure(inside["count"] == units.at + 1, "count")
     h.ensure(implies(units.at != 0, inside["place"] == position[: rows.word_bits]), "place")
+    fills = position[: rows.word_bits] + unit_bytes >= bus_bytes
+    h.ensure(implies(units.at != 0, inside["next_fills"] == fills), "fills")
     h.ensure(implies(units.at != 0, inside["last"] == ends), "last")
     h.ensure(implies(units.at != 0, dut.row.valid), "row_stays")
     h.ensure(implies(flush, (units.at == 0) & (beats.kind == (kind - 1)[:2])), "flush")

@@ -207,6 +207,7 @@ def instruction_of_store(cfg: Config) -> Harness:
         "first": (place_.first, row.offset[:bits]),
         "units": ((place_.units + 1) * unit, row.bytes),
         "single": (place_.single, row.bytes == unit),
+        "fills": (place_.fills, row.offset[:bits] + unit >= cfg.bus_bytes),
     }
     goes_to(h, places, listed, units, "place")
     joined(h, inside, "jobs.o reader.job", "asked.o engine.row", "places.o packer.row")
@@ -664,8 +665,8 @@ prove(
 for padded in (True, False):
     prove(
         f"steps are of the elements of a block in order{', with padding' if padded else ''}",
-        Mutant(WALK, "self._value.eq(0), self.last.eq(self._single)", "self._value.eq(0), self.last.eq(0)"),
-        *((Mutant(WALK, "(following >= self._borders[1])", "(following > self._borders[1])"),) if padded else ()),
+        Mutant(WALK, "self._goes(1, self._single, ", "self._goes(1, Const(0), "),
+        *((Mutant(WALK, "stop | (self.outside & ~first)", "stop | self.outside"),) if padded else ()),
         depth=1,
         tested=padded,
     )(partial(elements_of_steps, padded))
@@ -706,7 +707,7 @@ for name, cfg in CONFIGS.items():
         Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
         Mutant(STORE, "bytes_.eq(self.unit.payload << (first << 3))", "bytes_.eq(self.unit.payload << (place << 3))"),
         Mutant(STORE, "held.data | Mux(flush, 0, bytes_[: 8 * bus])", "Mux(flush, 0, bytes_[: 8 * bus])"),
-        Mutant(DMA, "axi.wdata.eq(self.beat.payload.data)", "axi.wdata.eq(Mux(count[0], 0, self.beat.payload.data))"),
+        Mutant(DMA, " word.eq(self.beat.payload.data)", " word.eq(Mux(count[0], 0, self.beat.payload.data))"),
         depth=1,
         script=CUT,
         tested=False,
@@ -785,8 +786,8 @@ prove(
     Mutant(DMA, "response.payload.last & oldest.row_end", "response.payload.last"),
     Mutant(
         DMA,
-        "row_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
-        "row_left.eq((row.bytes - 1) >> word_bits)",
+        "next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
+        "next_left.eq((row.bytes - 1) >> word_bits)",
     ),
     Mutant(DMA, "self.dma_base + (word << word_bits)", "self.dma_base + (left << word_bits)"),
     Mutant(DMA, "order.i.payload.refused.eq(split.payload.refused)", "order.i.payload.refused.eq(0)"),

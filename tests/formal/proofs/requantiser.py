@@ -140,7 +140,7 @@ REGISTERS = (
     ("negative.2", "significand", "less", "multiplier.2", "shift.2"),
     ("negative.3", "by_low", "by_high", "shift.3"),
     ("negative.4", "product", "shift.4"),
-    ("negative.5", "quotient"),
+    ("negative.5", "quotient", "over"),
     ("negative.6", "nearest"),
     ("result",),
 )
@@ -165,6 +165,7 @@ for name, rounding in (("float32", as_float32), ("sim.reference", as_reference))
         f"requantiser equals {name}",
         Mutant(FILE, "Mux(magnitude[bits], below, below - 1)", "below"),
         Mutant(FILE, "Mux(quotient[point], slack, ~slack)", "Mux(quotient[point], slack, slack)"),
+        Mutant(FILE, "Mux(over, 1 << _INT, rounded[point:])", "rounded[point:]"),
         method=Method.BOUNDED,
         depth=REQUANTISE_STAGES + 1,
         reach=REQUANTISE_STAGES + 1,

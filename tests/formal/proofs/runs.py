@@ -46,7 +46,8 @@ def number() -> Harness:
     for name in prepared:
         h.ensure(implies(locked, values[name] == h.register(values[name], f"{name}_before")), f"{name}_stays")
     for name in ("runs", *prepared):
-        asked = h.register(inside["read"] & _place(dut.axil.araddr, name), f"{name}_asked")
+        taken = h.register(inside["read"] & _place(dut.axil.araddr, name), f"{name}_taken")
+        asked = h.register(taken, f"{name}_asked")
         h.ensure(implies(asked, dut.axil.rdata == h.register(values[name], f"{name}_then")), f"{name}_is_read")
     assert {name for name, register in REGISTERS.items() if register.access == Access.SETUP} <= set(prepared)
     return h

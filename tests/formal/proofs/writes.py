@@ -233,8 +233,8 @@ MUTANTS = (
         "row.offset + row.bytes > self.dma_size",
         "(row.offset + row.bytes) >> word_bits > self.dma_size >> word_bits",
     ),
-    Mutant(DMA, "axi.wstrb.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "axi.wstrb.eq(self.beat.payload.strobe)"),
-    Mutant(STORE, "((1 << self._unit_bytes) - 1) << first", "((1 << self._unit_bytes) - 1) << place"),
+    Mutant(DMA, "strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "strobe.eq(self.beat.payload.strobe)"),
+    Mutant(STORE, "((1 << self.unit_bytes) - 1) << first", "((1 << self.unit_bytes) - 1) << place"),
 )
 KEEPS = Mutant(STORE, "strobe[bus:], Mux(row_end, 0,", "strobe[bus:], Mux(0, 0,")
 """Only units of less than a word end within one."""
