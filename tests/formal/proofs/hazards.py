@@ -30,8 +30,10 @@ def one(facts: data.View[data.StructLayout]) -> Value:
 def hazards(cfg: Config) -> Harness:
     """At most two instructions are under way, `current` and the one before it. `ends` follows the last item of each.
 
-    Two facts are proved elsewhere: the last iteration ends a reduction (addresses of the loops), and what an item has
-    put into a ring, here whether it is its instruction's last one, is what returns with it (rings).
+    Three facts are proved elsewhere: the last iteration ends a reduction (addresses of the loops); what an item has put
+    into a ring, here whether it is its instruction's last one, is what returns with it (rings); and no item comes to
+    one that stays for the next part of its residual (rings, which in a cycle needs what is proved here of the cycle
+    before).
     """
     h = Harness()
     dut = Vector(cfg)
@@ -54,6 +56,7 @@ def hazards(cfg: Config) -> Harness:
         with h.m.If(~each.stays):
             h.m.d.sync += ends[number].eq(ends[number - 1])
     h.assume(implies(items.complete, inside["place"][0] == ends[-1]))
+    h.assume(~(items["add"].stays & all_[stage["add"] - 1].leaves))
 
     def of(which: Value, fact: Callable[[data.View[data.StructLayout]], Value]) -> Value:
         return Mux(which, fact(constants[1]), fact(constants[0]))
