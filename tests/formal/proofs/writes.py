@@ -93,6 +93,10 @@ class Model:
         to_last = [(self.word != self.last_word(row)) | (i <= row.end[:bits]) for i in range(self.bus)]
         return Cat(from_first) & Cat(to_last)
 
+    def fills(self, at: Value) -> Value:
+        """Whether a unit from there on reaches the end of its word."""
+        return at[: self.word_bits] + (1 << self.unit) >= self.bus
+
     def writes_its_own(self) -> None:
         """What is to be proved of the beat in W's register: what it may write, and where its burst puts it."""
         h, dut, axi, inside = self.h, self.dut, self.dut.axi, self.inside
@@ -196,19 +200,22 @@ class Model:
         self._always((count + flush == self.rows.count) & whole, "places", QUEUES)
         for i, (now, following) in enumerate(zip(self.rows.items, self.rows.items[1:])):
             row = data.View(self.row_layout, Mux(flush, following, now))
-            wanted = Cat(row.offset[: self.word_bits], row.units, row.units == 0)
+            wanted = Cat(row.offset[: self.word_bits], self.fills(row.offset), row.units, row.units == 0)
             self._always(implies(count > i, content(i) == wanted), f"place{i}", QUEUES)
 
     def packer_is_right(self) -> None:
         """The packer has taken the bytes of the oldest row before `at` in the next word, and holds that word's."""
-        begun, flush, at, units, held, is_last = (
-            self.inside[f"packer.{name}"] for name in ("inside", "flush", "place", "count", "held", "last")
+        begun, flush, at, count, held, is_last, fills = (
+            self.inside[f"packer.{name}"]
+            for name in ("inside", "flush", "place", "count", "held", "last", "next_fills")
         )
+        units = (count - 1)[: len(count)]
         oldest, covered, exists = self.oldest, self.covers(self.oldest), self.rows.count != 0
         before = Cat(i < at for i in range(self.bus))
         taken = oldest.offset[: self.word_bits] + (units << self.unit)
         self._always(implies(begun, exists & ~flush & (units != 0) & (units <= oldest.units)), "begun")
         self._always(implies(begun, is_last == (units == oldest.units)), "last_unit")
+        self._always(implies(begun, fills == self.fills(at)), "fills")
         self._always(implies(begun, (self.given << self.word_bits) + at == taken), "taken")
         self._always(implies(begun, held.strobe == covered & before), "held")
         self._always(implies(~begun, units == 0), "units")
