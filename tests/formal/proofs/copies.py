@@ -389,8 +389,8 @@ def units_to_memory(cfg: Config) -> Harness:
     with h.m.Elif(tracks & ends):
         h.m.d.sync += [tracks.eq(ahead != 0), ahead.eq(ahead - 1)]
     mine = tracks & (ahead == 0) & (number <= row.units)
-    count = inside["packer.count"]
-    h.assume(implies(mine & inside["packer.take"] & (count == number), unit.word_select(at, 8) == value))
+    before = (inside["packer.count"] - 1)[: len(row.units)]  # units of the row that were taken
+    h.assume(implies(mine & inside["packer.take"] & (before == number), unit.word_select(at, 8) == value))
 
     position, byte = Signal(len(row.end), name="position"), Signal(model.word_bits, name="byte")
     h.m.d.comb += [position.eq(row.offset + (number << model.unit) + at), byte.eq(position)]
@@ -405,7 +405,7 @@ def units_to_memory(cfg: Config) -> Harness:
     # What makes it inductive: where the byte is held.
     begun, flush, held = (inside[f"packer.{name}"] for name in ("inside", "flush", "held"))
     h.ensure(model.off | implies(tracks, ahead < rows.count), "tracked_is_inside", BYTE)
-    taken = in_word & (flush | (begun & (count > number)))
+    taken = in_word & (flush | (begun & (before > number)))
     h.ensure(model.off | implies(taken, held.data.word_select(byte, 8) == value), "held_byte", BYTE)
     rest = Cat(held.strobe[i] | ~held.data.word_select(i, 8).any() for i in range(model.bus))
     h.ensure(model.off | rest.all(), "rest_is_zero", BYTE)
