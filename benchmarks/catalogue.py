@@ -165,7 +165,7 @@ def _wide(
     name: str, what: str, unit: str, rows: tuple[str, ...], value: Callable[..., float | None], most: float
 ) -> Figure:
     """Of rows on preset `wide` and the memory of a PYNQ-Z2."""
-    line = f"{BENCH} cycles --models {','.join(rows)} --config wide --memory pynq-z2"
+    line = f"{BENCH} cycles --models {rows[0] if len(rows) == 1 else '*'} --config wide --memory pynq-z2"
     keys = tuple(f"cycles/{row}/wide/pynq-z2" for row in rows)
     return Figure(name, f"{what} on `wide`, memory of a PYNQ-Z2", unit, MACHINE, line, keys, value, most=most)
 
