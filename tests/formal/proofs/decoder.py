@@ -136,7 +136,7 @@ for name in ("small", "wide"):
     prove(
         f"requests of fetch, Config {name}",
         Mutant(FETCH, "promised = Mux(asks, length, 0)", "promised = Mux(asks, length - 1, 0)"),
-        Mutant(FETCH, "Mux(unaligned, 0, space // word_bytes)", "space // word_bytes"),
+        Mutant(FETCH, "(unaligned | (ends > self.dma_size))", "(ends > self.dma_size)"),
         depth=1,
         tested=name == "small",
     )(partial(requests, CONFIGS[name]))
