@@ -9,7 +9,7 @@ import typer
 from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
-from celosia.driver.cli.errors import EXIT_CODES
+from celosia.driver.cli.errors import EXIT_CODES, Commands
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.hardware import boards, cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
@@ -17,8 +17,8 @@ from celosia.driver.cli.runs import demo, run
 from celosia.driver.cli.tuning import tune
 
 app = typer.Typer(
-    name="celosia", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    name="celosia", cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 app.add_typer(bitstream.app, name="bitstream")
 

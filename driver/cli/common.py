@@ -164,7 +164,7 @@ def telling_once(quiet: bool) -> Callable[[str], None]:
 
     def tell(sentence: str) -> None:
         if not told and not quiet:
-            typer.secho(f"celosia: {sentence}; of others this is not said", err=True)
+            say(f"celosia: {sentence}; of others this is not said", error=True)
         told.add(sentence)
 
     return tell

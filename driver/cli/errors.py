@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from celosia.hw.plain import lines, printable
 
@@ -97,6 +98,18 @@ def explained(error: Exception) -> tuple[int, str]:
 def say(text: str, error: bool = False) -> None:
     """A line, or several, on standard output or standard error, that no terminal obeys."""
     typer.echo(lines(text), err=error)
+
+
+class Commands(TyperGroup):
+    """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = printable(message)  # type: ignore[attr-defined]
+            raise
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

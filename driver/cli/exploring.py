@@ -13,7 +13,7 @@ from celosia.compiler.tune.choices import DEADLINE
 from celosia.driver.choices import ALSO, BUDGET, DEFAULT_OBJECTIVES, OBJECTIVES, SEARCH_NAMES, WAYS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
-from celosia.driver.cli.errors import INTERRUPTED, command
+from celosia.driver.cli.errors import INTERRUPTED, command, say
 
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL.onnx", help="The models that the accelerator is for.")]
 Output = Annotated[
@@ -102,7 +102,7 @@ def explore(
 
         common.show(show.front(report, output), highlight=False)
     if interrupted:
-        typer.secho(f"celosia: interrupted; the front so far is in {output}, the same command goes on", err=True)
+        say(f"celosia: interrupted; the front so far is in {output}, the same command goes on", error=True)
         raise typer.Exit(INTERRUPTED)
 
 
