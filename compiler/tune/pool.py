@@ -229,10 +229,11 @@ class Fleet:
         self._threads.shutdown()
         self.ended()
 
-    def run(self, jobs: Sequence[Job], keep: Keep) -> None:
+    def run(self, jobs: Sequence[Job], keep: Keep, over: Callable[[], bool] = lambda: False) -> None:
         """Measure all `jobs`; `keep` gets the number and the TrialResult of each as soon as it is there, one at a time.
-        FleetError where no device is left: what was not kept then was not measured."""
-        queue = _Queue(jobs)
+        over: asked before each job; once it is true, no other is begun. FleetError where no device is left: what was
+        not kept then was not measured."""
+        queue = _Queue(jobs, over)
         futures = [self._threads.submit(self._work, device, queue, keep) for device in self._alive()]
         try:
             for future in as_completed(futures):
@@ -241,7 +242,7 @@ class Fleet:
             with self._changed:
                 queue.given_up = True
                 self._changed.notify_all()
-        if queue.open:
+        if queue.open and not queue.ended:
             if self._closed:
                 raise CancelledError
             named = "; ".join(f"{name} ({what})" for name, what in self.left_out.items())
@@ -267,7 +268,7 @@ class Fleet:
     def _next(self, device: Measurer, queue: _Queue) -> int | None:
         """The next job for `device`, when there is one."""
         with self._changed:
-            while not (self._closed or queue.given_up or device.name in self.left_out):
+            while not (self._closed or queue.given_up or queue.has_ended() or device.name in self.left_out):
                 others = {each.name for each in self._alive()} - {device.name}
                 number = queue.take(device.name, others, self._before.get(device.name))
                 if number is not None:
@@ -293,13 +294,18 @@ class Fleet:
 
 
 class _Queue:
-    """Jobs that wait. open: numbers of those without an answer."""
+    """Jobs that wait. open: numbers of those without an answer. ended: no other is to begin, as `over` had it."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Job], over: Callable[[], bool]) -> None:
+        self.jobs, self.over, self.ended = jobs, over, False
         self.waiting, self.open = list(range(len(jobs))), set(range(len(jobs)))
         self.tried: dict[int, list[str]] = {}
         self.given_up = False
+
+    def has_ended(self) -> bool:
+        """Whether it is over, now or before."""
+        self.ended = self.ended or self.over()
+        return self.ended
 
     def take(self, name: str, others: set[str], before: str | None) -> int | None:
         """The first job that `name` may take, alike to what it had `before` if there is one. What it has tried goes to

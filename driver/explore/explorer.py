@@ -101,22 +101,26 @@ class Explorer:
 
     def run(self, room: Callable[[ExploreState], int], at_once: int) -> None:
         """Search until there is nothing left, or `room` for no more Configs. At most `at_once` are measured before the
-        next look at both. FleetError, OutputError."""
+        next look at what is left; what has not begun when there is no room is not. FleetError, OutputError."""
+
+        def over() -> bool:
+            return room(self.state) <= 0
+
         while (count := min(at_once, room(self.state))) > 0:
-            order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once)]
+            order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once, over)]
             chosen = self._chosen(count, order)
             if not chosen and not order:
                 return
-            found = self.ladder.timed(chosen)
+            found = self.ladder.timed(chosen, over)
             self._learned(found)
             self._count()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _look(self, at_once: int) -> list[str]:
+    def _look(self, at_once: int, over: Callable[[], bool]) -> list[str]:
         """At what the search asks for, in closed form."""
         asked = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.closed(asked)
+        looked = self.ladder.closed(asked, over)
         self.state.looked += len(looked)
         self._note(looked)
         return [cfg.digest for cfg, _ in asked]

@@ -57,8 +57,9 @@ class Ladder:
 
     # Rungs ----------------------------------------------------------------------------------------------------------
 
-    def closed(self, asked: Sequence[tuple[Config, str]]) -> list[Point]:
-        """Area and closed form of Configs, each with why it is tried; what is known is not computed again."""
+    def closed(self, asked: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
+        """Area and closed form of Configs, each with why it is tried; what is known is not computed again. Those that
+        have not begun when it is `over` are left out."""
         found: list[Point] = []
         fitting: list[Point] = []
         for cfg, how in asked:
@@ -70,14 +71,14 @@ class Ladder:
                 fitting.append(point)
             else:
                 found.append(self._kept(point))
-        return found + self._measured(fitting, "closed")
+        return found + self._measured(fitting, "closed", over)
 
-    def timed(self, points: Sequence[Point]) -> list[Point]:
-        """The same Configs by the timing model."""
+    def timed(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
+        """The same Configs by the timing model, but for those that have not begun when it is `over`."""
         done = [point for point in points if point.measured]
-        return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed")
+        return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
-    def _measured(self, points: Sequence[Point], rung: str) -> list[Point]:
+    def _measured(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
         """Each with the Cost of every model. Nothing takes fewer products for `packed` or `pump`, which are no
         question here."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
@@ -92,7 +93,7 @@ class Ladder:
                 found.append(self._kept(self._judged(points[number], results[number])))
 
         if asks:
-            self.fleet.run(asks, keep)
+            self.fleet.run(asks, keep, over)
         return found
 
     def _judged(self, point: Point, results: dict[str, TrialResult]) -> Point:

@@ -282,6 +282,26 @@ def test_no_more_configs_are_measured_than_were_asked_for(most: int, model: Path
     assert (state["points"], state["known"]) == (1, most)
 
 
+def test_what_has_not_begun_within_the_budget_is_not_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each Config takes ten seconds: the preset, one more, and one that is under way when the time is over."""
+    passed = 0.0
+
+    def slow(*given: Any) -> Any:
+        nonlocal passed
+        passed += 10
+        return timed(*given)
+
+    monkeypatch.setitem(subject.RUNGS, "timed", slow)
+    monkeypatch.setattr("celosia.driver.explore.explore._clock", lambda before: lambda: before + passed)
+    state = explore(model, space=SPACE, budget=25, folder=tmp_path).report["state"]
+    assert (state["points"], state["ended"], state["seconds"]) == (2, "budget", 30)
+    passed = 0.0
+    state = explore(model, space=SPACE, budget=60, folder=tmp_path).report["state"]
+    assert (state["known"], state["points"], state["seconds"]) == (2, 3, 60)
+
+
 def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> None:
     line = "explore", model, "--jobs", 1, "--budget", "0.001s", "-o", tmp_path / "out"
     code, out, err = call(*line)
