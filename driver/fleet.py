@@ -139,7 +139,7 @@ def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float)
         client.close()
         given = "" if resource is None else f" --resources {resource}=1"
         what = "no worker" if resource is None else f"no worker with the resource {resource}"
-        raise PoolError(f"{pool} has {what}; start one: dask worker {_scheduler(pool)}{given}")
+        raise PoolError(f"{pool} has {what}; start one: dask worker {_scheduler(pool)}{_there(pool)}{given}")
     return Fleet(places, deadline, client.close)
 
 
@@ -153,7 +153,8 @@ def _client(pool: str) -> Any:
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except OSError:
         port = address.rsplit(":")[-1]
-        raise PoolError(f"no scheduler answers at {pool}; start one: dask scheduler --port {port}") from None
+        line = f"dask scheduler{_there(pool)} --port {port}"
+        raise PoolError(f"no scheduler answers at {pool}; start one: {line}") from None
 
 
 def _scheduler(pool: str) -> str:
@@ -168,6 +169,19 @@ def _scheduler(pool: str) -> str:
     return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def _there(pool: str) -> str:
+    """Options without which Dask would listen on all interfaces, to whoever comes.
+
+    >>> _there("dask://127.0.0.1:8786"), _there("dask+tls://10.0.0.5:8786")
+    (' --host 127.0.0.1', ' --protocol tls')
+    """
+    host = urlsplit(pool).hostname
+    if pool.startswith("dask+tls:"):
+        return " --protocol tls"
+    return f" --host {host}" if host in LOCAL else " --host ITS_PRIVATE_ADDRESS"
+
+
+LOCAL = ("127.0.0.1", "::1", "localhost")
 SCHEMES = {"dask": "tcp", "dask+insecure": "tcp", "dask+tls": "tls"}
 """Ways to a pool, and what Dask calls them."""
 

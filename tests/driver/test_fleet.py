@@ -317,7 +317,7 @@ def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: 
 def test_resources_say_which_worker(cluster: Cluster) -> None:
     cluster.worker("plain")
     with pytest.raises(
-        PoolError, match=r"no worker with the resource rtl; start one: dask worker .* --resources rtl=1"
+        PoolError, match=r"the resource rtl; start one: dask worker .*:\d+ --host 127.0.0.1 --resources rtl=1$"
     ):
         cluster.fleet(Judge("rtl"))
     cluster.worker("able", "rtl=2,board:pynq=1")
@@ -376,5 +376,5 @@ def _runs(process: int) -> bool:
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no 'distributed', of the extra fleet")
     monkeypatch.setattr(fleet, "CONNECT_SECONDS", 1)
-    with pytest.raises(PoolError, match=r"no scheduler answers at dask://127.0.0.1:1; start one: dask scheduler"):
+    with pytest.raises(PoolError, match=r"at dask://127.0.0.1:1; start one: dask scheduler --host 127.0.0.1 --port 1$"):
         fleet_for(Judge(), pool="dask://127.0.0.1:1")
