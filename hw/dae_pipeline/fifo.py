@@ -8,6 +8,8 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from celosia.hw.signals import Reg
+
 
 def _one_more(number: Value) -> Value:
     """number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
@@ -61,7 +63,7 @@ class HeadFifo(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        head, holds, free = Signal(len(Value.cast(self.i.payload)), reset_less=True), Signal(), Signal()
+        head, holds, free = Reg(len(Value.cast(self.i.payload))), Signal(), Signal()
         level, produce, consume = (
             Signal(range(self._places + 1)),
             Signal(range(self._places)),
