@@ -74,7 +74,7 @@ class Lane(wiring.Component):
             half = element_bytes(cfg, Buffer.WGT) // 2
             parts["halves"] = halves = Halves(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
-            m.d.comb += halves.cut.eq(rows.cut)
+            m.d.comb += [halves.cut.eq(rows.cut), halves.alone.eq(rows.alone)]
             row = halves.half
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)

@@ -26,6 +26,7 @@ class Rows(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
     block: what to list. row: the rows; `final` marks the last one of a block. shift, cut: those of the row's block.
+    alone: whether the row has one element.
     """
 
     def __init__(self, max_shift: int) -> None:
@@ -37,6 +38,7 @@ class Rows(wiring.Component):
             "row": Out(stream.Signature(row_layout(self.bytes_bits))),
             "shift": Out(shift_bits),
             "cut": Out(1),
+            "alone": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -94,6 +96,7 @@ class Rows(wiring.Component):
                 last_plane.eq(block.z_size == 1),
                 self.shift.eq(block.shift),
                 self.cut.eq(block.cut),
+                self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
         return m
 
@@ -126,13 +129,14 @@ class Halves(wiring.Component):
     Members
     -------
     row : In(stream)    `bytes` of whole elements where `cut`.
-    cut : In(1)         whether this row is to be cut.
+    cut, alone : In(1)  whether this row is to be cut, and whether it has one element.
     half : Out(stream)  of a row that is cut, `final` marks the last half.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
         self._row, self._shift, self._low = row, element.bit_length() - 1, bus.bit_length() - 1
-        super().__init__({"row": In(stream.Signature(row)), "cut": In(1), "half": Out(stream.Signature(row))})
+        stream_ = stream.Signature(row)
+        super().__init__({"row": In(stream_), "cut": In(1), "alone": In(1), "half": Out(stream_)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -146,7 +150,7 @@ class Halves(wiring.Component):
         m.d.comb += [
             here.eq(Mux(inside, begin, row.offset[low:])),
             count.eq(Mux(inside, left, row.bytes[shift:])),
-            is_last.eq(~self.cut | Mux(inside, last, row.bytes[shift:] == 1)),
+            is_last.eq(~self.cut | Mux(inside, last, self.alone)),
             following.eq(here + (1 << (shift - low))),
             self.half.valid.eq(self.row.valid),
             self.row.ready.eq(self.half.ready & is_last),
