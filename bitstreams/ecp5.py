@@ -32,10 +32,19 @@ router does not come to an end (stopped after 75 rounds, 22 minutes)."""
 
 
 @dataclass(frozen=True)
+class Step:
+    """A part of a path: `kind` as nextpnr calls it (clk-to-q, logic, routing, setup), ns, and the net or cell."""
+
+    kind: str
+    ns: float
+    of: str
+
+
+@dataclass(frozen=True)
 class Result:
     """fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's names.
-    seed: of the placer, the best of 1 to `seeds`. seconds: of each tool, for all seeds. config, design: what was built.
-    bit: name of the bitstream."""
+    longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each tool, for
+    all seeds. config, design: what was built. bit: name of the bitstream."""
 
     bit: str
     design: str
@@ -47,6 +56,7 @@ class Result:
     seed: int
     seeds: int
     used: dict[str, int]
+    longest: list[Step]
     seconds: dict[str, float]
 
 
@@ -81,12 +91,20 @@ def build(
             device=f"LFE5U-85F-{SPEED_GRADE} {PACKAGE}",
             fmax_mhz=round(fmax[best], 1), target_mhz=target_mhz, seed=best, seeds=seeds,
             used={cell: row["used"] for cell, row in reports[best]["utilization"].items() if row["used"]},
+            longest=_longest(reports[best]),
             seconds={tool: round(time, 1) for tool, time in seconds.items()},
         )  # fmt: skip
         (work / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
         os.replace(work / "top.bit", folder / result.bit)
         os.replace(work / "result.json", folder / f"{name}.json")
     return result
+
+
+def _longest(report: Any) -> list[Step]:
+    """Of the paths from a clock's edge to a clock's edge, the one that takes most."""
+    paths = [path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]]
+    steps = max(paths, key=lambda path: sum(step["delay"] for step in path), default=[])
+    return [Step(step["type"], round(step["delay"], 2), step.get("net") or step["from"]["cell"]) for step in steps]
 
 
 def _verilog(cfg: Config, design: Design) -> str:

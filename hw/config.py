@@ -34,10 +34,6 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
-
-
 def _toml(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):  # noqa: UP036 - the runner on a board keeps to 3.10
         return from_toml(text)

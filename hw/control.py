@@ -23,6 +23,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
+from celosia.hw.signals import Reg
 from celosia.hw.sources import sources_identity
 
 REGISTER_BITS = 12
@@ -196,7 +197,7 @@ class Control(wiring.Component):
         bus = self.axil
         write, read = Signal(), Signal()
         # A read takes its address in one cycle and gives its answer in the next: every value is behind that address.
-        reading, address = Signal(), Signal(len(bus.araddr) - 2, reset_less=True)
+        reading, address = Signal(), Reg(len(bus.araddr) - 2)
         awake = Signal()  # 0 during reset
         m.d.sync += awake.eq(1)
         m.d.comb += [

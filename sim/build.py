@@ -115,10 +115,24 @@ def _together(sources: Iterable[Path], file: Path) -> Path:
     return file
 
 
-def _runtime(cxx: str) -> Path:
-    """Where Verilator's runtime is kept, compiled, for all simulators that `cxx` compiles."""
+def runtime(cxx: str, root: Path) -> Path:
+    """Verilator's runtime, compiled once for all simulators that `cxx` compiles. Raises BuildError."""
     told = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
-    return cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
+    path = cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            source = _together((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
+            made = source.with_suffix(".o")
+            _call([cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(made)], made.parent)
+            os.replace(made, path)
+    used(path)
+    return path
+
+
+def includes(root: Path) -> list[str]:
+    """Flags by which the compiler finds Verilator's headers."""
+    return [f"-I{root}/include", f"-I{root}/include/vltstd"]
 
 
 def _source(cfg: Config) -> str:
@@ -237,13 +251,10 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         if re.search(rf"\b{FAST_CLOCK}\b", text):  # of a device, whose array has a clock of its own
             macros["TWO_CLOCKS"] = 1
         defined = [f"-D{name}={value}" for name, value in macros.items()]
-        include = [f"-I{folder}", f"-I{root}/include", f"-I{root}/include/vltstd", *defined]
+        include = [f"-I{folder}", *includes(root), *defined]
         sources, seldom = _cxx_sources(work)
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
         flags = {seldom: "-O1", **dict.fromkeys(sources, _optimisation(cfg))}
-        runtime, new_runtime = _runtime(cxx), work / "runtime.o"
-        if not runtime.exists():
-            flags[_together((root / "include" / name for name in RUNTIME), new_runtime.with_suffix(".cpp"))] = "-O1"
         stage = "C++"
         progress.update(task, description=f"{what}: {stage}", total=len(flags) + 1)
         commands = [
@@ -251,11 +262,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
             for path, flag in flags.items()
         ]
         _call_all(commands, work, lambda: progress.advance(task))
-        if new_runtime.exists():
-            runtime.parent.mkdir(exist_ok=True)
-            os.replace(new_runtime, runtime)
-        used(runtime)
-        objects = [str(runtime), *(str(work / f"{path.stem}.o") for path in flags if path.stem != "runtime")]
+        objects = [str(runtime(cxx, root)), *(str(work / f"{path.stem}.o") for path in flags)]
         _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         os.replace(work / "simulator.so", path)

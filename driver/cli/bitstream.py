@@ -194,3 +194,6 @@ def ecp5(
     if not quiet:
         met = "met" if result.fmax_mhz >= clock else "missed"
         say(f"{output / result.bit}: {result.fmax_mhz} MHz ({clock:g} MHz {met}), {result.device}")
+        routed = sum(step.ns for step in result.longest if step.kind == "routing")
+        ends = f"from {result.longest[0].of} to {result.longest[-1].of}" if result.longest else "none"
+        say(f"longest path: {ends}, {routed:.1f} ns of it on nets; its steps are in the .json file")

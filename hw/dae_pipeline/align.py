@@ -5,14 +5,12 @@ from __future__ import annotations
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.dma import beat_layout
 from celosia.hw.layout import ERROR_BITS
 from celosia.hw.regs import Error
-
-
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
+from celosia.hw.signals import Reg
 
 
 class Aligner(wiring.Component):
@@ -24,7 +22,7 @@ class Aligner(wiring.Component):
 
     def __init__(self, bus_bytes: int) -> None:
         self._bus_bytes = bus_bytes
-        word_bits = _log2(bus_bytes)
+        word_bits = exact_log2(bus_bytes)
         # Of a unit: its first byte in its bus word, where the next one begins, whether it reaches into the next word,
         # and whether it ends where the row's last unit does in its word. Known a unit ahead.
         self._facts = data.StructLayout({"first": word_bits, "stop": word_bits + 1, "crosses": 1, "final": 1})
@@ -37,22 +35,22 @@ class Aligner(wiring.Component):
 
     def stop(self, first: Value, shift: Value) -> Value:
         """Where the unit that begins at place `first` ends."""
-        word_bits = _log2(self._bus_bytes)
+        word_bits = exact_log2(self._bus_bytes)
         return first[:word_bits] + (1 << shift)[: word_bits + 1]
 
     def facts(self, first: Value, stop: Value, last: Value) -> Value:
         """Of the unit from place `first` to `stop`, in a row that ends at place `last`."""
-        word_bits = _log2(self._bus_bytes)
+        word_bits = exact_log2(self._bus_bytes)
         final = (stop - 1)[:word_bits] == last[:word_bits]
         return Cat(first[:word_bits], stop[: word_bits + 1], stop[word_bits] & stop[:word_bits].any(), final)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        word_bits = _log2(self._bus_bytes)
+        word_bits = exact_log2(self._bus_bytes)
         row, beat = self.row.payload, self.beat.payload
         # The oldest beat is held here, the one after it is `beat`.
-        held, holds = Signal(beat_layout(self._bus_bytes), reset_less=True), Signal()
-        inside, following, present = Signal(), Signal(self._facts, reset_less=True), Signal(self._facts)
+        held, holds = Reg(beat_layout(self._bus_bytes)), Signal()
+        inside, following, present = Signal(), Reg(self._facts), Signal(self._facts)
         next_beat, crosses, row_end, take = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             present.eq(Mux(inside, following, row.unit)),

@@ -7,8 +7,6 @@ whole words of the bus: the first and the last beat of a row also hold bytes fro
 
 from __future__ import annotations
 
-from functools import partial
-
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -18,9 +16,9 @@ from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import ERROR_BITS, Pulse
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
 from celosia.hw.regs import Error
+from celosia.hw.signals import Reg
 
 OFFSET_BITS = 32
-_REGISTER = partial(Signal, reset_less=True)
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
@@ -51,12 +49,12 @@ class Splitter(wiring.Component):
         page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
         burst_bits = (MAX_BURST - 1).bit_length()
 
-        valid, refused, final, stuck = Signal(), _REGISTER(), _REGISTER(), Signal()
-        word = _REGISTER(OFFSET_BITS - word_bits)  # number of the next beat's bus word
-        left = _REGISTER(OFFSET_BITS - word_bits)  # beats of the row after the next one
+        valid, refused, final, stuck = Signal(), Reg(), Reg(), Signal()
+        word = Reg(OFFSET_BITS - word_bits)  # number of the next beat's bus word
+        left = Reg(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
         # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
-        length, ends = _REGISTER(burst_bits), _REGISTER()
+        length, ends = Reg(burst_bits), Reg()
 
         def burst(word: Value, left: Value) -> list[object]:
             """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
@@ -241,7 +239,7 @@ class WriteEngine(wiring.Component):
             order.i.payload.final.eq(split.payload.final),
             order.i.payload.refused.eq(refused),
         ]
-        burst = _REGISTER(burst_layout)
+        burst = Reg(burst_layout)
         with m.If(aw_free):
             m.d.sync += axi.awvalid.eq(lengths.i.valid)
             with m.If(lengths.i.valid):

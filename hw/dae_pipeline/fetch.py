@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 
 from amaranth import Cat, Module, Mux, Signal, Value
@@ -17,8 +17,7 @@ from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, in
 from celosia.hw.legality import rules
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
-
-_REGISTER = partial(Signal, reset_less=True)
+from celosia.hw.signals import Reg
 
 
 class Fetch(wiring.Component):
@@ -98,8 +97,8 @@ class Fetch(wiring.Component):
         length, which divides 4096 bytes."""
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
         longest = fetch_burst(self._cfg)
-        left = _REGISTER(32 + 7)  # beats that have not been asked for
-        next_ = _REGISTER(32)  # number of the next beat's bus word
+        left = Reg(32 + 7)  # beats that have not been asked for
+        next_ = Reg(32)  # number of the next beat's bus word
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
         # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most, and
         # `left` is set anew only where nothing is going.
@@ -139,7 +138,7 @@ class Fetch(wiring.Component):
 
     def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Puts the beats of a word together; the next one is begun while the last one leaves."""
-        beat, joined = beats.payload, _REGISTER(len(word.payload.data))
+        beat, joined = beats.payload, Reg(len(word.payload.data))
         parts = len(joined) // len(beat.data)
         count = Signal(range(parts + 1))
         m.d.comb += [
@@ -172,7 +171,7 @@ class Fetch(wiring.Component):
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
         """Checks the word and, in the cycle after, puts it into the queue of its unit."""
         index, last = Signal(32), Signal()  # of the word that waits for its queue; it is none of the program's any more
-        holds, instr, error, legal = Signal(), _REGISTER(len(word.payload.data)), _REGISTER(), _REGISTER()
+        holds, instr, error, legal = Signal(), Reg(len(word.payload.data)), Reg(), Reg()
         goes, accepted, is_legal = Signal(), Signal(), Signal()
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
@@ -181,7 +180,7 @@ class Fetch(wiring.Component):
             m.submodules[f"queue_{UNITS[unit]}"] = queue
             wiring.connect(m, queue.o, wiring.flipped(self.queues.each[unit]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
-            is_mine, mine = coming.opcode == opcode, _REGISTER(name=f"belongs_{number}")
+            is_mine, mine = coming.opcode == opcode, Reg(name=f"belongs_{number}")
             with m.If(is_mine):
                 m.d.comb += is_legal.eq(~reduce(or_, (broken(coming) for broken in rules(self._cfg)[opcode].values())))
             with m.If(word.ready):

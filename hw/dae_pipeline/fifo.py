@@ -8,6 +8,8 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from celosia.hw.signals import Reg
+
 
 def _one_more(number: Value) -> Value:
     """number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
@@ -61,17 +63,17 @@ class HeadFifo(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        head, holds, free = Signal(len(Value.cast(self.i.payload)), reset_less=True), Signal(), Signal()
+        head, holds, free = Reg(len(Value.cast(self.i.payload))), Signal(), Signal()
         level, produce, consume = (
             Signal(range(self._places + 1)),
             Signal(range(self._places)),
             Signal(range(self._places)),
         )
-        push, pop = Signal(), Signal()
+        push, pop, full = Signal(), Signal(), Signal()
         m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
         m.d.comb += [
-            self.i.ready.eq(level != self._places),
+            self.i.ready.eq(~full),
             free.eq(~holds | self.o.ready),
             pop.eq(free & (level != 0)),
             push.eq(self.i.valid & self.i.ready & ~(free & (level == 0))),
@@ -84,6 +86,10 @@ class HeadFifo(wiring.Component):
             Value.cast(self.o.payload).eq(head),
         ]
         m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _one_more(level), _one_less(level))))
+        if self._places == 1:
+            m.d.comb += full.eq(level)
+        else:  # a register: many wait for `ready`
+            m.d.sync += full.eq(Mux(push == pop, full, push & (level == self._places - 1)))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
                 m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))

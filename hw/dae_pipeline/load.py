@@ -8,6 +8,7 @@ from functools import partial
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
@@ -21,10 +22,6 @@ from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.layout import unit_members, write_port
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 from celosia.hw.scratchpads import scratchpads
-
-
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
 
 
 def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
@@ -77,7 +74,7 @@ class Lane(wiring.Component):
             half = element_bytes(cfg, Buffer.WGT) // 2
             parts["halves"] = halves = Halves(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
-            m.d.comb += halves.cut.eq(rows.cut)
+            m.d.comb += [halves.cut.eq(rows.cut), halves.alone.eq(rows.alone)]
             row = halves.half
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)
@@ -146,7 +143,7 @@ class Lane(wiring.Component):
         self, m: Module, rows: stream.Interface, shift: Value, asked: HeadFifo, places: HeadFifo, aligner: Aligner
     ) -> None:
         """A row goes to the engine, and its place within its bus words to the aligner."""
-        word_bits = _log2(self._cfg.bus_bytes)
+        word_bits = exact_log2(self._cfg.bus_bytes)
         row, shift_bits = rows.payload, len(places.i.payload.shift)
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
+from celosia.hw.signals import Reg
 
 
 class ReadMux(wiring.Component):
@@ -41,7 +42,7 @@ class ReadMux(wiring.Component):
         # A chosen burst goes to a register, where it stays until AXI takes it.
         load_next, pick_load, ask = Signal(), Signal(), Signal()
         may_ask = (~axi.arvalid | axi.arready) & owners.i.ready
-        burst = Signal(burst_layout, reset_less=True)
+        burst = Reg(burst_layout)
         m.d.comb += [
             pick_load.eq(load.request.valid & (load_next | ~fetch.request.valid)),
             ask.eq(may_ask & (load.request.valid | fetch.request.valid)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from amaranth import Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from celosia.hw.axi import ADDR_BITS, Axi4Write
 from celosia.hw.config import Config
@@ -18,10 +19,6 @@ from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
 
 
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
-
-
 class Packer(wiring.Component):
     """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
 
@@ -32,7 +29,7 @@ class Packer(wiring.Component):
     def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
         self._bus_bytes, self.unit_bytes = bus_bytes, unit_bytes
         self.row_layout = data.StructLayout({
-            "first": _log2(bus_bytes), "fills": 1, "units": count_bits, "single": 1,
+            "first": exact_log2(bus_bytes), "fills": 1, "units": count_bits, "single": 1,
         })  # fmt: skip
         super().__init__({
             "row": In(stream.Signature(self.row_layout)),
@@ -42,12 +39,12 @@ class Packer(wiring.Component):
 
     def fills(self, first: Value) -> Value:
         """Whether a unit that begins at place `first` reaches the end of its bus word."""
-        word_bits = _log2(self._bus_bytes)
+        word_bits = exact_log2(self._bus_bytes)
         return (first[:word_bits] + self.unit_bytes)[word_bits]
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        bus, word_bits = self._bus_bytes, _log2(self._bus_bytes)
+        bus, word_bits = self._bus_bytes, exact_log2(self._bus_bytes)
         row = self.row.payload
         count = Signal.like(row.units, init=1)  # of its units with the next one
         # Within a row: where its next unit goes, whether that fills its word, and whether it is the last one.
@@ -98,7 +95,7 @@ class Reader(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
-        self._step_shift = _log2(cfg.piece_bytes // self.unit_bytes)
+        self._step_shift = exact_log2(cfg.piece_bytes // self.unit_bytes)
         self.walker = Walker(scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({}))
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
@@ -112,7 +109,7 @@ class Reader(wiring.Component):
         m.submodules.walker = walker = self.walker
         wiring.connect(m, wiring.flipped(self.job), walker.job)
         step = walker.step.payload
-        piece_shift = _log2(self._cfg.out_pieces)
+        piece_shift = exact_log2(self._cfg.out_pieces)
 
         # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
         full, selected = Signal(), Signal(max(1, piece_shift + self._step_shift))
@@ -163,8 +160,8 @@ class Store(wiring.Component):
 
         # From an error on, all stand still; the parts that need not answer to the bus are reset.
         failed, stop = Signal(), Signal()
-        rows, reader = Rows(_log2(cfg.piece_bytes)), Reader(cfg)
-        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - _log2(reader.unit_bytes))
+        rows, reader = Rows(exact_log2(cfg.piece_bytes)), Reader(cfg)
+        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - exact_log2(reader.unit_bytes))
         jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
@@ -223,7 +220,7 @@ class Store(wiring.Component):
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(_log2(self._cfg.piece_bytes)),
+            block.shift.eq(exact_log2(self._cfg.piece_bytes)),
             jobs.i.valid.eq(accept),
             job.base.eq(f.sram_base),
             job.x_step.eq(f.sram_x),
@@ -240,7 +237,7 @@ class Store(wiring.Component):
 
     def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, packer: Packer, stop: Signal) -> None:
         """A row goes to the engine, and its place within its bus words to the packer."""
-        row, unit_shift = rows.row.payload, _log2(packer.unit_bytes)
+        row, unit_shift = rows.row.payload, exact_log2(packer.unit_bytes)
         m.d.comb += [
             asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
             asked.i.payload.eq(row),

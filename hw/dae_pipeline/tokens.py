@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
+from celosia.hw.signals import Reg
 
 
 class Semaphore(wiring.Component):
@@ -107,7 +108,7 @@ class Tokens(wiring.Component):
         return m
 
     def _register(self, m: Module, waits: Value, index: Value) -> data.View[data.StructLayout]:
-        waiter = Signal(data.StructLayout({"waits": 1, "index": INDEX_BITS}), reset_less=True)
+        waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}))
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -12,8 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, row_layout
 from celosia.hw.isa import X_BITS, YZ_BITS
-
-_REGISTER = partial(Signal, reset_less=True)
+from celosia.hw.signals import Reg
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
@@ -28,6 +26,7 @@ class Rows(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
     block: what to list. row: the rows; `final` marks the last one of a block. shift, cut: those of the row's block.
+    alone: whether the row has one element.
     """
 
     def __init__(self, max_shift: int) -> None:
@@ -39,6 +38,7 @@ class Rows(wiring.Component):
             "row": Out(stream.Signature(row_layout(self.bytes_bits))),
             "shift": Out(shift_bits),
             "cut": Out(1),
+            "alone": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -46,12 +46,12 @@ class Rows(wiring.Component):
         busy, begin, ends = Signal(), Signal(), Signal()
         waiting, block, plane_size, merged = self._wait(m, begin)
         y_step, z_step, offset, plane = (
-            _REGISTER(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
+            Reg(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
         )
-        bytes_ = _REGISTER(self.bytes_bits)
-        rows, rows_left, planes_left = (_REGISTER(YZ_BITS, name=name) for name in ("rows", "rows_left", "planes_left"))
+        bytes_ = Reg(self.bytes_bits)
+        rows, rows_left, planes_left = (Reg(YZ_BITS, name=name) for name in ("rows", "rows_left", "planes_left"))
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
-        last_row, last_plane, single = _REGISTER(), _REGISTER(), _REGISTER()
+        last_row, last_plane, single = Reg(), Reg(), Reg()
 
         m.d.comb += [
             begin.eq(waiting & (~busy | ends)),
@@ -96,6 +96,7 @@ class Rows(wiring.Component):
                 last_plane.eq(block.z_size == 1),
                 self.shift.eq(block.shift),
                 self.cut.eq(block.cut),
+                self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
         return m
 
@@ -103,8 +104,8 @@ class Rows(wiring.Component):
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
         the block, elements of its planes, and whether its rows are one."""
         block = Signal.like(self.block.payload, reset_less=True)
-        waiting, merged = Signal(), _REGISTER()
-        plane_size = _REGISTER(X_BITS + YZ_BITS)
+        waiting, merged = Signal(), Reg()
+        plane_size = Reg(X_BITS + YZ_BITS)
         m.d.comb += self.block.ready.eq(~waiting | begin)
         with m.If(self.block.valid & self.block.ready):
             m.d.sync += [
@@ -128,13 +129,14 @@ class Halves(wiring.Component):
     Members
     -------
     row : In(stream)    `bytes` of whole elements where `cut`.
-    cut : In(1)         whether this row is to be cut.
+    cut, alone : In(1)  whether this row is to be cut, and whether it has one element.
     half : Out(stream)  of a row that is cut, `final` marks the last half.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
         self._row, self._shift, self._low = row, element.bit_length() - 1, bus.bit_length() - 1
-        super().__init__({"row": In(stream.Signature(row)), "cut": In(1), "half": Out(stream.Signature(row))})
+        stream_ = stream.Signature(row)
+        super().__init__({"row": In(stream_), "cut": In(1), "alone": In(1), "half": Out(stream_)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -148,7 +150,7 @@ class Halves(wiring.Component):
         m.d.comb += [
             here.eq(Mux(inside, begin, row.offset[low:])),
             count.eq(Mux(inside, left, row.bytes[shift:])),
-            is_last.eq(~self.cut | Mux(inside, last, row.bytes[shift:] == 1)),
+            is_last.eq(~self.cut | Mux(inside, last, self.alone)),
             following.eq(here + (1 << (shift - low))),
             self.half.valid.eq(self.row.valid),
             self.row.ready.eq(self.half.ready & is_last),
@@ -172,9 +174,9 @@ class Index:
 
     def __init__(self, m: Module, name: str, end: Value, borders: tuple[Value, Value] | None) -> None:
         self._m, self._end, self._borders = m, end, borders
-        self._following, self._single = _REGISTER(len(end), name=f"{name}_following"), _REGISTER(name=f"{name}_single")
-        self.last, self.outside = _REGISTER(name=f"{name}_last"), _REGISTER(name=f"{name}_outside")
-        self._begins_outside = _REGISTER(name=f"{name}_begins_outside")
+        self._following, self._single = Reg(len(end), name=f"{name}_following"), Reg(name=f"{name}_single")
+        self.last, self.outside = Reg(name=f"{name}_last"), Reg(name=f"{name}_outside")
+        self._begins_outside = Reg(name=f"{name}_begins_outside")
         self.next_last, self.next_outside = Signal(name=f"{name}_next_last"), Signal(name=f"{name}_next_outside")
         self._next = Signal(len(end), name=f"{name}_next_following")
         self._goes(self._following, self.last, self.outside)
@@ -239,14 +241,14 @@ class Walker(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        job, busy = _REGISTER(self.job_layout), Signal()
+        job, busy = Reg(self.job_layout), Signal()
         x, y, z = (Index(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
-        step, step_last, single_step = (_REGISTER(bits, name=name) for name, bits in (
+        step, step_last, single_step = (Reg(bits, name=name) for name, bits in (
             ("step", self._step_bits), ("step_last", 1), ("single_step", 1),
         ))  # fmt: skip
-        element, row, plane = (_REGISTER(self._element_bits, name=name) for name in ("element", "row", "plane"))
+        element, row, plane = (Reg(self._element_bits, name=name) for name in ("element", "row", "plane"))
         # Of the step that is offered. They lead to all others, so they are registers, found a step ahead.
-        outside, last_step, last = (_REGISTER(name=name) for name in ("outside", "last_step", "last"))
+        outside, last_step, last = (Reg(name=name) for name in ("outside", "last_step", "last"))
         out = self.step.payload
         m.d.comb += [
             self.step.valid.eq(busy),

@@ -8,6 +8,7 @@ from typing import Any
 from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
@@ -17,10 +18,6 @@ from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_
 from celosia.hw.pipeline import PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
-
-
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
@@ -45,7 +42,7 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
     """log2 of the bytes that an element of `buffer` takes in DRAM; of acc it is always widened without `int32`."""
-    return _log2(element_bytes(cfg, buffer, widen or (buffer == Buffer.ACC and not cfg.int32)))
+    return exact_log2(element_bytes(cfg, buffer, widen or (buffer == Buffer.ACC and not cfg.int32)))
 
 
 def by_buffer(cfg: Config, buffers: Sequence[Buffer], fields: Any, of: Callable[[Buffer, bool], int]) -> Value | int:
@@ -88,7 +85,7 @@ class Writer(wiring.Component):
 
     def _step_shift(self, buffer: Buffer, widen: bool = False) -> int:
         """log2 of the steps in which an element is written."""
-        return max(0, element_shift(self._cfg, buffer, widen) - _log2(self._cfg.bus_bytes))
+        return max(0, element_shift(self._cfg, buffer, widen) - exact_log2(self._cfg.bus_bytes))
 
     def job_of(self, instr: Value) -> dict[str, Value]:
         """The fields of a job, from the payload of `instr`."""
@@ -201,8 +198,8 @@ class Writer(wiring.Component):
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
-                port.addr.eq(write.element[_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
-                port.mask.eq(mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask),
+                port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
+                port.mask.eq(mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask),
                 port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
 
@@ -223,7 +220,7 @@ class Writer(wiring.Component):
 
 def _one_of(index: Value, count: int) -> Value:
     """`count` bits, of which bit `index` is set."""
-    return (1 << index[: max(1, _log2(count))])[:count] if count > 1 else Value.cast(1)
+    return (1 << index[: max(1, exact_log2(count))])[:count] if count > 1 else Value.cast(1)
 
 
 def _spread(mask: Value, times: int) -> Value:

@@ -13,6 +13,7 @@ from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weight
 from celosia.hw.gemm_core.pump import Pump, pumps
 from celosia.hw.pipeline import PAIR_STAGES, array_stages
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 
 MODEL = "celosia_array_model"
 """Name of the module that computes on the platform `Modelled`."""
@@ -85,7 +86,7 @@ class Array(wiring.Component):
             ]
             for output, term in enumerate(self._products(m, valid, row, f"{b}")):
                 lane = (output // group * cfg.batch + b) * group + output % group
-                total = Signal(signed(32), name=f"total_{b}_{output}", reset_less=True)
+                total = Reg(signed(32), name=f"total_{b}_{output}")
                 m.d.comb += self.total.word_select(lane, 32).eq(total)
                 with m.If(valid[-1]):
                     m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
@@ -115,7 +116,7 @@ class Array(wiring.Component):
 
     def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
         """Sums of two neighbours of a row, by which packed pairs are corrected: the same for all outputs."""
-        inp = Signal(8 * len(row), name=f"inp_{name}", reset_less=True)
+        inp = Reg(8 * len(row), name=f"inp_{name}")
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
         each = [inp.word_select(i, 8).as_signed() for i in range(len(row))]
@@ -145,9 +146,7 @@ class Array(wiring.Component):
         stage = PAIR_STAGES
         while len(terms) > 1:
             sums = [a + b for a, b in zip(terms[::2], terms[1::2])]
-            terms = [
-                Signal(term.shape(), name=f"sum{stage}_{name}_{i}", reset_less=True) for i, term in enumerate(sums)
-            ]
+            terms = [Reg(term.shape(), name=f"sum{stage}_{name}_{i}") for i, term in enumerate(sums)]
             with m.If(valid[stage - 1]):
                 m.d.sync += [register.eq(term) for register, term in zip(terms, sums)]
             stage += 1

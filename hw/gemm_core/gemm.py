@@ -16,6 +16,7 @@ from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
 from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
 from celosia.hw.pipeline import claim_lead
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 
 _FROM_READ = 5
 """Cycles from the read of an accumulator to its write, both of them included."""
@@ -70,7 +71,7 @@ class Gemm(wiring.Component):
         pipe = [first]
         for cycle in range(1, array.latency + 3):
             before, valid = Value.cast(pipe[-1]), Signal(name=f"valid{cycle}")
-            facts = Signal(len(before) - 1, name=f"cycle{cycle}", reset_less=True)
+            facts = Reg(len(before) - 1, name=f"cycle{cycle}")
             m.d.sync += valid.eq(before[0])
             with m.If(before[0]):
                 m.d.sync += facts.eq(before[1:])
@@ -101,7 +102,7 @@ class Gemm(wiring.Component):
         # The instruction whose iterations are being read.
         fields = self.instr.payload.fields
         kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
-        accumulate, post, index = (Signal(bits, name=name, reset_less=True) for name, bits in kept.items())
+        accumulate, post, index = (Reg(bits, name=name) for name, bits in kept.items())
         m.d.comb += [
             *loops.load(fields),
             loops.instr.valid.eq(self.instr.valid),
@@ -136,9 +137,7 @@ class Gemm(wiring.Component):
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
         width = self.acc_write.data.shape()
-        kept, old, written, committed = (
-            Signal(width, name=name, reset_less=True) for name in ("kept", "old", "written", "committed")
-        )
+        kept, old, written, committed = (Reg(width, name=name) for name in ("kept", "old", "written", "committed"))
         # missed[d]: the output d cycles before is the same one, and the read came too early for it.
         missed = {d: Signal(name=f"missed_{d}") for d in (1, 2, 3, 4)}
         for d, stage in ((4, 0), (3, 1), (2, 1), (1, 2)):  # compared a cycle before it is needed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -11,8 +11,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.isa import EXTENT_BITS
-
-_REGISTER = partial(Signal, reset_less=True)
+from celosia.hw.signals import Reg
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
@@ -81,14 +80,14 @@ class Loops(wiring.Component):
         outer = depth - len(self.reduction)
         new, step = self.instr.payload, self.step.payload
 
-        busy, first = Signal(), _REGISTER()
-        held = _REGISTER(self.fields)
-        at_last = _REGISTER(depth)
+        busy, first = Signal(), Reg()
+        held = Reg(self.fields)
+        at_last = Reg(depth)
         # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
         # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
         # themselves, made a step ahead, like all_done.
-        rise, goes_on = _REGISTER(depth), _REGISTER(depth)
-        reduction_done, all_done, renew = Signal(), _REGISTER(), Signal()
+        rise, goes_on = Reg(depth), Reg(depth)
+        reduction_done, all_done, renew = Signal(), Reg(), Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
             self.step.valid.eq(busy & ~self.halt),
@@ -144,9 +143,9 @@ class Loops(wiring.Component):
     ) -> Signal:
         """What `at_last` becomes, a bit for each loop: whether it is at its last index."""
         new = self.instr.payload
-        left = [_REGISTER(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
+        left = [Reg(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
         # They tell of an extent of 1 and of the last index but one.
-        single, near = ([_REGISTER(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
+        single, near = ([Reg(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
         coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):
             extent, start = held[f"extent_{loop}"], new[f"extent_{loop}"]
@@ -170,7 +169,7 @@ class Loops(wiring.Component):
         # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
         # loop that does not move the operand begins where the one around it does.
         begin = {
-            (operand, loop): _REGISTER(bits, name=f"{operand}_begin_{loop}")
+            (operand, loop): Reg(bits, name=f"{operand}_begin_{loop}")
             for operand, (bits, loops) in self.operands.items()
             for loop in loops
         }

@@ -22,6 +22,7 @@ from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48, pumped_
 from celosia.hw.gemm_core.mult18 import WIDTH, mult18x18
 from celosia.hw.gemm_core.pump import pumps
 from celosia.hw.pipeline import PAIR_STAGES
+from celosia.hw.signals import Reg
 
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
@@ -128,16 +129,16 @@ class Pair(wiring.Component):
         """
         enter, first, second, both = self.moves
         operands = self.weights0, self.weights1, self.factor0, self.factor1
-        kept = [Signal(each.shape(), name=f"kept{number}", reset_less=True) for number, each in enumerate(operands)]
+        kept = [Reg(each.shape(), name=f"kept{number}") for number, each in enumerate(operands)]
         with m.If(enter):
             m.d.sync += [register.eq(each) for register, each in zip(kept, operands)]
-        factor = Signal(signed(8), reset_less=True)
+        factor = Reg(signed(8))
         with m.If(first):
             m.d.fast += factor.eq(Mux(self.halves[1], kept[3], kept[2]))
         correction = None
         if self._packed:
             # 2^16 - 128 * factors, less the two carries: -x is not x and 1, and 128 is 126 and two.
-            above = Signal(FACTORS_BITS + 1, reset_less=True)
+            above = Reg(FACTORS_BITS + 1)
             with m.If(first):
                 m.d.sync += above.eq(Cat(~self.factors, self.factors[-1]))
             correction = Cat(Const((1 << _LOW_BITS) - 2, _LOW_BITS), above, Const(0, 1))
@@ -155,7 +156,7 @@ class Pair(wiring.Component):
         """The same with registers and `*`."""
 
         def after(stage: int, value: ValueCastable | Value, name: str) -> Signal:
-            register = Signal(Value.cast(value).shape(), name=name, reset_less=True)
+            register = Reg(Value.cast(value).shape(), name=name)
             with m.If(self.moves[stage]):
                 m.d.sync += register.eq(value)
             return register

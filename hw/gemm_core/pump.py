@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.blocks import Blocks, Dsp
+from celosia.hw.signals import Reg
 
 FAST = "fast"
 """The clock domain: twice the clock of `sync`, from the same source, so that each edge of `sync` is one of its own."""
@@ -36,10 +37,10 @@ class Pump(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        turn = Signal(reset_less=True)
-        seen = Signal(reset_less=True)
-        halves = Signal(2, reset_less=True)
-        late = Signal(2, reset_less=True)
+        turn = Reg()
+        seen = Reg()
+        halves = Reg(2)
+        late = Reg(2)
         m.d.sync += turn.eq(~turn)
         changed = turn ^ seen
         m.d.fast += [seen.eq(turn), halves.eq(Cat(~changed, changed)), late.eq(self.moves)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from amaranth import Const, Module, Mux, Shape, Signal, Value, signed
+from amaranth import Const, Module, Mux, Shape, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.isa import BinaryOp, ReduceOp, has
-
-_REGISTER = partial(Signal, reset_less=True)
+from celosia.hw.signals import Reg
 
 
 class Combine(wiring.Component):
@@ -48,8 +45,8 @@ class Combine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, reduced, v = _REGISTER(signed(32)), _REGISTER(signed(32)), _REGISTER(signed(32))
-        residual, b = _REGISTER(signed(8)), _REGISTER(signed(32))
+        a, reduced, v = Reg(signed(32)), Reg(signed(32)), Reg(signed(32))
+        residual, b = Reg(signed(8)), Reg(signed(32))
         m.d.comb += [self.residual.eq(residual), self.v.eq(v)]
 
         with m.If(self.enable[0]):

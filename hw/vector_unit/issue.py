@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value, signed, unsigned
@@ -14,9 +13,8 @@ from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSourc
 from celosia.hw.layout import INDEX_BITS
 from celosia.hw.pipeline import QUEUED
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.residual import BIAS
-
-_REGISTER = partial(Signal, reset_less=True)
 
 # Fields that hold during an instruction and are used as they are.
 _COPIED = (
@@ -56,8 +54,8 @@ class Issue:
         self._cfg, layout = cfg, constants_layout(cfg, destinations)
         self.under_way, self.current = Signal(2, name="under_way"), Signal(name="current")
         self.feeds = Signal(2, name="feeds")
-        self.constants = [_REGISTER(layout, name=f"constants{i}") for i in range(2)]
-        self.now = _REGISTER(layout, name="constants_now")
+        self.constants = [Reg(layout, name=f"constants{i}") for i in range(2)]
+        self.now = Reg(layout, name="constants_now")
         self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
         self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
         self.queued = Signal(range(QUEUED + 1), name="queued")

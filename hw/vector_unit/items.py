@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.pipeline import ring_places, vector_stages
-
-_REGISTER = partial(Signal, reset_less=True)
+from celosia.hw.signals import Reg
 
 
 class Bypass(wiring.Component):
@@ -54,7 +52,7 @@ class Stage:
         """int32: there are items whose results have 32 bits."""
         self._number, self._constants, self.before = number, constants, before
         self._int32 = int32
-        self.valid, self.which = Signal(name=f"valid{number}"), _REGISTER(name=f"which{number}")
+        self.valid, self.which = Signal(name=f"valid{number}"), Reg(name=f"which{number}")
         self.whole: Value = Const(1)
         self.leaves: Value = self.valid
         self.stays: Value = Const(0)
@@ -63,7 +61,7 @@ class Stage:
     def at(self, name: str) -> Signal:
         """A constant of the instruction to which the item belongs: a register that comes with it."""
         if name not in self.registered:
-            self.registered[name] = _REGISTER(self._constants[0][name].shape(), name=f"{name}_{self._number}")
+            self.registered[name] = Reg(self._constants[0][name].shape(), name=f"{name}_{self._number}")
         return self.registered[name]
 
     def take(self, m: Module) -> None:
@@ -125,7 +123,7 @@ class Items:
         """`source`, which belongs to the item in the first stage, in each stage up to `to`, by the stage's name."""
         values, way = [source], self.between("read", to)
         for stage in way:
-            values.append(_REGISTER(source.shape(), name=f"{name}{len(values)}"))
+            values.append(Reg(source.shape(), name=f"{name}{len(values)}"))
             with self._m.If(stage.valid):
                 self._m.d.sync += values[-1].eq(values[-2])
         names = {id(stage): name for name, stage in self._named.items()}

@@ -11,6 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.layout import write_port
 from celosia.hw.pipeline import QUEUED
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 
 
 class Landing(wiring.Component):
@@ -56,7 +57,7 @@ class Landing(wiring.Component):
         ]  # fmt: skip
 
         next_one = Signal()
-        place = Signal(len(of_place.data), reset_less=True)
+        place = Reg(len(of_place.data))
         m.d.comb += next_one.eq((waiting != 0) & ~self.claims.bit_select(of_place.data[-1], 1))
         m.d.sync += [self.write.en.eq(next_one & ~self.clear), place.eq(of_place.data), written.eq(goes)]
         for pointer, moves in ((put, self.put), (arrived, self.arrive), (goes, next_one)):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from amaranth import Cat, Const, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import REQUANTISE_STAGES
 from celosia.hw.scratchpads import PAR
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
@@ -23,9 +22,6 @@ param_layout = data.FlexibleLayout(
 # Fixed point of a quotient that does not saturate: 8 bits before the point and 26 behind it, then one bit that is set
 # where anything was cut off. A float32 of 0.5 or more has no bit below 2^-25 and half of its last one is 2^-26.
 _INT, _FRACTION = 8, 26
-
-
-_register = partial(Signal, reset_less=True)
 
 
 def _smear(m: Module, value: Value) -> Value:
@@ -63,9 +59,9 @@ class Requantise(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # What goes along: the sign, and the shift and the multiplier until they are done.
-        negative = [_register(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
-        shift = [_register(6, name=f"shift{stage}") for stage in range(5)]
-        multiplier = [_register(24, name=f"multiplier{stage}") for stage in range(3)]
+        negative = [Reg(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
+        shift = [Reg(6, name=f"shift{stage}") for stage in range(5)]
+        multiplier = [Reg(24, name=f"multiplier{stage}") for stage in range(3)]
         for stage in range(1, REQUANTISE_STAGES - 1):
             with m.If(self.enable[stage]):
                 m.d.sync += negative[stage].eq(negative[stage - 1])
@@ -77,7 +73,7 @@ class Requantise(wiring.Component):
         significand, less = self._float(m, magnitude, multiplier)
         product = self._product(m, significand, less, multiplier[2], shift)
         nearest = self._round(m, *self._fixed_point(m, product, shift[4]))
-        result = _register(self.result.shape())
+        result = Reg(self.result.shape())
         m.d.comb += self.result.eq(result)
         with m.If(self.enable[7]):
             m.d.sync += result.eq(Mux(negative[6], -nearest, nearest))
@@ -86,7 +82,7 @@ class Requantise(wiring.Component):
     def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
         """Stage 0: sign and magnitude of the sum. A bypass multiplies by 2^23 / 2^23."""
         total = Signal(signed(32))
-        magnitude = _register(32)
+        magnitude = Reg(32)
         m.d.comb += total.eq(self.v + Mux(self.bypass, 0, self.param.bias))
         with m.If(self.enable[0]):
             m.d.sync += [
@@ -100,7 +96,7 @@ class Requantise(wiring.Component):
     def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
         """Stages 1 and 2: the conversion to float32 keeps 24 significant bits; others are rounded off, ties to even.
         Returns these bits, and how many are rounded off."""
-        integer, drop, half = _register(32), _register(4), _register(8)
+        integer, drop, half = Reg(32), Reg(4), Reg(8)
         with m.If(self.enable[1]):
             m.d.sync += [integer.eq(magnitude), multiplier[1].eq(multiplier[0]), drop.eq(0), half.eq(0)]
             for bits in range(1, 9):
@@ -108,7 +104,7 @@ class Requantise(wiring.Component):
                     below = 1 << (bits - 1)
                     m.d.sync += [drop.eq(bits), half.eq(Mux(magnitude[bits], below, below - 1))]
         kept = Signal(25)
-        significand, less = _register(24), _register(4)
+        significand, less = Reg(24), Reg(4)
         m.d.comb += kept.eq((integer + half)[:32] >> drop)
         with m.If(self.enable[2]):
             m.d.sync += [
@@ -121,7 +117,7 @@ class Requantise(wiring.Component):
     def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
         """Stages 3 and 4. One DSP block takes all but the lowest bits of the multiplier. What was rounded off lessens
         the shift; where that runs out, the product is at least 2^23 and saturates, or is 0."""
-        by_low, by_high, product = _register(24 + LOW_BITS), _register(48 - LOW_BITS), _register(48)
+        by_low, by_high, product = Reg(24 + LOW_BITS), Reg(48 - LOW_BITS), Reg(48)
         with m.If(self.enable[3]):
             m.d.sync += [
                 by_low.eq(logic_product(significand, multiplier[:LOW_BITS])),
@@ -138,7 +134,7 @@ class Requantise(wiring.Component):
         bits, by_bits, by_bytes = _INT + _FRACTION, shift[:3], shift[3:]
         # Shifted by bytes, with the bits in front that single bits move into it; and whether any lie below, or above.
         moved, below, above = Signal(bits + 7), Signal(), Signal()
-        quotient, over = _register(bits + 1), _register()
+        quotient, over = Reg(bits + 1), Reg()
         with m.Switch(by_bytes):
             for number in range(8):
                 with m.Case(number):
@@ -162,7 +158,7 @@ class Requantise(wiring.Component):
         leading one: an odd quotient goes up from that much below one half, an even one only beyond that much above it.
         """
         point = _FRACTION + 1
-        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), _register(_INT + 1)
+        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), Reg(_INT + 1)
         below = _smear(m, quotient[point - 1 :])
         m.d.comb += [
             slack.eq((below ^ (below >> 1)) << 2),

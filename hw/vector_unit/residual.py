@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import ADD_STAGES
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
-
-_REGISTER = partial(Signal, reset_less=True)
 
 _LOW = LOW_BITS + 8
 """Bits of a product with the low bits of a scale."""
@@ -47,10 +44,10 @@ class RescaleAdd(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit, so that there is a half behind the point.
-        of_v, of_b = _REGISTER(signed(33)), _REGISTER(signed(33))
-        low_v, low_b, by_low = _REGISTER(_LOW), _REGISTER(_LOW), Signal(_LOW + 1)
-        scaled, total = _REGISTER(signed(LOW_BITS + 34)), _REGISTER(signed(50))
-        near, up, nearest, result = _REGISTER(signed(_NEAR)), _REGISTER(), Signal(signed(10)), _REGISTER(signed(8))
+        of_v, of_b = Reg(signed(33)), Reg(signed(33))
+        low_v, low_b, by_low = Reg(_LOW), Reg(_LOW), Signal(_LOW + 1)
+        scaled, total = Reg(signed(LOW_BITS + 34)), Reg(signed(50))
+        near, up, nearest, result = Reg(signed(_NEAR)), Reg(), Signal(signed(10)), Reg(signed(8))
         m.d.comb += self.result.eq(result)
 
         # A DSP block takes 25 bits of a scale, and the sum.
@@ -69,7 +66,7 @@ class RescaleAdd(wiring.Component):
 
         # Moved by bytes, it is its lowest bits, of which a result is made, whichever bits are to go; its sign; whether
         # bits between them are not the sign; and whether any below them was 1.
-        moved, negative, wide, lost = _REGISTER(_NEAR + 8), _REGISTER(), _REGISTER(), _REGISTER()
+        moved, negative, wide, lost = Reg(_NEAR + 8), Reg(), Reg(), Reg()
         sign = total[-1]
         differ = [(total[low : low + 8] ^ sign.replicate(8)).any() for low in range(len(moved), 49, 8)]
         lowest = [total[low : low + 8].any() for low in range(0, 50, 8)]

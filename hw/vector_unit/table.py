@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.layout import write_port
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 
 
 class Tables(wiring.Component):
@@ -71,14 +72,14 @@ class Tables(wiring.Component):
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if tables > 1 else Cat(table_row)
 
-        enable, place, write = Signal(), Signal.like(Cat(address(row, entry))), Signal(grain, reset_less=True)
+        enable, place, write = Signal(), Signal.like(Cat(address(row, entry))), Reg(grain)
         m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(data.word_select(row, grain))]
         for lane in range(cfg.lanes):
             index = self.index.word_select(lane, 8)
             memory = Memory(shape=grain, depth=tables * rows, init=[])
             m.submodules[f"lane{lane}"] = memory
             to, of = memory.write_port(), memory.read_port()
-            byte = Signal(byte_bits, reset_less=True, name=f"byte{lane}")
+            byte = Reg(byte_bits, name=f"byte{lane}")
             m.d.comb += [
                 to.en.eq(enable),
                 to.addr.eq(place),

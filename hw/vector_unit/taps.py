@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 
-from amaranth import Module, Mux, Shape, Signal, signed
+from amaranth import Module, Mux, Shape, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import TAP_STAGES
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.multiply import logic_product
-
-_REGISTER = partial(Signal, reset_less=True)
 
 
 class Taps(wiring.Component):
@@ -42,10 +40,10 @@ class Taps(wiring.Component):
         m = Module()
         products = []
         for number in range(self._taps):
-            entry, tap = (_REGISTER(signed(8), name=f"{name}{number}") for name in ("entry", "tap"))
+            entry, tap = (Reg(signed(8), name=f"{name}{number}") for name in ("entry", "tap"))
             # What LUTs give is not kept in a DSP block, whose operand has 48 bits, most of them the sign.
             in_logic = (self._lane + number) % 2 != 0
-            product = _REGISTER(signed(16), name=f"product{number}", attrs={"keep": 1} if in_logic else {})
+            product = Reg(signed(16), name=f"product{number}", attrs={"keep": 1} if in_logic else {})
             times = logic_product if in_logic else operator.mul
             with m.If(self.enable[0]):
                 m.d.sync += entry.eq(self.entries.word_select(number, 8))
@@ -53,7 +51,7 @@ class Taps(wiring.Component):
             with m.If(self.enable[1]):
                 m.d.sync += product.eq(times(entry, tap))
             products.append(product)
-        total = _REGISTER(self.sum.shape())
+        total = Reg(self.sum.shape())
         m.d.comb += self.sum.eq(total)
         with m.If(self.enable[2]):
             m.d.sync += total.eq(sum(products[1:], products[0]))

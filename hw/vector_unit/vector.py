@@ -22,7 +22,6 @@ lead to many.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +34,7 @@ from celosia.hw.isa import Destination, Opcode
 from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
 from celosia.hw.pipeline import ADD_STAGES
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items
@@ -43,8 +43,6 @@ from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_lay
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.table import Tables
 from celosia.hw.vector_unit.taps import Taps, tap_sum
-
-_REGISTER = partial(Signal, reset_less=True)
 
 
 class Vector(wiring.Component):
@@ -233,9 +231,9 @@ class Vector(wiring.Component):
             tables.enable.eq(clip.int8 & clip.at("lookup")),
             tables.table.eq(clip.at("table")),
         ]
-        selected = [_REGISTER(8, name=f"selected{lane}") for lane in range(len(results))]
+        selected = [Reg(8, name=f"selected{lane}") for lane in range(len(results))]
         for lane, result in enumerate(results):
-            moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), _REGISTER(8, name=f"kept{lane}")
+            moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
             clipped = Signal(signed(8), name=f"clipped{lane}")
             m.d.comb += [
                 moved.eq(result + clip.at("zero_point")),
@@ -253,7 +251,7 @@ class Vector(wiring.Component):
         cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
         units = cfg.lanes // cfg.residual_cycles
 
-        passed = [v, *(_REGISTER(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
+        passed = [v, *(Reg(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
         for stage, (before, after) in zip(steps, pairwise(passed), strict=False):
             with m.If(stage.int8 & ~stage.at("rescale_add")):
                 m.d.sync += after.eq(before)
@@ -279,7 +277,7 @@ class Vector(wiring.Component):
             results.append(unit.result)
 
         # The lanes of the parts before the last one wait here for it.
-        waiting = _REGISTER(8 * (cfg.lanes - units))
+        waiting = Reg(8 * (cfg.lanes - units))
         with m.If(write.valid & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
         with m.Elif(clip.int8 & ~clip.at("rescale_add")):

@@ -166,4 +166,6 @@ def test_open_flow(tmp_path: Path) -> None:
     assert b"LFE5U-85F" in bit[:200] and len(bit) > 100_000
     assert result.used["MULT18X18D"] == 16 and result.used["DP16KD"] > 0
     assert json.loads((tmp_path / result.bit).with_suffix(".json").read_text())["fmax_mhz"] == result.fmax_mhz
+    assert sum(step.ns for step in result.longest) == pytest.approx(1000 / result.fmax_mhz, rel=0.01)
+    assert [result.longest[end].kind for end in (0, -1)] == ["clk-to-q", "setup"]
     assert any(step.startswith("nextpnr: ") for step in steps) and len(list(tmp_path.iterdir())) == 2

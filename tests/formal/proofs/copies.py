@@ -241,7 +241,8 @@ def halves_of_rows() -> Harness:
     row, half, count = dut.row.payload, dut.half.payload, Signal(ROW_BITS, name="count")
     h.trusts(dut.row, "row")
     h.assume((h.register(dut.cut, "held_cut") == dut.cut) | ~h.register(dut.row.valid & ~dut.row.ready, "stays"))
-    h.assume((row.bytes != 0) & implies(dut.cut, row.bytes & (ELEMENT - 1) == 0))  # proved of Rows
+    h.assume((row.bytes != 0) & implies(dut.cut, row.bytes & (ELEMENT - 1) == 0))  # this and the next: proved of Rows
+    h.assume(implies(dut.cut, dut.alone == (row.bytes == ELEMENT)))
     whole = row.bytes >> log2(ELEMENT)
     with h.m.If(dut.row.valid & dut.half.ready):
         h.m.d.sync += count.eq(Mux(dut.row.ready, 0, count + 1))
@@ -717,6 +718,7 @@ prove(
     Mutant(WALK, "last.eq(count == 2)", "last.eq(count == 1)"),
     Mutant(WALK, "following.eq(here + (1 << (shift - low)))", "following.eq(here + (1 << (shift - low - 1)))"),
     Mutant(WALK, "half.final.eq(row.final & is_last)", "half.final.eq(row.final)"),
+    Mutant(WALK, "Mux(inside, last, self.alone)", "Mux(inside, last, 0)"),
     depth=1,
 )(halves_of_rows)
 for number in range(2):

@@ -97,6 +97,7 @@ def rows(max_shift: int) -> Harness:
     size = dut.row.payload.bytes
     h.ensure(implies(dut.row.valid, size != 0), "no_empty_row")
     h.ensure(implies(dut.row.valid, size == (size >> dut.shift) << dut.shift), "whole_elements")
+    h.ensure(implies(dut.row.valid, dut.alone == (size == 1 << dut.shift)), "alone")
     held = inside["block"]
     h.ensure(implies(inside["waiting"], (held.x_size != 0) & (held.y_size != 0) & (held.z_size != 0)), "held")
     h.ensure(implies(inside["waiting"], (held.shift <= max_shift) & (inside["plane_size"] != 0)), "held_shift")
@@ -232,6 +233,7 @@ for max_shift in (4, 8):
     prove(
         f"rows of blocks, elements of up to {1 << max_shift} bytes",
         Mutant(WALK, "with m.If(busy & self.row.ready):", "with m.If(busy):"),
+        Mutant(WALK, "plane_size == 1, block.x_size == 1", "plane_size == 1, plane_size == 1"),
         depth=1,
     )(partial(rows, max_shift))
 prove(
