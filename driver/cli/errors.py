@@ -104,6 +104,7 @@ class Commands(TyperGroup):
     """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
 
     def invoke(self, ctx: Any) -> Any:
+        """As typer has it, with escapes in the message of an error."""
         try:
             return super().invoke(ctx)
         except Exception as error:
