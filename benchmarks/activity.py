@@ -90,7 +90,7 @@ def counted(wave: Path, text: str) -> dict[str, Toggles]:
 
 
 def grown(part: str, measured: str) -> dict[str, float]:
-    """Bits of a part's registers, and how many more for one more of what it grows with: by the Verilog of two presets."""
+    """Bits of a part's registers, and how many more for one more of what they grow with: by two presets' Verilog."""
     small, large = (
         sum(bits for name, bits in registers(_verilog(preset), TOP).items() if part_of(name) == part)
         for preset in (measured, "pynq")

@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -351,9 +351,7 @@ WORKING = dict.fromkeys(UNITS, 1.0)
 # Of a Config on a board ---------------------------------------------------------------------------------------------
 
 
-def estimate(
-    cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None
-) -> Power:  # fmt: skip
+def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:
     """What the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it works;
     None: nothing runs."""
     found = AT_REST if busy is None else activity(cfg, busy)
@@ -365,19 +363,11 @@ def caveat(board: Board) -> str:
     half, all_of = model().error(board.part)
     count = sum(group_of(report.part) == group_of(board.part) for report, _ in model().errors)
     return (
-        f"An estimate: medians of what Vivado's report_power says of other designs. Dynamic watts of half of the {count} "
-        f"reports are within a factor of {_up(half)} of what the others make of them, of all within {_up(all_of)}."
+        "An estimate: medians of what Vivado's report_power says of other designs. Dynamic watts of half of the "
+        f"{count} reports are within a factor of {_up(half)} of what the others make of them, of all within "
+        f"{_up(all_of)}."
     )
 
 
 def _up(factor: float) -> str:
     return f"{math.ceil(10 * factor) / 10:.1f}"
-
-
-def table(columns: Sequence[Power]) -> list[tuple[str, str, list[float]]]:
-    """(name, label, watts of each column), those that are of no column left out."""
-    return [
-        (name, label, [each.watts[name] for each in columns])
-        for name, label in LABELS.items()
-        if any(each.watts[name] for each in columns)
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -106,8 +107,8 @@ def _declared(lines: Iterator[str], part_of: Callable[[tuple[str, ...]], str | N
         elif words[0] == "$upscope" and scopes:
             scopes.pop()
         elif words[0] == "$var" and len(words) > 4:
-            _, _, bits, code, name, *rest = words
-            if int(bits) > MOST_BITS or "(" in name or any("[" in word and ":" not in word for word in rest):
+            _, _, bits, code, name, *_ = words
+            if int(bits) > MOST_BITS or re.search(r"\[\d+\]|\(\d+\)", name):
                 continue  # a word of a memory
             path = (*scopes, name.partition("[")[0])
             design.named.setdefault(path, code)
