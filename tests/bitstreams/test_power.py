@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from celosia.hw.config import PRESETS
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.boards import BOARDS
 
+ROOT = Path(__file__).parents[2]
 MODEL = power.model()
 BOARD = BOARDS["pynq-z2"]
 PARTS = sorted({board.part for board in BOARDS.values()})
@@ -106,6 +108,57 @@ def test_coefficients_are_found() -> None:
     for name, each in known.items():
         assert model.coefficient(name, BOARD.part).watts == pytest.approx(each)
         assert model.coefficient(name, BOARD.part).sources == 3
+
+
+# docs/bitstreams.md -------------------------------------------------------------------------------------------------
+
+UNITS_OF = {
+    "clocks": ("clock tree and flip-flops: nW a flip-flop and MHz", 1e9), "logic": ("LUTs: nW a LUT and MHz", 1e9),
+    "signals": ("signals: nW a LUT and MHz", 1e9), "ram": ("block RAM: µW a block of 36 kbit and MHz", 1e6),
+    "dsp": ("DSP blocks: µW a block and MHz", 1e6), "mmcm": ("clock manager: mW", 1e3),
+    "static": ("static, of the device: W", 1.0), "ps": ("processors, apart: W", 1.0),
+}  # fmt: skip
+SHOWN = ("pynq-z2", "ultra96", "zcu104", "kv260")
+
+
+def coefficient_table() -> list[str]:
+    """Rows of the page: each coefficient, with the designs that it is the median of."""
+    boards = [BOARDS[name] for name in SHOWN]
+    rows = []
+    for name, (label, scale) in UNITS_OF.items():
+        found = [MODEL.coefficient(name, board.part) for board in boards]
+        cells = [f"{each.watts * scale:.3g}{'?' if each.stands_in else ''} ({each.sources})" for each in found]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    for label, place in (("half of the reports are within a factor of", 0), ("all are within a factor of", 1)):
+        rows.append(f"| {label} | {' | '.join(f'{MODEL.error(board.part)[place]:.2f}' for board in boards)} |")
+    return rows
+
+
+def watts_table() -> list[str]:
+    """Rows of the page: what presets draw, by the area model."""
+    rows = []
+    for name in SHOWN:
+        board = BOARDS[name]
+        used = area.model().estimate(board.config)
+        cells = Cells.of(board.config, used.lut, used.ff, used.dsp, used.ram)
+        working, resting = (
+            power.estimate(board.config, cells, board, board.clock_mhz, busy) for busy in (WORKING, None)
+        )
+        parts = " | ".join(f"{working.watts[kind]:.2f}" for kind in KINDS)
+        rows.append(
+            f"| `{board.config.name}` on {name}, {board.clock_mhz} MHz | {parts} | {working.watts['static']:.2f} "
+            f"| {working.fabric:.2f} | {resting.fabric:.2f} |"
+        )
+    return rows
+
+
+def test_the_page_says_what_the_model_does() -> None:
+    text = (ROOT / "docs" / "bitstreams.md").read_text(encoding="utf-8")
+    missing = [row for row in (*coefficient_table(), *watts_table()) if row not in text]
+    assert not missing, "docs/bitstreams.md should have these rows:\n" + "\n".join(missing)
+    simulated = [MODEL.said(report) / report.dynamic for report in MODEL.reports if report.activity == "saif"]
+    assert f"{min(simulated):.1f} and {max(simulated):.1f} times" in text and len(simulated) == 2
+    assert f"{len(MODEL.reports)} reports of {len({report.source for report in MODEL.reports})} designs" in text
 
 
 # The estimate -------------------------------------------------------------------------------------------------------
