@@ -75,9 +75,8 @@ def toggles(
                 _add(found, now, works, seen)
             started, now = True, dict.fromkeys(found, 0)
         for code, value in batch.items():
-            part = design.parts.get(code)
-            if part is not None and code in values:
-                now[part] += (values[code] ^ value).bit_count()
+            if code in design.parts and code in values:
+                now[design.parts[code]] += (values[code] ^ value).bit_count()
             values[code] = value
     return found
 

@@ -317,7 +317,7 @@ def test_energy_of_an_earlier_version_is_mixed_with_none(model: Path, tmp_path: 
     assert code == 0, err
     old, new = ((tmp_path / f"{name}.html").read_text(encoding="utf-8") for name in ("old", "report"))
     head = "<th>mJ (an estimate)</th>"
-    assert "proxy of 45 nm" in old and head not in old and head in new and "proxy" not in new
+    assert "proxy of 45 nm" in old and head not in old and head in new and "proxy of 45 nm" not in new
 
 
 # Where it ends ----------------------------------------------------------------------------------------------------
