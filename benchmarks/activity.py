@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import commit
+from benchmarks.toggles import Toggles, toggles
 from celosia.bitstreams import power
 from celosia.compiler.program.files import write_text
 from celosia.hw.config import PRESETS
 from celosia.hw.verilog import TOP, verilog
-from celosia.sim.toggles import Toggles, toggles
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "tiny"
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{part:8} {found[part].bits:6,} bits: {each['working']:.4f} working, {each['waiting']:.4f} waiting")
     if options.write:
         about = {"config": CONFIG, "model": "the demo's ResNet-8, images of 8 x 8 at random", "command": COMMAND}
-        about |= {"commit": commit(("hw", "sim", "compiler"), ROOT)}
+        about |= {"commit": commit(("hw",), ROOT)}
         write_text(power.MEASURED, json.dumps(about | {"parts": rows}, indent=1) + "\n")
 
 

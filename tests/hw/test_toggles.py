@@ -13,8 +13,6 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ClockCycles
 
-from celosia.sim.toggles import toggles
-
 pytestmark = pytest.mark.rtl
 CYCLES, BITS = 256, 8
 
@@ -47,6 +45,8 @@ async def counts_up(dut: bench.Dut) -> None:
 @pytest.mark.parametrize("sim", ["verilator"])
 def test_a_counter_toggles_as_often_as_it_must(sim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A binary counter of n bits toggles 2 (2**n - 1) / 2**n bits a cycle on the average, and none while it stands."""
+    from benchmarks.toggles import toggles  # the simulation, which reads this file too, has no such package
+
     monkeypatch.setenv("CELOSIA_WAVES", "1")
     bench.run(partial(Counter), __file__, only="counts_up", sim=sim)
     _, wave = bench.WAVES.pop()

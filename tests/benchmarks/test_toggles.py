@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-
-from celosia.sim.toggles import Toggles, WaveError, toggles
+from benchmarks.toggles import Toggles, WaveError, toggles
 
 Name = tuple[str, ...]
 HEAD = """$timescale 1ps $end
