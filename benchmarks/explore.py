@@ -142,9 +142,8 @@ def known_space(
         results = [table.known[subject.digest, cfg.digest, "timed"] for subject in subjects]
         if all(result.status == Status.OK for result in results):
             costs = [cost_of(result) for result in results]
-            shares = Resources.of(cfg, device).shares(device)
             if all(cost.on_cpu <= on_cpu[each.name] for cost, each in zip(costs, subjects)):
-                figures = objectives(cfg, costs, shares, board.clock_mhz)
+                figures = objectives(cfg, costs, Resources.of(cfg, device), board, board.clock_mhz)
                 rows.append([figures[name] for name in NAMES])
     values_ = np.array(rows)
     return Known(space, subjects, table, values_[on_front(values_)], reference(values_), len(rows))

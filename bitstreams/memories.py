@@ -9,7 +9,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import formats
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS
 from celosia.hw.pipeline import FETCH_BURSTS, QUEUED, ROOM, fetch_burst, ring_places, vector_stages
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
 class Memory(NamedTuple):
@@ -50,15 +50,19 @@ def block_rams(cfg: Config) -> float:
     return sum(memory.blocks for memory in memories(cfg))
 
 
+def of_pad(cfg: Config, pad: Scratchpad) -> list[Memory]:
+    """Those of a scratchpad, bank by bank, tables lane by lane."""
+    if pad.name == "lut":  # each lane has a copy, a grain wide
+        return [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
+    return [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks
+
+
 def memories(cfg: Config) -> Iterator[Memory]:
-    """Those whose size depends on the Config: scratchpads bank by bank, tables lane by lane, the vector unit's ring and
-    its queue to acc, and the queues of instructions and of the read ports."""
+    """Those whose size depends on the Config: of scratchpads, the vector unit's ring and its queue to acc, and the
+    queues of instructions and of the read ports."""
     lanes = 8 * cfg.lanes
     for pad in scratchpads(cfg).values():
-        if pad.name == "lut":  # each lane has a copy, a grain wide
-            yield from [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
-        else:
-            yield from [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks
+        yield from of_pad(cfg, pad)
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
     stage = vector_stages(cfg)

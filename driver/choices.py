@@ -9,7 +9,7 @@ OBJECTIVES = {
     "latency": "milliseconds from start to end of a run, the geometric mean of the models",
     "period": "milliseconds from image to image: the less, the more images a second",
     "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
-    "energy": "microjoules for an image, a proxy: what multiplications, scratchpads and DRAM take",
+    "energy": "millijoules for an image, an estimate: what logic and device draw, without processors and DRAM",
 }
 """What may be wanted of a Config, and what each figure is."""
 DEFAULT_OBJECTIVES = ("cycles", "area")

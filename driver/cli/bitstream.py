@@ -90,7 +90,8 @@ def report(
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them.
+    """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them; and
+    an estimate of the watts that it draws.
 
     Takes minutes the first time, `tiny` two to three and `pynq` five to ten, and says how far it is; the second time
     it knows. Ends with exit code 6 where the Config does not fit.
@@ -100,6 +101,7 @@ def report(
       celosia bitstream report --board pynq-z2
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
+    from celosia.bitstreams.power import WORKING, Cells, caveat, estimate
     from celosia.bitstreams.synthesis import usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
@@ -111,15 +113,24 @@ def report(
     with common.progress_stages(quiet) as stages:
         used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.left(device), used.fits(device)
+    cells = Cells.of(cfg, used.lut, used.ff, used.dsp, used.ram)
+    working, resting = (estimate(cfg, cells, place, place.clock_mhz, busy) for busy in (WORKING, None))
     if as_json:
         resources = {
             name: {"used": getattr(used, name), "available": getattr(device, name), "left_percent": round(percent, 1)}
             for name, percent in left.items()
         }
         about = {"board": place.name, "device": device.name, "config": cfg.name, "digest": cfg.digest}
-        typer.echo(json.dumps(about | {"resources": resources, "fits": fits, "tool": used.tool}, indent=1))
+        power = {
+            "mhz": place.clock_mhz, "working": dict(working.watts), "resting": dict(resting.watts),
+            "stand_ins": working.stand_ins, "caveat": caveat(place),
+        }  # fmt: skip
+        found = {"resources": resources, "fits": fits, "tool": used.tool, "power": power}
+        typer.echo(json.dumps(about | found, indent=1))
     else:
         console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
+        title = f"Watts at {place.clock_mhz} MHz, an estimate"
+        console().print(show.power(working, resting, title, caveat(place)))
     if not fits:
         short = ", ".join(name for name, percent in left.items() if percent < 0)
         text = f"celosia: {cfg.name} does not fit {device.name}: not enough of {short}; choose a smaller Config"

@@ -24,7 +24,7 @@ Objective = Annotated[
     opt.one_of(
         names=(*OBJECTIVES, *ALSO),
         help=f"What is wanted, by default {' and '.join(DEFAULT_OBJECTIVES)}; repeat it for several. fps means period, "
-        "the time from image to image; energy is a proxy.",
+        "the time from image to image; energy is an estimate.",
     ),
 ]
 Budget = Annotated[

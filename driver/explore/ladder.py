@@ -22,7 +22,7 @@ from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.front import Floats
 from celosia.driver.explore.hardware import Resources
-from celosia.driver.explore.objectives import objectives
+from celosia.driver.explore.objectives import drawn, objectives
 from celosia.driver.explore.records import Failure, Point, Points
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, cost_of
 from celosia.hw.config import Config
@@ -153,7 +153,22 @@ class Ladder:
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
         """All objectives of a point with costs, or with those given."""
         own = [point.costs[each.name] for each in self.subjects] if costs is None else costs
-        return objectives(point.cfg, own, self.shares(point), point.clock_mhz or self.board.clock_mhz)
+        return objectives(point.cfg, own, Resources(**point.area), self.board, self.clock_of(point))
+
+    def clock_of(self, point: Point) -> float:
+        """MHz: what Yosys estimates where somebody asked, else the board's."""
+        return point.clock_mhz or self.board.clock_mhz
+
+    def power(self, point: Point) -> dict[str, float]:
+        """Watts while it runs the models, on the average: dynamic ones, and those of the device at rest."""
+        found = [
+            drawn(point.cfg, point.costs[each.name], Resources(**point.area), self.board, self.clock_of(point))
+            for each in self.subjects
+        ]
+        return {
+            "dynamic": sum(each.dynamic for each in found) / len(found), "static": found[0].watts["static"],
+            "processors": found[0].watts["ps"],
+        }  # fmt: skip
 
     def shares(self, point: Point) -> dict[str, float]:
         """What the point takes of each resource of the device."""

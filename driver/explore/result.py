@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from celosia.bitstreams.power import caveat
 from celosia.compiler.program.files import write_text
 from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.front import knee
@@ -19,11 +20,11 @@ from celosia.driver.pages.front import of_front
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",
-    "area": "{:.1f}% of the device on average", "energy": "{:,.3g} uJ (a proxy)",
+    "area": "{:.1f}% of the device on average", "energy": "{:,.3g} mJ (an estimate)",
 }  # fmt: skip
 BEST = {
     "cycles": "the fewest cycles", "latency": "the shortest run", "period": "the most images a second",
-    "area": "the smallest", "energy": "the least energy, by the proxy",
+    "area": "the smallest", "energy": "the least energy, by the estimate",
 }  # fmt: skip
 
 
@@ -44,8 +45,8 @@ def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
         "rung": point.rung, "objectives": ladder.figures(point),
         "models": {model: {"cycles": cost.cycles, "images": cost.images, "limit": cost.limit,
                            "rtl": (point.rtl or {}).get(model)} for model, cost in point.costs.items()},
-        "area": point.area, "shares": ladder.shares(point),
-        "clock_mhz": point.clock_mhz or ladder.board.clock_mhz,
+        "area": point.area, "shares": ladder.shares(point), "power": ladder.power(point),
+        "clock_mhz": ladder.clock_of(point),
         "clock": "declared" if point.clock_mhz is None else "estimated from Yosys' netlist", "how": point.how,
     }  # fmt: skip
 
@@ -95,7 +96,7 @@ def report_of(
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names},
         "take": take(rows, names, others, state["ended"]), "front": rows, "state": state,
-        "device": ladder.board.device.name, "searched": list(searched), "points": points,
+        "device": ladder.board.device.name, "power": caveat(ladder.board), "searched": list(searched), "points": points,
     }  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from celosia.hw.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+ESTIMATES, PROXY, PROXY_LABEL = 2, "energy", "uJ (the proxy of 45 nm of an earlier version)"
+"""The format of a front since which energy is an estimate; what it was before."""
 SHRINK = 1.0
 """Of the regression that says what fields do."""
 
@@ -42,17 +44,21 @@ def of_front(source: Path | Mapping[str, Any]) -> Page:
 
 
 def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What older versions wrote, under the names of this one: milliseconds for an image were called fps."""
-    if "fps" not in report["objectives"]:
+    """What older versions wrote, under names of this one: milliseconds for an image were called fps, and energy was a
+    proxy, which is to be taken for no estimate."""
+    names = {"fps": "period"} | ({PROXY: PROXY_LABEL} if report.get("format", 1) < ESTIMATES else {})
+    if not names.keys() & report["objectives"].keys():
         return report
 
     def renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
-        return {"period" if name == "fps" else name: value for name, value in figures.items()}
+        return {names.get(name, name): value for name, value in figures.items()}
 
-    def rows(name: str) -> list[dict[str, Any]]:
-        return [{**row, "objectives": renamed(row["objectives"])} for row in report[name]]
+    def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {**row, "objectives": renamed(row["objectives"])}
 
-    return {**report, "objectives": renamed(report["objectives"]), "front": rows("front"), "points": rows("points")}
+    preset = {} if report.get("preset") is None else {"preset": row_of(report["preset"])}
+    rows = {name: [row_of(row) for row in report[name]] for name in ("front", "points")}
+    return {**report, "objectives": renamed(report["objectives"]), **rows, **preset}
 
 
 def _page(given: Mapping[str, Any]) -> Page:
@@ -114,7 +120,7 @@ def _table(report: Mapping[str, Any]) -> str:
     """The front, and the preset below it: objectives, cycles of each model, and what it takes of the device as bars."""
     names, models = list(report["objectives"]), columns_of(report)
     head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
-            *NAMES.values(), "known by"]  # fmt: skip
+            *NAMES.values(), WATTS, "known by"]  # fmt: skip
     lines = []
     for row in rows_of(report):
         cells = [
@@ -126,10 +132,24 @@ def _table(report: Mapping[str, Any]) -> str:
             resource_cell(row["area"], name, row.get("shares", {}).get(name))
             for name in NAMES  # older ones have none
         )
-        text += f"<td>{escape(row['rung'])}</td>"
+        text += f"<td>{watts_of(row)}</td><td>{escape(row['rung'])}</td>"
         lines.append(f"<tr{' class=preset' * row['preset']}>{text}</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+WATTS = "W (an estimate)"
+
+
+def watts_of(row: Mapping[str, Any]) -> str:
+    """What logic and device draw while a row's Config runs the models, without the processors; of older fronts nothing
+    is known.
+
+    >>> watts_of({"power": {"dynamic": 0.4, "static": 0.144, "processors": 1.5}}), watts_of({})
+    ('0.54', '-')
+    """
+    found = row.get("power")
+    return "-" if found is None else f"{found['dynamic'] + found['static']:.2f}"
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -156,6 +176,8 @@ def _notes(report: Mapping[str, Any]) -> str:
     told.append(MARKS)
     if "area" in report["objectives"]:
         told.append("Area, mean %, is the mean of the four percents.")
+    if "power" in report:
+        told.append(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report.get("preset"):
         told.append(told_of_preset(report))
     return f"<p>{escape(' '.join(told))}</p>"

@@ -15,7 +15,7 @@ NAMES = {"lut": "LUT", "ff": "flip-flops", "dsp": "DSP", "ram": "block RAM"}
 """Resources of a device, as they are shown."""
 UNITS = {
     "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
-    "energy": "uJ (a proxy)",
+    "energy": "mJ (an estimate)",
 }  # fmt: skip
 """Objectives at the head of a column or beside an axis."""
 NEARLY = 0.95

@@ -10,6 +10,7 @@ from rich.text import Text
 from celosia.driver.show.table import add_row, new_table, percent
 
 if TYPE_CHECKING:
+    from celosia.bitstreams.power import Power
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
     from celosia.hw.fpga import Device
@@ -24,6 +25,20 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
     for name, label in LABELS.items():
         add_row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
     return table
+
+
+def power(working: Power, resting: Power, title: str, caveat: str) -> RenderableType:
+    """What an accelerator draws where all of its units work, and where nothing runs."""
+    from celosia.bitstreams.power import LABELS
+
+    table = new_table(title, "watts", ">all units work", ">nothing runs")
+    shown = [name for name in LABELS if working.watts[name] or resting.watts[name]]
+    for name in shown:
+        mark = "?" if name in working.stand_ins else ""
+        add_row(table, LABELS[name] + mark, *(f"{each.watts[name]:.3f}" for each in (working, resting)))
+    add_row(table, "all but the processors", f"{working.fabric:.3f}", f"{resting.fabric:.3f}")
+    stood_in = " ?: by reports of another family or device, for want of its own." if working.stand_ins else ""
+    return Group(table, Text(caveat + stood_in))
 
 
 def timing(found: Timing, title: str) -> RenderableType:

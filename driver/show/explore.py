@@ -13,7 +13,7 @@ from rich.text import Text
 from celosia.driver.explore.explorer import ExploreState
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.explore.result import ENDED
-from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset
+from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset, watts_of
 from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
 from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
@@ -39,13 +39,13 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     names, models = list(report["objectives"]), columns_of(report)
     title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
     table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),
-                      *(f">{name}" for name in NAMES.values()), "known by", "clock")  # fmt: skip
+                      *(f">{name}" for name in NAMES.values()), ">W", "known by", "clock")  # fmt: skip
     for row in rows_of(report):
         area = row["area"]
         add_row(
             table, row["label"], *(number(row["objectives"][name]) for name in names),
             *(row["models"][name]["rtl"] or row["models"][name]["cycles"] for name in models),
-            *(f"{resource(area, name)} {row['shares'][name]:.0%}" for name in NAMES), row["rung"],
+            *(f"{resource(area, name)} {row['shares'][name]:.0%}" for name in NAMES), f"~{watts_of(row)}", row["rung"],
             f"{row['clock_mhz']:.0f} MHz, {row['clock'].split(' ')[0]}",
         )  # fmt: skip
     yield table
@@ -56,6 +56,7 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
         text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
     yield Text(text + left_out_text(state["left_out"]))
     yield Text(f"Percents are of a {report['device']}. {MARKS}")
+    yield Text(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report["preset"]:
         yield Text(told_of_preset(report))
     yield Text(f"{report['take']} All in {folder}.")

@@ -64,6 +64,18 @@ def test_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["resources"]["dsp"] == {"used": 3, "available": 1728, "left_percent": 99.8}
 
 
+def test_report_of_watts(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = call(monkeypatch, SMALL, "--board", "pynq-z1", "--config", "tiny")
+    text = " ".join(out.split())
+    assert code == 0 and "Watts at 100 MHz, an estimate" in text and "within a factor of" in text and "?" not in text
+    code, out, _ = call(monkeypatch, SMALL, "--board", "ultra96", "--json", "--quiet")
+    found = json.loads(out)["power"]
+    assert code == 0 and found["mhz"] == 150 and found["stand_ins"] == [] and "An estimate" in found["caveat"]
+    assert found["working"]["clocks"] == found["resting"]["clocks"] > 0 == found["resting"]["logic"]
+    code, out, _ = call(monkeypatch, SMALL, "--board", "ultra96", "--config", "wide")
+    assert code == 0 and "clock manager?" in out and "for want of its own" in " ".join(out.split())
+
+
 def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Usage(lut=60_000, ff=200, dsp=400, ram=2, seconds=1.0, tool="Yosys")
     code, out, error = call(monkeypatch, large, "--board", "pynq-z2")

@@ -15,7 +15,6 @@ pytest.importorskip("moocore")
 from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
-from celosia.driver.explore.objectives import sram_pj
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
 from celosia.hw.config import Config, ConfigError
 from celosia.hw.scratchpads import scratchpads
@@ -219,13 +218,6 @@ def test_promising_points_add_most() -> None:
     assert promising(known, expected, np.log([20.0, 20]), 9)[0] == 1
     assert promising(np.zeros((0, 2)), expected, np.log([20.0, 20]), 1) == [1]
     assert knee([[1, 100], [2, 3], [100, 1]]) == 1
-
-
-def test_energy_of_a_byte_grows_with_the_memory() -> None:
-    sizes = [1 << n for n in range(8, 24)]
-    energies = [sram_pj(size) for size in sizes]
-    assert energies == sorted(energies) and sram_pj(8 << 10) == pytest.approx(1.25)
-    assert sram_pj(1 << 20) == pytest.approx(12.5)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("block_in", "gemm"), ("block_out", "vector")])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
+from celosia.hw.config import PRESETS
 from celosia.sim.fsim import FunctionalDevice
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "cosim")]
@@ -79,7 +80,7 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, **p
     import celosia
     from celosia.hw.top import Accelerator
 
-    model, cfg = make(), programs.CONFIGS[config]
+    model, cfg = make(), (programs.CONFIGS | PRESETS)[config]
     rng = np.random.default_rng(1)
     sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
     feed = {name: rng.random(size, np.float32) * 4 for name, size in sizes.items()}
@@ -97,8 +98,9 @@ def test_small_model(make: Callable[[], onnx.ModelProto], config: str, tmp_path:
 
 
 @pytest.mark.rtl
-def test_demo_model(tmp_path: Path) -> None:
-    simulate(demo, "8x8-bus16", tmp_path, pauses=[0.1])
+@pytest.mark.parametrize("config", ["8x8-bus16", "tiny"])  # `python -m benchmarks.activity` looks at that of `tiny`
+def test_demo_model(config: str, tmp_path: Path) -> None:
+    simulate(demo, config, tmp_path, pauses=[0.1])
 
 
 @pytest.mark.rtl
