@@ -16,7 +16,7 @@ b(a: float32[8]) -> (b: float32[8]):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celosia.compiler.expr.loops import SCOPES, Declared
 from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Scan, Tensor, Var, minimum
@@ -180,6 +180,14 @@ class Stage:
         self.lanes[axis] = widths
 
     @recorded
+    def peel(self) -> None:
+        """Compute no element twice: last tiles of data that are not whole become loop nests of their own."""
+        self.relations = [
+            replace(each, tail="peel") if isinstance(each, Split) and not each.parent.reduce else each
+            for each in self.relations
+        ]
+
+    @recorded
     def vthread(self, axis: Axis | str) -> None:
         """Run the iterations as virtual threads: each with memory of its own for what is computed inside, and their
         statements in alternation (see vthread.interleave).
@@ -240,6 +248,17 @@ class Stage:
         A tensor that is accumulated by an intrinsic is not reset before: the first step overwrites it.
         """
         self.intrinsic = self.axis(axis), intrinsic
+
+    def ragged(self, axis: Axis) -> list[Split]:
+        """The splits that made the loop `axis` and whose last tiles are to be nests of their own, first ones first."""
+        found: list[Split] = []
+        for each in reversed(self.relations):
+            if isinstance(each, Split) and each.outer is axis:
+                axis = each.parent
+                beyond = each.first + each.outer.extent * each.inner.extent > axis.extent
+                if each.tail == "peel" and beyond and axis.extent > each.inner.extent:
+                    found.insert(0, each)
+        return found
 
     def resized(
         self, extents: dict[Axis, int], tile: Split | None = None, first: int = 0, count: int = 0, size: int = 0

@@ -14,8 +14,24 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
+from celosia.compiler.cpu.schedule.arrange import arrange
 from celosia.compiler.cpu.target import target
-from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
+from celosia.compiler.expr import (
+    Alloc,
+    Axis,
+    Expr,
+    For,
+    If,
+    Let,
+    Load,
+    Select,
+    Stmt,
+    Store,
+    Tensor,
+    Update,
+    create_schedule,
+    lower,
+)
 from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
@@ -35,10 +51,8 @@ Flat = Store | Update
 def vectorised(stmt: Stmt) -> Stmt:
     """`stmt` with its innermost loops as vectors, where that means the same."""
     match stmt:
-        case For(Axis() as rows, body=For(Axis() as var, body=Store(value=Load()) as body), kind="serial") if _turns(
-            rows, var, body
-        ):
-            return _turned(rows, var, body)
+        case For(Axis() as i, _, For(Axis() as j, _, Store() as body, "serial"), "serial") if _turns(j, body):
+            return _turned((i, j), body)
         case For() if _fits(stmt):
             return _vectors([stmt])
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
@@ -81,29 +95,24 @@ def _idle(part: Flat) -> bool:
     return part.value.value == start_value(part.kind, part.tensor.dtype).value
 
 
-def _turns(rows: Axis, var: Axis, body: Store) -> bool:
+def _turns(var: Axis, body: Store) -> bool:
     """Whether what is written in lines is read in columns."""
-    assert isinstance(body.value, Load)
-    read = body.value.tensor, body.value.index
-    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    steps = stride_along(*read, var), stride_along(*read, rows), stride_along(body.tensor, body.index, var)
-    return min(rows.extent, var.extent) >= lanes > 1 and steps[0] not in (None, 0, 1) and steps[1:] == (1, 1)
+    steps = [stride_along(each.tensor, each.index, var) for each in walk(body.value) if isinstance(each, Load)]
+    return stride_along(body.tensor, body.index, var) == 1 and None not in steps and not {*steps} <= {0, 1}
 
 
-def _turned(rows: Axis, var: Axis, body: Store) -> Stmt:
-    """Squares that are turned round in registers, and the rest."""
-    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    down, across = rows.extent // lanes, var.extent // lanes
-    i, j = Axis(f"{rows.name}.o", extent=down), Axis(f"{var.name}.o", extent=across)
-    u, l = Axis("u", extent=lanes), Axis("l", extent=lanes)
-    square = _at(_at(body, rows, i * lanes + u), var, j * lanes + l)
-    inner = For(u, lanes, For(l, lanes, square, "vectorized"), "unrolled")
-    done: list[Stmt] = [For(i, down, For(j, across, inner))]
-    for first, count, width in ((down * lanes, rows.extent, 0), (0, down * lanes, across * lanes)):
-        y, x = Axis(rows.name, extent=count - first), Axis(var.name, extent=var.extent - width)
-        if y.extent and x.extent:
-            done.append(For(y, y.extent, For(x, x.extent, _at(_at(body, rows, y + first), var, x + width))))
-    return block(*done)
+def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
+    """The same in squares, which are turned round in registers."""
+    turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
+    made = create_schedule(turned)
+    arrange(made[turned])
+    made[turned].peel()
+
+    def place(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        moved: dict[Var, Expr] = dict(zip(axes, index))
+        return body.tensor, tuple(substitute(each, moved) for each in body.index)
+
+    return map_accesses(lower(made).body, lambda _: None, place)
 
 
 def _sums(stmt: Stmt) -> dict[Hashable, Update]:
