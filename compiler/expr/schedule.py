@@ -16,7 +16,7 @@ b(a: float32[8]) -> (b: float32[8]):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from celosia.compiler.expr.loops import SCOPES, Declared
 from celosia.compiler.expr.nodes import Axis, Expr, Load, Reduce, Scan, Tensor, Var, minimum
@@ -178,14 +178,6 @@ class Stage:
         if not widths or min(widths) < 1:
             raise ValueError(f"{self.tensor.name}: vectors of {list(widths)} lanes")
         self.lanes[axis] = widths
-
-    @recorded
-    def peel(self) -> None:
-        """Compute no element twice: last tiles of data that are not whole become loop nests of their own."""
-        self.relations = [
-            replace(each, tail="peel") if isinstance(each, Split) and not each.parent.reduce else each
-            for each in self.relations
-        ]
 
     @recorded
     def vthread(self, axis: Axis | str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.integer import Zero, matrix_product
-from celosia.compiler.cpu.schedule import schedule
+from celosia.compiler.cpu.schedule.arrange import Knobs, schedule
 from celosia.compiler.expr import Axis, Expr, For, Stmt, Tensor, lower, wrap
 from celosia.compiler.expr.loops import map_accesses
 
@@ -40,7 +41,7 @@ def product(into: Tensor, fresh: bool, a: Element, b: Element, steps: int, zeros
     else:
         k = T.reduce_axis(steps, "k")
         result = T.compute((m, n), lambda i, j: finish(T.sum(a(i, k) * b(k, j), k), (i, j)), "product")
-    made = schedule((result,))
+    result = replace(result, name="into.sums")  # no array has such a name
+    made = schedule((result,), {result.name: Knobs(tail="peel")})
     (result,) = made.outputs
-    made[result].peel()
     return map_accesses(lower(made).body, lambda _: None, lambda t, i: (into if t is result else t, i))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from celosia.compiler.cpu.schedule.arrange import arrange
+from celosia.compiler.cpu.schedule.arrange import Knobs, arrange
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import (
     Alloc,
@@ -105,8 +105,7 @@ def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
     """The same in squares, which are turned round in registers."""
     turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
     made = create_schedule(turned)
-    arrange(made[turned])
-    made[turned].peel()
+    arrange(made[turned], Knobs(tail="peel"))
 
     def place(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         moved: dict[Var, Expr] = dict(zip(axes, index))

@@ -21,6 +21,8 @@ from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 
+EVEN = 1.05
+"""How much more work may be of tiles that leave no edges, which would be nests of their own, or are smaller code."""
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
 L1_BYTES = 24 << 10
@@ -50,10 +52,12 @@ def register_tile(
     data: list[Axis],
     reads: list[Load],
     choose: Callable[[list[RegisterTile]], RegisterTile] | None = None,
+    tail: str | None = None,
 ) -> bool:
     """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
 
-    choose: takes one of all that fit into registers, in the place of the one with the least work.
+    choose: takes one of all that fit into registers, in the place of the one with the least work. tail: see
+    Stage.split.
     """
     if not data or data[-1].extent < 4:
         return False
@@ -62,7 +66,7 @@ def register_tile(
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
-    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
+    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)), tail)
     first: dict[Var, Expr] = {column: outer * lane.extent}
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
@@ -76,17 +80,17 @@ def register_tile(
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds)
+        row, block, (height, width) = _shape(*kinds, even=tail == "peel")
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, tile = None, []
     if row is not None:
-        rows, inner = stage.split(row, height)
+        rows, inner = stage.split(row, height, tail)
         tile.append(inner)
     columns = None
     if block is not None:
-        columns, inner = stage.split(block, width)
+        columns, inner = stage.split(block, width, tail)
         tile.append(inner)
     for axis in tile:
         stage.unroll(axis)
@@ -119,7 +123,7 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], shared: bool
+    rows: list[Axis | None], columns: list[Axis | None], shared: bool, even: bool
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -127,7 +131,7 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, shared, target().registers - 1)
+        work, size = _size(*extents, shared, target().registers - 1, even)
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
@@ -187,12 +191,21 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 
 @functools.cache
-def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
-    """(work, height and width of a tile) with the least work for all of it, edges computed twice included."""
-    best = float("inf"), 0, (1, 1)
-    for height, width in _sizes(rows, columns, shared, registers):
-        reads = _tiles_in(rows, columns, height, width) * (height + width)
-        best = min(best, (_work(rows, columns, height, width, shared), reads, (height, width)))
+def _size(rows: int, columns: int, shared: bool, registers: int, even: bool = False) -> tuple[float, tuple[int, int]]:
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included.
+
+    even: of the smallest tile that leaves no edges, where that is not much more.
+    """
+
+    def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
+        return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * sum(size), size
+
+    costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
+    best = min(costs)
+    if even:
+        near = (each for each in costs if each[0] <= EVEN * best[0])
+        whole = (each for each in near if not rows % each[2][0] and not columns % each[2][1])
+        best = min(whole, key=lambda each: (prod(each[2]), each), default=best)
     return best[0], best[2]
 
 
