@@ -5,6 +5,10 @@
 
 A sum over the loop has as many partial sums as there are lanes. Loops with conditions, or whose lanes lie apart in
 memory, stay as they are.
+
+`cpu.schedule` arranges one tensor at a time, and here a loop has several statements and is cut where masks begin. With
+each statement arranged by itself, and loops merged afterwards, softmax took 7% longer (of rows of 100 43%), layer
+normalisation 9% (31%), and the maximum of blocks of 1,000 bytes 2.8 times as long.
 """
 
 from __future__ import annotations
@@ -16,27 +20,14 @@ from typing import NamedTuple
 
 from celosia.compiler.cpu.schedule.arrange import Knobs, arrange
 from celosia.compiler.cpu.target import target
-from celosia.compiler.expr import (
-    Alloc,
-    Axis,
-    Expr,
-    For,
-    If,
-    Let,
-    Load,
-    Select,
-    Stmt,
-    Store,
-    Tensor,
-    Update,
-    create_schedule,
-    lower,
-)
+from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
 from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
+from celosia.compiler.expr.lower import lower
 from celosia.compiler.expr.nodes import Const, Var
 from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
@@ -96,13 +87,15 @@ def _idle(part: Flat) -> bool:
 
 
 def _turns(var: Axis, body: Store) -> bool:
-    """Whether what is written in lines is read in columns."""
+    """Whether what is written in lines is read in columns, by loops that are not the compiler's own."""
     steps = [stride_along(each.tensor, each.index, var) for each in walk(body.value) if isinstance(each, Load)]
-    return stride_along(body.tensor, body.index, var) == 1 and None not in steps and not {*steps} <= {0, 1}
+    if body.tensor.body is not None or None in steps or {*steps} <= {0, 1}:
+        return False
+    return stride_along(body.tensor, body.index, var) == 1
 
 
 def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
-    """The same in squares, which are turned round in registers."""
+    """The same as `cpu.schedule` arranges it: in squares, which are turned round in registers."""
     turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
     made = create_schedule(turned)
     arrange(made[turned], Knobs(tail="peel"))

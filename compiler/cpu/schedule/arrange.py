@@ -32,12 +32,12 @@ class Knobs:
     """What can be chosen of the schedule of one tensor, in the place of what the compiler takes.
 
     tile: takes one of the tiles of registers that there are. vectors: so many side by side, where there is no tile.
-    tail: of last tiles of data, see Stage.split; "peel" where an element that is computed twice would be another one.
+    tail: see Stage.set_tail; "peel" where no element may be computed twice.
     """
 
     tile: Callable[[list[RegisterTile]], RegisterTile] | None = None
     vectors: int = 1
-    tail: str | None = None
+    tail: str = "shift"
 
 
 def schedule(outputs: Sequence[Tensor], knobs: Mapping[str, Knobs] | None = None) -> Schedule:
@@ -88,30 +88,32 @@ def arrange(stage: Stage, knobs: Knobs = Knobs()) -> None:
     """
     tensor = stage.tensor
     assert tensor.body is not None
+    if knobs.tail != stage.tail:
+        stage.set_tail(knobs.tail)
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     data = [axis for axis in stage.order if not axis.reduce]
     if len(reduces) > 1 or (reduces and _guarded(tensor.body, data[-1:])):
         return
     reads = [node for node in walk(tensor.body) if isinstance(node, Load)]
     if not reduces:
-        _elementwise(stage, data, reads, knobs)
-    elif not register_tile(stage, reduces[0], data, reads, knobs.tile, knobs.tail):
+        _elementwise(stage, data, reads, knobs.vectors)
+    elif not register_tile(stage, reduces[0], data, reads, knobs.tile):
         _lanes(stage, reduces[0], reads, knobs.vectors)
 
 
-def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], knobs: Knobs) -> None:
+def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int) -> None:
     assert stage.tensor.body is not None
     if not data or data[-1].extent < 4:
         return
-    if any(step(read, data[-1]) is None for read in reads) and _gathered(stage, data, reads, knobs.tail):
+    if any(step(read, data[-1]) is None for read in reads) and _gathered(stage, data, reads):
         return
     if any(step(read, data[-1]) not in (0, 1, 2) for read in reads):
-        return _turned(stage, data, reads, knobs.tail)
+        return _turned(stage, data, reads)
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
-    lanes = knobs.vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
-    _, inner = stage.split(data[-1], min(lanes, data[-1].extent), knobs.tail)
+    lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
+    _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     stage.vectorize(inner)
 
 
@@ -119,7 +121,7 @@ SHARED = 16
 """Rows that share the places of what they gather."""
 
 
-def _gathered(stage: Stage, data: list[Axis], reads: list[Load], tail: str | None) -> bool:
+def _gathered(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
     """Vectors that gather, for several rows at once where the places do not depend on the row: they are found once.
 
     (Found by tuning a bilinear resize, which it makes five times as fast.) False where there are no such rows.
@@ -130,15 +132,15 @@ def _gathered(stage: Stage, data: list[Axis], reads: list[Load], tail: str | Non
     if not rows or _guarded(stage.tensor.body, [*rows, column]):
         return False
     row = max(rows, key=lambda axis: axis.extent)
-    row_outer, row_inner = stage.split(row, min(SHARED, row.extent), tail)
-    outer, inner = stage.split(column, min(4 * target().lanes(stage.tensor.dtype), column.extent), tail)
+    row_outer, row_inner = stage.split(row, min(SHARED, row.extent))
+    outer, inner = stage.split(column, min(4 * target().lanes(stage.tensor.dtype), column.extent))
     stage.reorder(row_outer, *(axis for axis in data[:-1] if axis is not row), outer, row_inner, inner)
     stage.unroll(row_inner)
     stage.vectorize(inner)
     return True
 
 
-def _turned(stage: Stage, data: list[Axis], reads: list[Load], tail: str | None) -> None:
+def _turned(stage: Stage, data: list[Axis], reads: list[Load]) -> None:
     """Square tiles where what is written along one axis is read along another, so that both go in vectors."""
     assert stage.tensor.body is not None
     column = data[-1]
@@ -149,8 +151,8 @@ def _turned(stage: Stage, data: list[Axis], reads: list[Load], tail: str | None)
     row = max(rows, key=lambda axis: axis.extent)
     lanes = min(16, target().lanes(stage.tensor.dtype), row.extent, column.extent)
     lanes = 1 << lanes.bit_length() - 1
-    row_outer, row_inner = stage.split(row, lanes, tail)
-    outer, inner = stage.split(column, lanes, tail)
+    row_outer, row_inner = stage.split(row, lanes)
+    outer, inner = stage.split(column, lanes)
     others = [axis for axis in data[:-1] if axis is not row]
     stage.reorder(*others, row_outer, outer, row_inner, inner)
     stage.unroll(row_inner)

@@ -21,10 +21,10 @@ from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 
-EVEN = 1.05
-"""How much more work may be of tiles that leave no edges, which would be nests of their own, or are smaller code."""
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
+EVEN = 1.05
+"""How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
 """What may stay in the first-level cache while other data pass; of the second one it is a half."""
 
@@ -52,12 +52,10 @@ def register_tile(
     data: list[Axis],
     reads: list[Load],
     choose: Callable[[list[RegisterTile]], RegisterTile] | None = None,
-    tail: str | None = None,
 ) -> bool:
     """Compute tiles of vectors along the last of the `data` axes; False where the `reads` do not allow it.
 
-    choose: takes one of all that fit into registers, in the place of the one with the least work. tail: see
-    Stage.split.
+    choose: takes one of all that fit into registers, in the place of the one with the least work.
     """
     if not data or data[-1].extent < 4:
         return False
@@ -66,7 +64,7 @@ def register_tile(
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
-    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)), tail)
+    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
     first: dict[Var, Expr] = {column: outer * lane.extent}
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
@@ -80,17 +78,17 @@ def register_tile(
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds, even=tail == "peel")
+        row, block, (height, width) = _shape(*kinds, stage.tail == "peel")
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, tile = None, []
     if row is not None:
-        rows, inner = stage.split(row, height, tail)
+        rows, inner = stage.split(row, height)
         tile.append(inner)
     columns = None
     if block is not None:
-        columns, inner = stage.split(block, width, tail)
+        columns, inner = stage.split(block, width)
         tile.append(inner)
     for axis in tile:
         stage.unroll(axis)
@@ -194,7 +192,7 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 def _size(rows: int, columns: int, shared: bool, registers: int, even: bool = False) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included.
 
-    even: of the smallest tile that leaves no edges, where that is not much more.
+    even: the smallest tile that leaves no edges, where that is not much more work.
     """
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
