@@ -213,7 +213,8 @@ class CpuKernel:
         if not fresh and self.buffers.get(tile.args[2]) is not into:
             done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
-        return block(*done, product(into, fresh, *read, a.shape[1], tile.more["zeros"]))
+        left, right = read
+        return block(*done, product(into, fresh, left, right, a.shape[1], tile.more["zeros"]))
 
     def _loop(self, loop: TracedLoop, memory: list[Tensor]) -> Stmt:
         inside = [each for scope in scopes(loop) for each in scope.body]
