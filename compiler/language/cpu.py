@@ -1,8 +1,8 @@
 """A traced kernel as loops for the CPU.
 
 Programs are loops around everything. Elementwise tiles are computed where they are read; what is reduced, multiplied,
-carried by a loop or costs much and is read twice lies in a local tensor. LLVM makes vectors of the loops; products have
-a tile of accumulators in registers.
+carried by a loop or costs much and is read twice lies in a local tensor. Products are tensor expressions under the
+compiler's own schedule; of the other loops vectors.py makes vectors.
 """
 
 from __future__ import annotations
