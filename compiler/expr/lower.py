@@ -232,24 +232,16 @@ class Nest:
         for number, axis in enumerate(stage.order[at:], at):
             if axis.reduce and stage.intrinsic is None:
                 break
-            split = next((r for r in stage.relations if isinstance(r, Split) and r.outer is axis), None)
-            if split is None or split.tail != "peel" or not (rest := split.parent.extent % split.inner.extent):
-                continue
-            if split.first or split.outer.extent * split.inner.extent <= split.parent.extent:
-                continue  # one of the nests below
-            parts = []
-            whole = split.parent.extent // split.inner.extent
-            sizes = (0, whole, split.inner.extent), (whole * split.inner.extent, 1, rest)
-            tiles = [stage.resized({}, split, first, count, size) for first, count, size in sizes]
-            if any(tile.order[:number] != stage.order[:number] for tile, _ in tiles):
-                continue  # loops around the tiles count what is in them, and are there only once
-            for tile, moved in tiles:
-                renamed = {old: moved.get(fresh, fresh) for old, fresh in new.items()}
-                inner = self._peeled(tile, renamed, number + 1)
-                self._follow(tile, renamed)
-                parts.append(self._loops([tile.order[number]], inner))
-            self._follow(stage, new)
-            return self._loops(stage.order[at:number], block(*parts))
+            for split in stage.ragged(axis):
+                whole, size = divmod(split.parent.extent, split.inner.extent)
+                sizes = (0, whole, split.inner.extent), (split.parent.extent - size, 1, size)
+                tiles = [stage.resized({}, split, *each) for each in sizes]
+                if any(tile.order[:number] != stage.order[:number] for tile, _ in tiles):
+                    continue  # loops around the tiles count what is in them, and are there only once
+                moves = [{old: moved.get(fresh, fresh) for old, fresh in new.items()} for _, moved in tiles]
+                parts = [self._peeled(tile, moved, number) for (tile, _), moved in zip(tiles, moves)]
+                self._follow(stage, new)
+                return self._loops(stage.order[at:number], block(*parts))
         self._at(stage, new)
         self.outside = set(stage.order[:at])
         code = self._code()

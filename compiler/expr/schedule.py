@@ -52,7 +52,7 @@ class Stage:
 
     body: what an element holds; that of the tensor, until cache_read or cache_write put another tensor in between.
     scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
-    step: the schedule of what a scan does in one step.
+    step: the schedule of what a scan does in one step. tail: what `split` takes for loops over data.
     """
 
     def __init__(self, tensor: Tensor, scope: str = "workspace", trace: Trace | None = None):
@@ -61,6 +61,7 @@ class Stage:
         self.trace = trace
         self.body: Expr = tensor.body
         self.scope = scope
+        self.tail = "shift"
         self.relations: list[Split | Fuse] = []
         self.kinds: dict[Axis, str] = {}
         self.inlined = False
@@ -89,13 +90,14 @@ class Stage:
     def split(self, axis: Axis | str, factor: int, tail: str | None = None) -> tuple[Axis, Axis]:
         """Cut a loop into tiles of `factor`: (tile number, index within the tile).
 
-        tail: of TAILS, what is done where the extent is not a multiple; "shift" if left out, "guard" on a reduction.
+        tail: of TAILS, what is done where the extent is not a multiple; if left out that of the stage, and "guard" on a
+        reduction.
         """
         axis = self.axis(axis)
         at = self._position(axis)
         if factor < 1:
             raise ValueError(f"{self.tensor.name}: split {axis.name} by {factor}")
-        tail = tail or ("guard" if axis.reduce else "shift")
+        tail = tail or ("guard" if axis.reduce else self.tail)
         if tail not in TAILS or (axis.reduce and tail == "shift"):
             raise ValueError(f"{self.tensor.name}: no last tile of {axis.name} is a {tail!r}")
         factor = min(factor, axis.extent)
@@ -104,6 +106,13 @@ class Stage:
         self.order[at : at + 1] = [outer, inner]
         self.relations.append(Split(axis, outer, inner, tail))
         return outer, inner
+
+    @recorded
+    def set_tail(self, tail: str) -> None:
+        """What `split` takes from now on where it is not told; "shift" before."""
+        if tail not in TAILS:
+            raise ValueError(f"{self.tensor.name}: no last tile is a {tail!r}; take one of {', '.join(TAILS)}")
+        self.tail = tail
 
     @recorded
     def fuse(self, outer: Axis | str, inner: Axis | str) -> Axis:
@@ -240,6 +249,16 @@ class Stage:
         A tensor that is accumulated by an intrinsic is not reset before: the first step overwrites it.
         """
         self.intrinsic = self.axis(axis), intrinsic
+
+    def ragged(self, axis: Axis) -> list[Split]:
+        """The splits that made the loop `axis` and whose last tiles are to be nests of their own, first ones first."""
+        found: list[Split] = []
+        for each in reversed(self.relations):
+            if isinstance(each, Split) and each.outer is axis:
+                axis = each.parent
+                if each.tail == "peel" and each.first + each.outer.extent * each.inner.extent > axis.extent:
+                    found.insert(0, each)
+        return found
 
     def resized(
         self, extents: dict[Axis, int], tile: Split | None = None, first: int = 0, count: int = 0, size: int = 0

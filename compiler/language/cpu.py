@@ -1,8 +1,8 @@
 """A traced kernel as loops for the CPU.
 
 Programs are loops around everything. Elementwise tiles are computed where they are read; what is reduced, multiplied,
-carried by a loop or costs much and is read twice lies in a local tensor. LLVM makes vectors of the loops; products have
-a tile of accumulators in registers.
+carried by a loop or costs much and is read twice lies in a local tensor. Products are tensor expressions under the
+compiler's own schedule; of the other loops vectors.py makes vectors.
 """
 
 from __future__ import annotations
@@ -195,20 +195,17 @@ class CpuKernel:
     def _dot(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """acc + a · b, into memory of its own, or of the accumulator that a loop carries."""
         a, b = map(origin, tile.args[:2])
-        (m, k), n = a.shape, b.shape[1]
+        dtype = "int8" if a.dtype == "int8" else tile.dtype
         done: list[Stmt] = []
         read: list[Element] = []
-        for side, zero in zip((a, b), tile.more["zeros"]):
+        for side in (a, b):
             direct = self.at(side, tuple(Axis("x", extent=size) for size in side.shape))
-            if side.dtype == tile.dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
+            if side.dtype == dtype and isinstance(direct, Load) and (side is a or side in self.buffers):
                 read.append(lambda *i, t=side: self.at(t, i))
                 continue
-            buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, tile.dtype)
+            buffer = Tensor(f"{'ab'[side is b]}{len(self.known)}", side.shape, dtype)
             memory.append(buffer)
-            zero = wrap(zero, tile.dtype)
-            done.append(
-                nest(side.shape, lambda *i, t=side, u=buffer, z=zero: Put(u, i, cast(self.at(t, i), tile.dtype) - z))
-            )
+            done.append(nest(side.shape, lambda *i, t=side, u=buffer: Put(u, i, cast(self.at(t, i), dtype))))
             read.append(lambda *i, u=buffer: Load(u, i))
         into, fresh = self.into.get(tile), len(tile.args) == 2
         if into is None:
@@ -216,7 +213,8 @@ class CpuKernel:
         if not fresh and self.buffers.get(tile.args[2]) is not into:
             done.append(self._fill(into, tile.args[2]))
         self.buffers[tile] = into
-        return block(*done, *product(into, fresh, read[0], read[1], m, n, k))
+        left, right = read
+        return block(*done, product(into, fresh, left, right, a.shape[1], tile.more["zeros"]))
 
     def _loop(self, loop: TracedLoop, memory: list[Tensor]) -> Stmt:
         inside = [each for scope in scopes(loop) for each in scope.body]

@@ -1,17 +1,17 @@
-"""Loops of products, with accumulators in registers."""
+"""Loops around what a kernel computes; those of products are the compiler's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from celosia.compiler.cpu.target import target
-from celosia.compiler.expr import Alloc, Axis, Expr, For, Load, Stmt, Tensor, Update, wrap
-from celosia.compiler.expr import Store as Put
-from celosia.compiler.expr.loops import block
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.integer import Zero, matrix_product
+from celosia.compiler.cpu.schedule.arrange import Knobs, schedule
+from celosia.compiler.expr import Axis, Expr, For, Stmt, Tensor, lower, wrap
+from celosia.compiler.expr.loops import map_accesses
 
 Element = Callable[[Expr, Expr], Expr]
-ROWS, VECTORS = 4, 4
-"""Rows, and vectors of columns, of the accumulators of a product that are in registers."""
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
@@ -27,50 +27,21 @@ def loops_over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
     return stmt
 
 
-def product(acc: Tensor, fresh: bool, a: Element, b: Element, m: int, n: int, k: int) -> Iterator[Stmt]:
-    """acc [m, n] += a [m, k] · b [k, n], or = where it is fresh, in tiles of accumulators that stay in registers."""
-    lanes = target().lanes(acc.dtype)
-    for column, columns, width in _cut(n, VECTORS * lanes):
-        for row, rows, height in _cut(m, ROWS):
-            i, j = (Axis(name, extent=count) for name, count in (("i", rows), ("j", columns)))
-            top, left = i * height + row, j * width + column
-            yield For(j, columns, For(i, rows, _registers(acc, fresh, a, b, k, lanes, top, left, height, width)))
+def product(into: Tensor, fresh: bool, a: Element, b: Element, steps: int, zeros: tuple[int, int]) -> Stmt:
+    """into [m, n] += (a [m, k] - za) · (b [k, n] - zb), or = where it is fresh. zeros: za and zb, 0 but for int8."""
+    m, n = into.shape
 
+    def finish(total: Expr, index: tuple[Expr, ...]) -> Expr:
+        return total if fresh else into[index] + total
 
-def _cut(size: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """(first, count, size) of the equal tiles, and of the rest."""
-    if size >= step:
-        yield 0, size // step, step
-    if size % step:
-        yield size - size % step, 1, size % step
-
-
-def _registers(
-    acc: Tensor, fresh: bool, a: Element, b: Element, k: int, lanes: int, top: Expr, left: Expr, height: int, width: int
-) -> Stmt:  # fmt: skip
-    tile = Tensor("r", (height, width), acc.dtype)
-    step, zero = Axis("k", extent=k), wrap(0, acc.dtype)
-
-    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        """All of the tile, written out."""
-        rows = Axis("u", extent=height)
-        parts = []
-        for first, count, size in _cut(width, lanes):
-            vector, lane = Axis("v", extent=count), Axis("l", extent=size)
-            inner = For(lane, size, body(rows, vector * size + lane + first), "vectorized")
-            parts.append(For(rows, height, For(vector, count, inner, "unrolled"), "unrolled"))
-        return block(*parts)
-
-    return Alloc(
-        tile,
-        block(
-            each(lambda u, v: Put(tile, (u, v), zero if fresh else Load(acc, (top + u, left + v)))),
-            For(
-                step,
-                k,
-                each(lambda u, v: Update("sum", tile, (u, v), a(top + u, step) * b(step, left + v))),
-            ),
-            each(lambda u, v: Put(acc, (top + u, left + v), Load(tile, (u, v)))),
-        ),
-        "local",
-    )
+    left, right = T.compute((m, steps), a, "a"), T.compute((steps, n), b, "b")
+    if left.dtype == "int8":
+        za, zb = (wrap(zero, "int32") for zero in (zeros[0] + 128, zeros[1]))
+        result = matrix_product(left, right, za, Zero(lambda _: zb, none=not zeros[1]), finish)
+    else:
+        k = T.reduce_axis(steps, "k")
+        result = T.compute((m, n), lambda i, j: finish(T.sum(a(i, k) * b(k, j), k), (i, j)), "product")
+    result = replace(result, name="into.sums")  # no array has such a name
+    made = schedule((result,), {result.name: Knobs(tail="peel")})
+    (result,) = made.outputs
+    return map_accesses(lower(made).body, lambda _: None, lambda t, i: (into if t is result else t, i))

@@ -5,6 +5,10 @@
 
 A sum over the loop has as many partial sums as there are lanes. Loops with conditions, or whose lanes lie apart in
 memory, stay as they are.
+
+`cpu.schedule` arranges one tensor at a time, and here a loop has several statements and is cut where masks begin. With
+each statement arranged by itself, and loops merged afterwards, softmax took 7% longer (of rows of 100 43%), layer
+normalisation 9% (31%), and the maximum of blocks of 1,000 bytes 2.8 times as long.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
+from celosia.compiler.cpu.schedule.arrange import Knobs, arrange
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
 from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
 from celosia.compiler.expr.bounds import structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
+from celosia.compiler.expr.lower import lower
 from celosia.compiler.expr.nodes import Const, Var
 from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
@@ -35,10 +42,8 @@ Flat = Store | Update
 def vectorised(stmt: Stmt) -> Stmt:
     """`stmt` with its innermost loops as vectors, where that means the same."""
     match stmt:
-        case For(Axis() as rows, body=For(Axis() as var, body=Store(value=Load()) as body), kind="serial") if _turns(
-            rows, var, body
-        ):
-            return _turned(rows, var, body)
+        case For(Axis() as i, _, For(Axis() as j, _, Store() as body, "serial"), "serial") if _turns(j, body):
+            return _turned((i, j), body)
         case For() if _fits(stmt):
             return _vectors([stmt])
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
@@ -81,29 +86,25 @@ def _idle(part: Flat) -> bool:
     return part.value.value == start_value(part.kind, part.tensor.dtype).value
 
 
-def _turns(rows: Axis, var: Axis, body: Store) -> bool:
-    """Whether what is written in lines is read in columns."""
-    assert isinstance(body.value, Load)
-    read = body.value.tensor, body.value.index
-    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    steps = stride_along(*read, var), stride_along(*read, rows), stride_along(body.tensor, body.index, var)
-    return min(rows.extent, var.extent) >= lanes > 1 and steps[0] not in (None, 0, 1) and steps[1:] == (1, 1)
+def _turns(var: Axis, body: Store) -> bool:
+    """Whether what is written in lines is read in columns, by loops that are not the compiler's own."""
+    steps = [stride_along(each.tensor, each.index, var) for each in walk(body.value) if isinstance(each, Load)]
+    if body.tensor.body is not None or None in steps or {*steps} <= {0, 1}:
+        return False
+    return stride_along(body.tensor, body.index, var) == 1
 
 
-def _turned(rows: Axis, var: Axis, body: Store) -> Stmt:
-    """Squares that are turned round in registers, and the rest."""
-    lanes = target().vector_bytes // itemsize(body.tensor.dtype)
-    down, across = rows.extent // lanes, var.extent // lanes
-    i, j = Axis(f"{rows.name}.o", extent=down), Axis(f"{var.name}.o", extent=across)
-    u, l = Axis("u", extent=lanes), Axis("l", extent=lanes)
-    square = _at(_at(body, rows, i * lanes + u), var, j * lanes + l)
-    inner = For(u, lanes, For(l, lanes, square, "vectorized"), "unrolled")
-    done: list[Stmt] = [For(i, down, For(j, across, inner))]
-    for first, count, width in ((down * lanes, rows.extent, 0), (0, down * lanes, across * lanes)):
-        y, x = Axis(rows.name, extent=count - first), Axis(var.name, extent=var.extent - width)
-        if y.extent and x.extent:
-            done.append(For(y, y.extent, For(x, x.extent, _at(_at(body, rows, y + first), var, x + width))))
-    return block(*done)
+def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
+    """The same as `cpu.schedule` arranges it: in squares, which are turned round in registers."""
+    turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
+    made = create_schedule(turned)
+    arrange(made[turned], Knobs(tail="peel"))
+
+    def place(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        moved: dict[Var, Expr] = dict(zip(axes, index))
+        return body.tensor, tuple(substitute(each, moved) for each in body.index)
+
+    return map_accesses(lower(made).body, lambda _: None, place)
 
 
 def _sums(stmt: Stmt) -> dict[Hashable, Update]:

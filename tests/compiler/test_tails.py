@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler import expr as T
+from celosia.compiler.expr.loops import children
 from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.hw.config import Config
@@ -84,6 +85,25 @@ def test_a_guard_keeps_back_what_is_beyond_the_end() -> None:
     s[b].split("i0", 4, "guard")
     assert "if (((i0.o * 4) + i0.i) < 5):" in str(T.lower(s))
     np.testing.assert_array_equal(results(T.lower(s), np.arange(5, dtype=np.int32))[0], np.arange(1, 6))
+
+
+@pytest.mark.parametrize("n", [7, 8, 40, 45])
+def test_tiles_of_tiles_are_peeled_so_that_each_element_is_computed_once(n: int) -> None:
+    a = T.placeholder((n,), "int32", "a")
+    b = T.compute((n,), lambda i: a[i] * 2, "b")
+    s = T.create_schedule(b)
+    s[b].set_tail("peel")
+    outer, _ = s[b].split("i0", 8)
+    s[b].split(outer, 2)
+    function = T.lower(s)
+    assert "if" not in str(function) and "min" not in str(function)
+    array = integers(n)
+    np.testing.assert_array_equal(T.interpret(function, array)[0], 2 * array)
+    assert _writes(function.body) == n
+
+
+def _writes(stmt: T.Stmt) -> int:
+    return (stmt.extent if isinstance(stmt, T.For) else 1) * (sum(map(_writes, children(stmt))) or 1)
 
 
 @pytest.mark.parametrize("tail", ["peel", "guard"])

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.products import at_lead
+from celosia.compiler.cpu.ops.products import at_lead, batch_of
 from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
-from celosia.compiler.program.host.sizes import broadcast
 
 ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
@@ -80,18 +79,16 @@ def dot(x: Expr, w: Expr, axes: Any) -> Expr:
 
 
 def matrix_product(
-    node: Node, a: Tensor, b: Tensor, za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
+    a: Tensor, b: Tensor, za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """finish(the int32 of numpy.matmul(a - za, b - zb), its index), of tensors with at least two dimensions."""
+    """finish(the int32 of numpy.matmul(a - za, b - zb), its index), of tensors with at least two dimensions.
+
+    za, zb: as they are among uint8 and int8. ValueError for shapes that do not fit.
+    """
     inner = a.shape[-2 if turn_a else -1]
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
-    if inner != b.shape[-1 if turn_b else -2]:
-        raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply")
-    try:
-        batch = broadcast(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise node.fail(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
+    batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
     steps = -(-inner // 4)
     tiled = target().tiles and m >= TILE_ROWS[0] and steps >= TILE_STEPS
     most = TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0]
@@ -251,7 +248,7 @@ def _one_window(
 
     n, m = x.shape[0], w.shape[0]
     images, weights = reshaped(x, (n, prod(x.shape[1:]))), reshaped(w, (m, prod(w.shape[1:])))
-    y = matrix_product(node, images, weights, zx, zw, last, turn_b=True)
+    y = matrix_product(images, weights, zx, zw, last, turn_b=True)
     return replace(y, shape=(n, m, *(1 for _ in x.shape[2:])))
 
 

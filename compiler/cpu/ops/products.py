@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, at, op, reshaped
+from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
 from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
@@ -26,8 +27,7 @@ def product(
     """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
-    if inner != b.shape[-1 if transpose_b else -2]:
-        raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply")
+    batch = batch_of(a, b, inner, b.shape[-1 if transpose_b else -2])
 
     def prepared(t: Tensor, turn: bool, change: ChangeAt, name: str) -> Tensor:
         if change is None and not turn:
@@ -45,11 +45,6 @@ def product(
     dot = transpose_b and m < 4  # then rows of b are read once, and best as they are
     b = prepared(b, transpose_b and not dot, change_b, "b")
     k = T.reduce_axis(inner, "k")
-    try:
-        batch = broadcast(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply") from None
-
     lanes = target().lanes(b.dtype)
     streamed = fixed_b and m < PACKED_ROWS  # each element is read for few rows, as fast as memory gives them
     most = min(STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
@@ -74,6 +69,15 @@ def product(
         return finish(T.sum(a[(*lead_a, i[-2], k)] * right, k), i)
 
     return T.compute((*batch, m, n), body, "matmul")
+
+
+def batch_of(a: Tensor, b: Tensor, inner: int, other: int) -> Shape:
+    """The dimensions before those of a product of matrices, which has so many terms on both sides. ValueError where
+    these differ, or dimensions do not go together."""
+    with suppress(ValueError):
+        if inner == other:
+            return broadcast(a.shape[:-2], b.shape[:-2])
+    raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply")
 
 
 PACKED_ROWS = 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -179,7 +178,7 @@ def qlinear_matmul(node: Node) -> Tensor:
         return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, kind)
 
     how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
-    return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
+    return matmul_any(node, a, b, matrix_product, **how, finish=finish)
 
 
 @op("MatMulInteger", "MatMulIntegerToFloat", kind=Kind.COMPLEX)
@@ -197,7 +196,7 @@ def matmul_integer(node: Node) -> Tensor:
             return y if bias is None else y + at(bias, i)
 
     how = {"za": left_zero(node, first, a.dtype), "zb": right_zero(node, first + 1, b.dtype)}
-    return matmul_any(node, a, b, partial(matrix_product, node), **how, finish=finish)
+    return matmul_any(node, a, b, matrix_product, **how, finish=finish)
 
 
 @op("QGemm", kind=Kind.COMPLEX, heavy=True, like=("Gemm", (0, 3)), scale=7)
@@ -220,9 +219,9 @@ def qgemm(node: Node) -> Tensor:
         here = scale[i[-1] if sb.size > 1 else 0]
         return acc.astype(F32) * here if zy is None else requantize(acc, here, zy, a.dtype)
 
-    turn_a, turn_b = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
-    za, zb = left_zero(node, 2, a.dtype), right_zero(node, 5, b.dtype)
-    return matrix_product(node, a, b, za, zb, finish, turn_a, turn_b)
+    turns = {"turn_a": bool(node.attrs.get("transA", 0)), "turn_b": bool(node.attrs.get("transB", 0))}
+    how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
+    return matmul_any(node, a, b, matrix_product, **how, **turns, finish=finish)
 
 
 # Two operands (com.microsoft): a, sa, za, b, sb, zb, sc, zc

@@ -32,10 +32,12 @@ class Knobs:
     """What can be chosen of the schedule of one tensor, in the place of what the compiler takes.
 
     tile: takes one of the tiles of registers that there are. vectors: so many side by side, where there is no tile.
+    tail: see Stage.set_tail; "peel" where no element may be computed twice.
     """
 
     tile: Callable[[list[RegisterTile]], RegisterTile] | None = None
     vectors: int = 1
+    tail: str = "shift"
 
 
 def schedule(outputs: Sequence[Tensor], knobs: Mapping[str, Knobs] | None = None) -> Schedule:
@@ -86,6 +88,8 @@ def arrange(stage: Stage, knobs: Knobs = Knobs()) -> None:
     """
     tensor = stage.tensor
     assert tensor.body is not None
+    if knobs.tail != stage.tail:
+        stage.set_tail(knobs.tail)
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     data = [axis for axis in stage.order if not axis.reduce]
     if len(reduces) > 1 or (reduces and _guarded(tensor.body, data[-1:])):

@@ -23,6 +23,8 @@ from celosia.compiler.expr.walk import substitute, walk
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
+EVEN = 1.05
+"""How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
 """What may stay in the first-level cache while other data pass; of the second one it is a half."""
 
@@ -76,7 +78,7 @@ def register_tile(
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds)
+        row, block, (height, width) = _shape(*kinds, stage.tail == "peel")
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
@@ -119,7 +121,7 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], shared: bool
+    rows: list[Axis | None], columns: list[Axis | None], shared: bool, even: bool
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -127,7 +129,7 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, shared, target().registers - 1)
+        work, size = _size(*extents, shared, target().registers - 1, even)
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
@@ -187,12 +189,21 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 
 @functools.cache
-def _size(rows: int, columns: int, shared: bool, registers: int) -> tuple[float, tuple[int, int]]:
-    """(work, height and width of a tile) with the least work for all of it, edges computed twice included."""
-    best = float("inf"), 0, (1, 1)
-    for height, width in _sizes(rows, columns, shared, registers):
-        reads = _tiles_in(rows, columns, height, width) * (height + width)
-        best = min(best, (_work(rows, columns, height, width, shared), reads, (height, width)))
+def _size(rows: int, columns: int, shared: bool, registers: int, even: bool = False) -> tuple[float, tuple[int, int]]:
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included.
+
+    even: the smallest tile that leaves no edges, where that is not much more work.
+    """
+
+    def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
+        return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * sum(size), size
+
+    costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
+    best = min(costs)
+    if even:
+        near = (each for each in costs if each[0] <= EVEN * best[0])
+        whole = (each for each in near if not rows % each[2][0] and not columns % each[2][1])
+        best = min(whole, key=lambda each: (prod(each[2]), each), default=best)
     return best[0], best[2]
 
 
