@@ -151,10 +151,11 @@ def test_random_maxima(
     pad = min((taps[0] - 1) * step, (taps[1] - 1) * step, 1)
     x = bytes_of(np.random.default_rng(h * w * c), h, w, c)
     y = np.zeros((-(-h // strides[0]), -(-w // strides[1]), c), np.int8)
+    block = 8 if config == "tiny" else 16  # channels whose windows fit in vin, however far apart they reach
 
     def run() -> None:
-        kernel = KERNELS["maxpool", config][(cl.cdiv(len(y), 2), cl.cdiv(c, 16))]
-        kernel(x, y, y.shape[1], taps, step, strides, pad, 2, 16, traced)
+        kernel = KERNELS["maxpool", config][(cl.cdiv(len(y), 2), cl.cdiv(c, block))]
+        kernel(x, y, y.shape[1], taps, step, strides, pad, 2, block, traced)
 
     compiled, meant = both(run, y)
     assert np.array_equal(compiled, meant)
