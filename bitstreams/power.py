@@ -34,7 +34,7 @@ UNITS = ("load", "gemm", "vector", "store")
 
 
 @dataclass(frozen=True)
-class Kind:
+class PowerKind:
     """A row of a report. cells: the count that it is proportional to. least: of cells times MHz; below, a milliwatt,
     as which reports are rounded, would say too much."""
 
@@ -44,8 +44,9 @@ class Kind:
 
 
 KINDS = {
-    "clocks": Kind("clock tree, flip-flops", "ff", 2e5), "logic": Kind("LUTs", "lut", 2e5),
-    "signals": Kind("signals", "lut", 2e5), "ram": Kind("block RAM", "ram", 500), "dsp": Kind("DSP blocks", "dsp", 500),
+    "clocks": PowerKind("clock tree, flip-flops", "ff", 2e5), "logic": PowerKind("LUTs", "lut", 2e5),
+    "signals": PowerKind("signals", "lut", 2e5), "ram": PowerKind("block RAM", "ram", 500),
+    "dsp": PowerKind("DSP blocks", "dsp", 500),
 }  # fmt: skip
 """What is proportional to the clock."""
 LABELS = {name: kind.label for name, kind in KINDS.items()} | {
@@ -56,7 +57,7 @@ OF_DEVICE = ("static", "ps")
 
 
 @dataclass(frozen=True)
-class Report:
+class PowerReport:
     """What a report says; power.toml explains it. mhz: None where several clocks share the fabric."""
 
     repository: str
@@ -119,7 +120,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Activity:
+class Toggling:
     """toggles: of a bit in a cycle. computing: the same of what DSP blocks compute. enabled: the share of cycles in
     which block RAM is."""
 
@@ -136,8 +137,8 @@ class Activity:
         return factors.get(name, 1.0)
 
 
-AS_REPORTED = Activity(TOGGLE_RATE, TOGGLE_RATE, ENABLED)
-AT_REST = Activity(0.0, 0.0, 0.0)
+AS_REPORTED = Toggling(TOGGLE_RATE, TOGGLE_RATE, ENABLED)
+AT_REST = Toggling(0.0, 0.0, 0.0)
 """Nothing but clocks."""
 
 
@@ -159,16 +160,16 @@ class Power:
         return self.dynamic + self.watts["static"]
 
 
-class Model:
+class PowerModel:
     """Coefficients by the reports that there are."""
 
-    def __init__(self, reports: Iterable[Report]) -> None:
+    def __init__(self, reports: Iterable[PowerReport]) -> None:
         self.reports = tuple(reports)
         self._known: dict[str, Mapping[str, Coefficient]] = {}
 
-    def without(self, source: str) -> Model:
+    def without(self, source: str) -> PowerModel:
         """The same that does not know a design."""
-        return Model(report for report in self.reports if report.source != source)
+        return PowerModel(report for report in self.reports if report.source != source)
 
     def coefficient(self, name: str, part: str) -> Coefficient:
         """Of one of LABELS, for a part. KeyError where no report of any family says it."""
@@ -179,7 +180,7 @@ class Model:
         watts = median(median(found) for found in sources.values())
         return Coefficient(watts, len(sources), len(reports), stand_in)
 
-    def _nearest(self, name: str, part: str) -> tuple[list[Report], bool]:
+    def _nearest(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
         """Reports that say it: of the device where it is the device's, else of the group, else of all; and whether
         those only stand in."""
         saying = [report for report in self.reports if _says(report, name)]
@@ -197,7 +198,7 @@ class Model:
             self._known[part] = {name: self.coefficient(name, part) for name in LABELS}
         return self._known[part]
 
-    def power(self, cells: Cells, mhz: float, activity: Activity, part: str) -> Power:
+    def power(self, cells: Cells, mhz: float, activity: Toggling, part: str) -> Power:
         """What `cells` draw on a part at a clock."""
         found = self.coefficients(part)
         watts = {
@@ -207,13 +208,13 @@ class Model:
         watts |= {"mmcm": found["mmcm"].watts * cells.mmcm, "static": found["static"].watts, "ps": found["ps"].watts}
         return Power(watts, tuple(name for name, each in found.items() if each.stands_in and watts[name]))
 
-    def said(self, report: Report) -> float:
+    def said(self, report: PowerReport) -> float:
         """Watts that the model has for what `report.dynamic` has, at the activity that reports assume."""
         found = self.coefficients(report.part)
         return sum(found[name].watts * report.exposure(name) for name in KINDS)
 
     @cached_property
-    def errors(self) -> list[tuple[Report, float]]:
+    def errors(self) -> list[tuple[PowerReport, float]]:
         """For each report of watts that it assumes itself what toggles, what a model that does not know its design says
         of it, over what it says."""
         rows = [report for report in self.reports if report.activity == "vectorless" and report.dynamic > 0]
@@ -228,7 +229,7 @@ class Model:
         return median(factors), max(factors)
 
 
-def _says(report: Report, name: str) -> bool:
+def _says(report: PowerReport, name: str) -> bool:
     """Whether a report counts for a coefficient. What a simulation has made toggle is known to that one alone; what is
     static depends on how warm the processors make it."""
     if name in KINDS:
@@ -238,7 +239,7 @@ def _says(report: Report, name: str) -> bool:
     return "ps" in report.watts and name in report.watts
 
 
-def _each(report: Report, name: str) -> float:
+def _each(report: PowerReport, name: str) -> float:
     cells = report.exposure(name) if name in KINDS else report.mmcm if name == "mmcm" else 1
     return report.watts[name] / cells
 
@@ -262,7 +263,7 @@ def _device(part: str) -> str:
 
 
 @cache
-def model() -> Model:
+def model() -> PowerModel:
     """Of the reports that are shipped.
 
     >>> from celosia.sim.boards import BOARDS
@@ -270,7 +271,7 @@ def model() -> Model:
     >>> found.watts > 1, found.sources > 3, found.stands_in
     (True, True, False)
     """
-    return Model(Report(**row) for row in FIGURES["report"])
+    return PowerModel(PowerReport(**row) for row in FIGURES["report"])
 
 
 # Activity -----------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ UNIT_OF = {unit: unit for unit in UNITS} | {"array": "gemm"}
 
 
 @dataclass(frozen=True)
-class Part:
+class ToggledPart:
     """A part of the accelerator, as it was measured. bits: of its registers, and `each` more for each of what the field
     or property `per` of a Config says. working, waiting: toggles of one of them in a cycle, where its unit works, and
     where it does not; the same where it is no unit's, of all cycles of a run."""
@@ -302,15 +303,15 @@ class Part:
 
 
 @cache
-def parts() -> Mapping[str, Part]:
+def parts() -> Mapping[str, ToggledPart]:
     """What was measured, by the part's name."""
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))["parts"]
     return {
-        name: Part(**{key: value for key, value in row.items() if key != "cycles"}) for name, row in rows.items()
+        name: ToggledPart(**{key: value for key, value in row.items() if key != "cycles"}) for name, row in rows.items()
     }  # fmt: skip
 
 
-def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, Part] | None = None) -> Activity:
+def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, ToggledPart] | None = None) -> Toggling:
     """What toggles during a run. busy: for each of UNITS the share of cycles in which it works."""
     found = parts() if measured is None else measured
     share = {unit: min(1.0, busy[unit]) for unit in UNITS}
@@ -319,7 +320,7 @@ def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, Part
     toggles = sum(bits[name] * rates[name] for name in found) / sum(bits.values())
     array, products = _array(cfg), multipliers(cfg)
     computing = (array * rates["array"] + (products - array) * rates["vector"]) / products
-    return Activity(toggles, computing, _enabled(cfg, share))
+    return Toggling(toggles, computing, _enabled(cfg, share))
 
 
 def _array(cfg: Config) -> int:

@@ -12,7 +12,17 @@ import pytest
 
 from celosia.bitstreams import area, power
 from celosia.bitstreams.memories import block_rams, of_pad
-from celosia.bitstreams.power import AS_REPORTED, AT_REST, KINDS, UNITS, WORKING, Cells, Coefficient, Model, Report
+from celosia.bitstreams.power import (
+    AS_REPORTED,
+    AT_REST,
+    KINDS,
+    UNITS,
+    WORKING,
+    Cells,
+    Coefficient,
+    PowerModel,
+    PowerReport,
+)
 from celosia.hw.config import PRESETS
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.boards import BOARDS
@@ -48,7 +58,7 @@ def test_reports_are_given_back(part: str) -> None:
 
 def test_the_error_is_of_models_that_do_not_know_the_design() -> None:
     report, ratio = next((r, ratio) for r, ratio in MODEL.errors if r.repository == "NotCleo/TPU-Cores")
-    others = Model(r for r in MODEL.reports if r.source != report.source)
+    others = PowerModel(r for r in MODEL.reports if r.source != report.source)
     cells = Cells(report.lut, report.ff, report.dsp, report.ram)
     found = others.power(cells, report.mhz or 0, AS_REPORTED, report.part)
     assert found.dynamic / report.dynamic == pytest.approx(ratio)
@@ -69,7 +79,7 @@ def test_a_device_without_reports_is_marked() -> None:
     assert not MODEL.power(CELLS, 100, AS_REPORTED, BOARD.part).stand_ins
 
 
-class Wrong(Model):
+class Wrong(PowerModel):
     """One coefficient is twenty times what the reports say."""
 
     def __init__(self, name: str) -> None:
@@ -96,15 +106,15 @@ def test_coefficients_are_found() -> None:
     known = {name: generator.uniform(1e-8, 1e-7) * (100 if kind.cells in ("ram", "dsp") else 1)
              for name, kind in KINDS.items()}  # fmt: skip
 
-    def made(number: int, factor: float = 1.0, **more: str) -> Report:
+    def made(number: int, factor: float = 1.0, **more: str) -> PowerReport:
         cells = {"lut": 10_000 + number, "ff": 9_000, "ram": 40.0, "dsp": 50, "mmcm": 1}
         watts = {name: each * float(cells[KINDS[name].cells]) * 80 * factor for name, each in known.items()}
-        return Report(
+        return PowerReport(
             f"a/{number}", "p", "c", BOARD.part, "t", "vectorless", watts=watts | {"mmcm": 0.1, "static": 0.1, "ps": 1},
             mhz=80.0, **cells, **more,
         )  # type: ignore[arg-type]  # fmt: skip
 
-    model = Model([made(1), made(2), made(3, 9.0), made(4, 9.0, fork_of="a/3")])
+    model = PowerModel([made(1), made(2), made(3, 9.0), made(4, 9.0, fork_of="a/3")])
     for name, each in known.items():
         assert model.coefficient(name, BOARD.part).watts == pytest.approx(each)
         assert model.coefficient(name, BOARD.part).sources == 3
