@@ -69,11 +69,11 @@ class HeadFifo(wiring.Component):
             Signal(range(self._places)),
             Signal(range(self._places)),
         )
-        push, pop, full = Signal(), Signal(), Signal()
+        push, pop = Signal(), Signal()
         m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
         m.d.comb += [
-            self.i.ready.eq(~full),
+            self.i.ready.eq(level != self._places),
             free.eq(~holds | self.o.ready),
             pop.eq(free & (level != 0)),
             push.eq(self.i.valid & self.i.ready & ~(free & (level == 0))),
@@ -86,10 +86,6 @@ class HeadFifo(wiring.Component):
             Value.cast(self.o.payload).eq(head),
         ]
         m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _one_more(level), _one_less(level))))
-        if self._places == 1:
-            m.d.comb += full.eq(level)
-        else:  # a register: many wait for `ready`
-            m.d.sync += full.eq(Mux(push == pop, full, push & (level == self._places - 1)))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
                 m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))

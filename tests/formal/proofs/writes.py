@@ -171,12 +171,11 @@ class Model:
 
     def _queue(self, name: str, depth: int) -> tuple[Value, Value, Callable[[int], Value]]:
         """Of a HeadFifo: how many there are, that it is as it should be, and the i-th oldest of them."""
-        level, full, consume, produce, holds, head = (
-            self.inside[f"{name}.{part}"] for part in ("level", "full", "consume", "produce", "holds", "head")
+        level, consume, produce, holds, head = (
+            self.inside[f"{name}.{part}"] for part in ("level", "consume", "produce", "holds", "head")
         )
         inner = depth - 1
         whole = (level <= inner) & (holds | (level == 0)) & (produce == place(consume, level, inner))
-        whole &= full == (level == inner)
 
         def content(i: int) -> Value:
             return self.inside.memory(f"{name}.ring", place(consume, i - 1, inner)) if i else Value.cast(head)
