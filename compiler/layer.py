@@ -257,6 +257,56 @@ class Multiply:
     macs: int = 0
 
 
+@dataclass(frozen=True)
+class Product:
+    """y = epilogue(requantise(sum over channels of (x + x_offset) * (w + w_offset))): both are activations.
+
+    x [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]: pixels of w are the channels of y,
+    in whole blocks of the array; those beyond the channels of y make none that anyone looks at. Channels beyond the
+    last of either are loaded, too: in one of them they are minus the offset, and so add nothing.
+    """
+
+    name: str
+    x: Activation
+    w: Activation
+    y: Activation
+    x_offset: int
+    w_offset: int
+    requantise: Requantise
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+    @property
+    def macs(self) -> int:
+        """Multiplications that the layer means, those by offsets not counted."""
+        return self.y.channels * self.y.width * self.x.channels
+
+    @property
+    def window(self) -> Window:
+        """The factors of each product as places of a kernel: x itself and rows of padding below it, and w itself and
+        its padding, which all lie in one column. Their products add up to those of the sums."""
+        rows, columns = (1 + len(summands(offset)) for offset in (self.x_offset, self.w_offset))
+        return Window((rows, columns), dilations=(1, 0), pads=(0, 0, rows - 1, 0))
+
+    @property
+    def pad_value(self) -> int:
+        """Of the rows of padding."""
+        return max(summands(self.x_offset), default=0, key=abs)
+
+    @property
+    def w_pad(self) -> int:
+        """What w is followed by."""
+        return max(summands(self.w_offset), default=0, key=abs)
+
+
+def summands(offset: int) -> list[int]:
+    """Equal bytes that add up to `offset`, at most 128: as few as can be.
+
+    >>> summands(-5), summands(128), summands(0)
+    ([-5], [64, 64], [])
+    """
+    return [] if not offset else [offset] if offset < 128 else [offset // 2] * 2
+
+
 BETWEEN_GROUPS = " | "
 """In the name of a block."""
 
@@ -315,7 +365,7 @@ class Block:
         return sum(layer.y.size(cfg) for layer in self.layers[:-1])
 
 
-Layer = Conv | Pool | Map | Multiply | Block
+Layer = Conv | Pool | Map | Multiply | Product | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:
@@ -323,6 +373,8 @@ def inputs(layer: Layer) -> list[Activation]:
     operands = [layer.x]
     if isinstance(layer, Multiply):
         operands.append(layer.b)
+    if isinstance(layer, Product):
+        operands.append(layer.w)
     if layer.epilogue.residual is not None:
         operands.append(layer.epilogue.residual.operand)
     return operands
@@ -344,4 +396,6 @@ def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
         residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))
         epilogue = replace(epilogue, residual=residual)
     layer = replace(layer, x=placed(layer.x), y=placed(layer.y), epilogue=epilogue)
+    if isinstance(layer, Product):
+        return replace(layer, w=placed(layer.w))
     return replace(layer, b=placed(layer.b)) if isinstance(layer, Multiply) else layer

@@ -26,10 +26,9 @@ from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Block, Window
+from celosia.compiler.layer import Block
 from celosia.compiler.program import (
     CpuStep,
-    FormInfo,
     HostStep,
     LaunchStep,
     LayerInfo,
@@ -288,14 +287,13 @@ class Assembler:
         packs, unpacks = [], []
         given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
         for storage, (value, form) in given.items():
-            self._tensor(value)
-            packs.append(Pack(value.name or "", _form_info(form), self.image.addresses[storage], storage.groups))
+            packs.append(Pack(self._keep(value), form.info, self.image.addresses[storage], storage.groups))
         for value in plan.taken:
             info = self._tensor(value)
             self.owned.add(info.name)
             act, form = self.selection.written[value], self.selection.forms[value]
             address = self.image.addresses[act.storage]
-            unpacks.append(Unpack(info.name, form.dims, address, act.storage_groups, act.group_offset))
+            unpacks.append(Unpack(info.name, form.info, address, act.storage_groups, act.group_offset))
         layers = tuple(
             LayerInfo(
                 choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
@@ -361,9 +359,4 @@ def _is_view(node: ir.Node) -> bool:
 
 def _folded(reads: Reads) -> Form | None:
     """How the host arranges the input of a layer, where it folds a window into channels."""
-    return next((form for _, form in reads.values() if form.fold), None)
-
-
-def _form_info(form: Form) -> FormInfo:
-    w = form.window or Window((1, 1))
-    return FormInfo(form.dims, form.fold, w.kernel, w.strides, w.dilations, w.pads, form.pad)
+    return next((form for _, form in reads.values() if form.window is not None), None)

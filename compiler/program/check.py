@@ -9,6 +9,7 @@ from typing import Any
 from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 from celosia.compiler.program.host.op import bodies
 from celosia.compiler.program.model import (
+    MATRICES,
     Contents,
     CpuStep,
     FormInfo,
@@ -16,6 +17,7 @@ from celosia.compiler.program.model import (
     LaunchStep,
     ProgramError,
     TensorInfo,
+    matrix_sizes,
 )
 from celosia.hw.isa import instruction_bytes
 
@@ -143,9 +145,10 @@ def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
         _require(0 < pack.groups <= MOST_DRAM and 0 <= pack.address < MOST_DRAM, f"tensor {pack.value!r} has no place")
     for unpack in step.unpack:
         dtype, shape = _of(program, unpack.value)
-        sound = dtype in ("int8", "uint8") and prod(shape) == prod(unpack.dims) and min(unpack.dims) >= 0
+        sound = dtype in ("int8", "uint8") and unpack.form.fold in ("", *MATRICES)
         _require(sound, f"tensor {unpack.value!r} holds no bytes of the accelerator")
-        channels = (unpack.offset * program.config.group) + unpack.dims[1]
+        _form(unpack.form, shape, unpack.value)
+        channels = (unpack.offset * program.config.group) + unpack.form.dims[1]
         inside = unpack.offset >= 0 and channels <= unpack.groups * program.config.group <= MOST_DRAM
         _require(inside and 0 <= unpack.address < MOST_DRAM, f"tensor {unpack.value!r} has no place")
     return {unpack.value: _of(program, unpack.value) for unpack in step.unpack}
@@ -155,10 +158,15 @@ def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
     """What FormInfo.arrange makes of a tensor of this shape is what the step says, and no more than DRAM holds."""
     message = f"tensor {name!r} cannot be arranged as {form}"
     sizes = (*form.kernel, *form.strides, *form.dilations)
-    sound = form.fold in ("", "x", "xy") and min(*sizes, 1) > 0 and min(*form.pads, *form.dims) >= 0
+    sound = form.fold in ("", "x", "xy", *MATRICES) and min(*sizes, 1) > 0 and min(*form.pads, *form.dims) >= 0
     _require(sound and -128 <= form.pad <= 127 and prod(form.dims) <= MOST_DRAM, message)
     if not form.fold:
         return _require(prod(form.dims) == prod(shape), message)
+    if form.fold in MATRICES:
+        sizes = matrix_sizes(shape)
+        count, columns, rows = (sizes[MATRICES[form.fold].index(axis)] for axis in range(3))
+        fits = count > 0 and form.dims[1] % count == 0 and columns <= form.dims[1] // count and rows <= form.dims[3]
+        return _require(fits and form.dims[0] == form.dims[2] == 1, message)
     if len(shape) == 3:
         shape = (*shape[:2], 1, shape[2])
     _require(len(shape) == 4, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 from celosia.hw.plain import printable
+
+Bytes = NDArray[Any]
+"""int8 or uint8."""
 
 
 class ProgramError(ValueError):
@@ -66,10 +70,12 @@ class FormInfo:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     pad: int = 0
 
-    def arrange(self, array: NDArray[np.int8]) -> NDArray[np.int8]:
+    def arrange(self, array: Bytes) -> Bytes:
         """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
         if not self.fold:
             return array.reshape(self.dims)
+        if self.fold in MATRICES:
+            return self._columns(array)
         if array.ndim == 3:  # a sequence is an image of one row
             array = array[:, :, None]
         rows, columns = self.pads[0::2], self.pads[1::2]
@@ -82,8 +88,39 @@ class FormInfo:
         view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
         view = view[:, :, :: steps[0], :: steps[1], :: self.dilations[0], :: self.dilations[1]]
         images, channels, height, width = view.shape[:4]
-        tiles: NDArray[np.int8] = view.transpose(0, 1, 4, 5, 2, 3)
+        tiles: Bytes = view.transpose(0, 1, 4, 5, 2, 3)
         return tiles.reshape(images, channels * taps[0] * taps[1], height, width)
+
+    def _columns(self, array: Bytes) -> Bytes:
+        """Matrices, one after the other along channels: their rows are the pixels of a row of the image."""
+        order, sizes = np.argsort(MATRICES[self.fold]), matrix_sizes(array.shape)
+        matrices = array.reshape(sizes).transpose(order)
+        made = np.full((len(matrices), self.dims[1] // len(matrices), self.dims[3]), self.pad, array.dtype)
+        made[:, : matrices.shape[1], : matrices.shape[2]] = matrices
+        return made.reshape(self.dims)
+
+    def restore(self, values: Bytes, shape: tuple[int, ...]) -> Bytes:
+        """The tensor of this shape whose elements are `values` [images, channels, height, width]; of no window."""
+        if self.fold not in MATRICES:
+            return values.reshape(shape)
+        order, sizes = MATRICES[self.fold], matrix_sizes(shape)
+        count, columns, rows = (sizes[order.index(axis)] for axis in range(3))
+        matrices = values.reshape(count, -1, self.dims[3])[:, :columns, :rows]
+        return np.ascontiguousarray(matrices.transpose(order)).reshape(shape)
+
+
+MATRICES = {"rows": (0, 2, 1), "columns": (0, 1, 2), "heads": (2, 0, 1)}
+"""Folds in which a tensor is matrices, in the order of [matrix, channel, pixel] in which its last axes are."""
+
+
+def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The tensor's shape as that of a tensor of three axes: all before the last two are one.
+
+    >>> matrix_sizes((1, 12, 64, 32)), matrix_sizes((32,))
+    ((12, 64, 32), (1, 1, 32))
+    """
+    rows, columns = (1, 1, *shape)[-2:]
+    return prod(shape[:-2]), rows, columns
 
 
 @dataclass(frozen=True)
@@ -101,7 +138,7 @@ class Unpack:
     """Take tensor `value` from the storage at `address`, `offset` channel groups into its `groups`."""
 
     value: str
-    dims: tuple[int, int, int, int]
+    form: FormInfo
     address: int
     groups: int
     offset: int

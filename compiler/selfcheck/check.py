@@ -20,7 +20,7 @@ from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
-from celosia.compiler.selfcheck.operators import Codes, Remembered, compute, is_concat, read_by
+from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")
@@ -104,8 +104,9 @@ class _Check:
             self._keep(choice, self._at(place.fresh, choice.layer.y))
             total += found.size
         for value, unpack in zip(plan.taken, step.unpack, strict=True):
-            held = Activation(unpack.value, *unpack.dims, Storage("", unpack.groups), unpack.offset)
-            if not np.array_equal(self._at(device.dram[unpack.address :], held).ravel(), self._value(value).ravel()):
+            held = Activation(unpack.value, *unpack.form.dims, Storage("", unpack.groups), unpack.offset)
+            taken = unpack.form.restore(self._at(device.dram[unpack.address :], held), shape(value) or ())
+            if not np.array_equal(taken, self._value(value).reshape(taken.shape)):
                 raise SelfCheckError(unpack.value, "is not where the host takes it from")
         return total
 
@@ -116,7 +117,8 @@ class _Check:
         dims = shape(value)
         assert dims is not None
         if not self._is_known(value):
-            self.values[value] = self._random(value, dims)
+            fixed = constant(value)
+            self.values[value] = self._random(value, dims) if fixed is None else codes(fixed)
         stored = (self._value(value) ^ np.uint8(0x80)).view(np.int8)
         device.write(pack.address, pack_activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
@@ -190,12 +192,13 @@ class _Check:
             self.parts[node, self._part(choice, node)] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
-        whole = self.selection.written[choice.value]
+        whole, form = self.selection.written[choice.value], self.selection.forms[choice.value].info
         if whole.dims == choice.layer.y.dims:
-            self.values[choice.value] = data.reshape(dims)
+            self.values[choice.value] = form.restore(data, dims)
         else:
-            kept = self.values.setdefault(choice.value, np.zeros(dims, np.uint8)).reshape(whole.dims)
+            kept = form.arrange(self.values.setdefault(choice.value, np.zeros(dims, np.uint8)))
             kept[self._region(choice)] = data
+            self.values[choice.value] = form.restore(kept, dims)
 
     def _region(self, choice: Choice) -> tuple[slice, ...]:
         """What of its tensor the layer of `choice` writes: images, channels, rows, columns."""
@@ -236,9 +239,10 @@ class _Check:
             made[node.outputs[0]] = result
         assert result is not None
         y = choice.layer.y
-        if is_concat(node) or (whole := self.selection.written[choice.value].dims) == y.dims:
+        if is_concat(node):
             return result.reshape(y.dims)
-        return result.reshape(whole)[self._region(choice)]
+        arranged = self.selection.forms[choice.value].info.arrange(result)
+        return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 
     def _operand(self, value: ir.Value | None, made: dict[ir.Value, Codes]) -> Codes:
         assert value is not None

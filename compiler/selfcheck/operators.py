@@ -257,12 +257,23 @@ def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
             y[image, top : top + step] = columns(rows)[:count].reshape(-1, width, y.shape[3])
 
 
-def _matmul(node: ir.Node, x: Codes) -> Codes:
+def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
+    """w: where it is no constant."""
+    if w is not None:
+        return _product(node, x, w)
     gemm, matrix = node.op_type == "QGemm", _array(node, 3)
     if not (gemm and attribute(node, "transB", 0)):
         matrix = matrix.T
     linear = _linear(node, matrix, 6 if gemm else None, 7 if gemm else 6)
     return linear.rows(x.reshape(-1, x.shape[-1])).reshape(_dims(node))
+
+
+def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
+    """Of two activations; float64 holds the sums exactly."""
+    sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
+    scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
+    scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)
+    return np.clip(scaled + _zero(node, 7), 0, 255).astype(np.uint8)
 
 
 # Pooling ---------------------------------------------------------------------------------------------------------
@@ -329,8 +340,11 @@ def _all_pairs(dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.repeat(every, 256), np.tile(every, 256)
 
 
-def _pair(node: ir.Node, a: Codes, b: Codes) -> Codes:
+def _pair(node: ir.Node, *operands: Codes) -> Codes:
     """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
+    varying = iter(operands)
+    fixed = [constant(node.inputs[number]) for number in (0, 3)]
+    a, b = (next(varying) if each is None else codes(each) for each in fixed)
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())

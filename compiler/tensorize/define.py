@@ -17,6 +17,7 @@ from celosia.compiler.layer import (
     Conv,
     Layer,
     Pool,
+    Product,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -45,6 +46,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
             yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts)
         return
     definer = Definer(cfg, layer, matrix, 0, blocks)
+    if isinstance(layer, Product):
+        yield definer.product(layer)
+        return
     if isinstance(layer, Conv):
         yield definer.depthwise(layer)
     else:

@@ -17,6 +17,7 @@ from celosia.compiler.layer import (
     Conv,
     Layer,
     Pool,
+    Product,
     Window,
 )
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -68,7 +69,8 @@ class Level:
     """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
 
     near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
-    *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit.
+    *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
+    of a product of two activations are computed from one of them.
     """
 
     vector: Pass
@@ -135,4 +137,4 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 def window_of(layer: Layer) -> Window:
     """Of the layer, 1 x 1 where it has none."""
-    return layer.window if isinstance(layer, Conv | Pool) else Window((1, 1))
+    return layer.window if isinstance(layer, Conv | Pool | Product) else Window((1, 1))

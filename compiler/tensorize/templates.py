@@ -151,11 +151,14 @@ class _Template:
         for source, scope, inner in ((level.weights, "wgt", 4), (level.taps, "tap", 3)):
             if source is None:
                 continue
-            near = self.s.cache_read(source, scope, *self._readers(level))
-            stage = self.s[near]
+            if source.body is not None:  # of an activation
+                stage, inner = self.s[source], inner - 1
+                stage.set_scope(scope)
+            else:
+                stage = self.s[self.s.cache_read(source, scope, *self._readers(level))]
             stage.compute_at(reader, loop)
             stage.keep()
-            stage.tensorize(stage.order[inner], self.hw[f"load_{scope}"])
+            stage.tensorize(stage.order[inner], self.hw[_load(stage, scope)])
 
     def _constants(self, level: Level, reads: Tensor, reader: Stage, loop: Axis) -> None:
         """Parameters and table of the pass of `level`, which makes `reads`, at `loop`."""

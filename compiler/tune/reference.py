@@ -10,7 +10,19 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Int8, Layer, Multiply, Pool, Requantise, Window
+from celosia.compiler.layer import (
+    Activation,
+    Block,
+    Conv,
+    Epilogue,
+    Int8,
+    Layer,
+    Multiply,
+    Pool,
+    Product,
+    Requantise,
+    Window,
+)
 from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
 
 Sums = NDArray[np.float64]
@@ -33,6 +45,10 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
             result = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
         else:
             result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
+    elif isinstance(layer, Product):
+        rows, columns = (values[act].reshape(act.channels, -1) for act in (layer.x, layer.w))
+        sums = (columns + float(layer.w_offset)).T[: layer.y.channels] @ (rows + float(layer.x_offset))
+        result = _requantised(sums[None, :, None], layer.requantise, epilogue)
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
         result = _requantised(product, layer.requantise, epilogue)

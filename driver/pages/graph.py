@@ -115,7 +115,7 @@ class _Walk:
         return _storage_bytes(self._program.config, images, pack.groups, height, width)
 
     def _unpacked_bytes(self, unpack: Unpack) -> int:
-        images, _, height, width = unpack.dims
+        images, _, height, width = unpack.form.dims
         return _storage_bytes(self._program.config, images, unpack.groups, height, width)
 
 

@@ -340,10 +340,11 @@ class ProgramRuntime(Running):
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
         cfg, info = self.program.config, self.program.tensors[unpack.value]
-        images, _, height, width = unpack.dims
+        images, _, height, width = unpack.form.dims
         size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
         data = device.read(unpack.address, size)
-        array = unpack_activation(cfg, data, unpack.dims, unpack.groups, unpack.offset).reshape(info.shape)
+        values = unpack_activation(cfg, data, unpack.form.dims, unpack.groups, unpack.offset)
+        array = unpack.form.restore(values, info.shape)
         array = array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
         if unpack.value in self._arena:
             self._arena[unpack.value][...] = array

@@ -138,7 +138,7 @@ def buffers(program: Program) -> RenderableType:
             dims = "x".join(map(str, pack.form.dims))
             add_row(table, f"launch {number} in", hex(pack.address), "", f"{pack.value} as {dims}")
         for unpack in launch.unpack:
-            dims = "x".join(map(str, unpack.dims))
+            dims = "x".join(map(str, unpack.form.dims))
             add_row(table, f"launch {number} out", hex(unpack.address), "", f"{unpack.value} as {dims}")
     return table
 

@@ -19,6 +19,7 @@ from celosia.compiler.layer import (
     Map,
     Multiply,
     Pool,
+    Product,
     Requantise,
     Residual,
     Storage,
@@ -88,6 +89,10 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
             v = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
         else:
             v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
+    elif isinstance(layer, Product):
+        w = values[layer.w][0, :, 0, : layer.y.channels].astype(np.int64) + layer.w_offset
+        v = np.einsum("cm,cn->nm", x[0, :, 0].astype(np.int64) + layer.x_offset, w)[None, :, None]
+        v = _requantised(v, layer.requantise, epilogue.clip)
     elif isinstance(layer, Multiply):
         b = values[layer.b]
         v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
@@ -304,6 +309,13 @@ class Builder:
         if operand is not None:
             epilogue = Epilogue(epilogue.clip, epilogue.table, residual(self.rng, operand))
         return self._add(Map(self._name(), x, y, epilogue))
+
+    def product(self, x: Activation, w: Activation, channels: int) -> Activation:
+        """channels: of y, of which w has the pixels."""
+        y = Activation.alone(self.cfg, self._name(), 1, channels, 1, x.width)
+        offsets = [self._number(-127, 128) if self._flag() else self.draw(st.sampled_from([0, 128])) for _ in range(2)]
+        scale = requantise(self.rng, channels, 150 * 150 * np.sqrt(x.channels))
+        return self._add(Product(self._name(), x, w, y, *offsets, scale, self.epilogue(y)))
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, Untileable, Window
+from celosia.compiler.layer import Activation, Product, Untileable, Window
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
@@ -21,7 +22,7 @@ from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode
 
-from .layers import Builder, Network, builders, windows
+from .layers import CONFIGS, Builder, Network, builders, requantise, windows
 
 Number = Callable[[int, int], int]
 
@@ -119,6 +120,34 @@ def test_multiply(b: Builder, data: st.DataObject) -> None:
     pixel = (1, 1) if number(0, 1) else (height, width)
     b.multiply(x, b.given(images, channels, *pixel, number(0, 2), number(0, 2)))
     _check(b.net)
+
+
+SQUARE = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2"]
+"""Those where neighbouring pixels of a channel group are an entry of wgt."""
+
+
+@bounded(120)
+@given(builders(SQUARE), st.data())
+def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
+    """Either may be what a layer has made, or a part of a storage."""
+    number, group, block = _numbers(data), b.cfg.group, b.cfg.block_out
+    inner, rows, channels = group * number(1, 6), number(1, 40), number(1, 40)
+
+    def operand(columns: int) -> Activation:
+        x = b.given(1, inner, 1, columns, number(0, 2), number(0, 2))
+        return b.conv(x, Window((1, 1)), inner) if number(0, 1) else x
+
+    b.product(operand(rows), operand(-(-channels // block) * block), channels)
+    _check(b.net)
+
+
+def test_a_product_needs_a_square_array() -> None:
+    b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
+    x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
+    scale = requantise(b.rng, 8, 1000)
+    b.net.launches[0].append(Product("", x, b.given(1, 8, 1, 8), y, 0, 0, scale))
+    with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
+        b.net.build()
 
 
 @bounded(120)

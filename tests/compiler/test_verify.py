@@ -408,7 +408,6 @@ FAULTS: list[tuple[Callable[[Stream], Stream], Rule, str]] = [
     (sets(5, x_size=1, y_size=4, dram_y=1025, sram_y=1), Rule.WRITABLE, "writes bytes 1024 to 4102"),
     # Sense.
     (sets(1, pad_top=1, sram_y=1), Rule.PADDING, r"instruction 1 \(LOAD\) pads par"),
-    (sets(2, pad_right=1), Rule.PADDING, r"instruction 2 \(LOAD\) pads wgt"),
     (sets(0, sram_y=3), Rule.ONCE, r"instruction 0 \(LOAD\) writes a place more than once"),
     (sets(0, sram_x=0), Rule.ONCE, "writes a place more than once"),
     (sets(3, acc_x=0), Rule.ONCE, r"instruction 3 \(GEMM\)"),

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.matrices import product as product_of_two
+from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
     flattens,
@@ -185,12 +187,15 @@ def _phases(spread: Spread, axis: int) -> list[_Phase]:
 
 
 def gemm(p: Placement, node: ir.Node) -> None:
-    """Places a product by a constant matrix. OnCpu."""
+    """Places a product by a constant matrix, or of two activations. OnCpu."""
     matmul = node.op_type == "QLinearMatMul"
     value = node.inputs[0]
     assert value is not None
     if not has_fixed_matrix(node):
-        raise OnCpu("both operands vary; the accelerator multiplies by constant matrices")
+        if not matmul:
+            raise OnCpu("both operands vary; the accelerator multiplies by constant matrices")
+        product_of_two(p, node)
+        return
     matrix = array_of(node.inputs[3])
     zero_w = constant(node.inputs[5])
     if not matmul and attribute(node, "transB", 0):
@@ -205,7 +210,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
     scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
     zero_x = stored_zero(node.inputs[2])
     requantise = requantisation(scales, zero_x, stored_zero(node.inputs[y_zero]), weights, bias)
-    y_form = natural_form(node.outputs[0], rows=True)
+    y_form = rows_form(p.cfg, node.outputs[0])
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))
     flat = producer.inputs[0] if producer in p.selection.views and flattens(producer) else None
@@ -215,6 +220,6 @@ def gemm(p: Placement, node: ir.Node) -> None:
         x = p.read(flat, form, reads)
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
-        x = p.read(value, natural_form(value, rows=True), reads)
+        x = p.read(value, rows_form(p.cfg, value), reads)
     layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window)
     p.add(node, layer, reads, y_form)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import extend, join_residual, joins
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -17,25 +18,41 @@ from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape. OnCpu."""
+    """Places QLinearAdd of two tensors of one shape, or of a value for each channel. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
-    if shape(a) != shape(b) or shape(a) != shape(y):
-        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both the same shape")
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
     fit = numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
         raise OnCpu(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
-    for form in (p.common_form(b, a), p.common_form(a, b)):
+    ma, mb = fit.ma, fit.mb
+    if shape(a) != shape(y):
+        a, b, ma, mb = b, a, mb, ma
+    row = shape(b) != shape(y)
+    if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
+        raise OnCpu(_unequal(node))
+    for form in [p.common_form(a)] if row else [p.common_form(b, a), p.common_form(a, b)]:
         reads: Reads = {}
-        x, other = p.read(a, form, reads), p.read(b, form, reads)
-        residual = Residual(other, fit.ma, fit.mb, fit.c, fit.shift)
+        x = p.read(a, form, reads)
+        other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
+        residual = Residual(other, ma, mb, fit.c, fit.shift)
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
-        if join_residual(p, node, layer, reads):
+        if join_residual(p, node, layer, (a, b), form, reads):
             return
     p.add(node, layer, reads, form)
+
+
+def _unequal(node: ir.Node) -> str:
+    a, b = (shape(node.inputs[number]) for number in (0, 3))  # type: ignore[arg-type]
+    return f"it broadcasts {a} with {b}; give both the same shape"
+
+
+def is_row(b: ir.Value, form: Form | None) -> bool:
+    """Whether `b` is one row for all those of the one matrix that the accelerator holds as `form`."""
+    inner = shape(b)
+    return form is not None and form.fold == "rows" and bool(inner) and prod(inner) == inner[-1] == form.dims[1]  # type: ignore[index,arg-type]
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
@@ -67,7 +84,7 @@ def product(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
-        raise OnCpu(f"it broadcasts {shape(node.inputs[0])} with {shape(node.inputs[3])}; give both the same shape")  # type: ignore[arg-type]
+        raise OnCpu(_unequal(node))
     form = p.common_form(a)
     b_form = form if shape(b) == shape(y) else natural_form(b)
     reads: Reads = {}

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.values import shape
 from celosia.compiler.layer import Window
+from celosia.compiler.program.model import FormInfo
 
 
 class OnCpu(Exception):
@@ -20,7 +21,9 @@ class Form:
     """How a tensor of the graph is an activation: its logical [images, channels, height, width].
 
     fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
-    convolution reads there, made by the host, so that a first layer of few channels fills the blocks.
+    convolution reads there, made by the host, so that a first layer of few channels fills the blocks. Of those of
+    program.model.MATRICES, the tensor is matrices, whose rows are the pixels of one row of the image and whose columns
+    are channels, one matrix after the other. pad: what the host puts beyond a tensor's own elements.
     """
 
     dims: tuple[int, int, int, int]
@@ -28,14 +31,26 @@ class Form:
     window: Window | None = None
     pad: int = 0
 
+    @property
+    def info(self) -> FormInfo:
+        """What the host has to do for it."""
+        w = self.window or Window((1, 1))
+        return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad)
 
-def natural_form(value: ir.Value, rows: bool = False) -> Form:
-    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. OnCpu if unknown."""
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    """The shape of a tensor with elements. OnCpu if unknown."""
     dims = shape(value)
     if dims is None:
         raise OnCpu(f"the shape of {value.name!r} is not static")
     if 0 in dims:
         raise OnCpu(f"{value.name!r} is empty")
+    return dims
+
+
+def natural_form(value: ir.Value, rows: bool = False) -> Form:
+    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. OnCpu if unknown."""
+    dims = shape_of(value)
     if len(dims) == 4 and not rows:
         return Form((dims[0], dims[1], dims[2], dims[3]))
     if len(dims) == 3 and not rows:

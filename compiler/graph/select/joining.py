@@ -11,20 +11,22 @@ from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.layer import Conv, Epilogue, Map, ending
 
 
-def join_residual(p: Placement, node: ir.Node, layer: Map, reads: Reads) -> bool:
-    """Make the addition the epilogue of the convolution that produces its later operand, if that is possible."""
+def join_residual(
+    p: Placement, node: ir.Node, layer: Map, operands: tuple[ir.Value, ir.Value], form: Form, reads: Reads
+) -> bool:
+    """Make the addition of `operands`, x of `layer` and the other one, the epilogue of the convolution that produces
+    the later of them, if that is possible. form: that of x."""
     residual = layer.epilogue.residual
     assert residual is not None
     order = {choice.value: place for place, choice in enumerate(p.selection.choices)}
-    a, b = node.inputs[0], node.inputs[3]
-    assert a is not None and b is not None
+    a, b = operands
     sides = [(a, b, residual.operand, False), (b, a, layer.x, True)]
     sides.sort(key=lambda side: -order.get(side[0], -1))
     for value, added, other, swapped in sides:
         choice = p.made.get(value)
         if choice is None or not joins(choice, value) or not isinstance(choice.layer, Conv):
             continue
-        if choice.layer.y.dims != layer.y.dims:
+        if p.held(value) != form:
             continue  # it is added as an activation of another form
         if order.get(p.source(added), -1) >= order[choice.value] or added is value:
             continue
@@ -45,8 +47,8 @@ def joins(choice: Choice, value: ir.Value | None) -> bool:
 
 def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
     """Let `choice` end in `epilogue` and write the output of `node`."""
+    form = p.selection.forms[choice.value]
     p.no_longer_writes(choice)
-    form = Form(choice.layer.y.dims)
     y = p.activation(node.outputs[0], form)
     choice.layer = ending(choice.layer, epilogue, y)
     choice.nodes.append(node)

@@ -14,6 +14,7 @@ from celosia.compiler.cpu.ops.registry import Node, Unsupported
 from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.matrices import is_turned
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
@@ -131,6 +132,9 @@ def transpose(p: Placement, node: ir.Node) -> None:
     """Rows for columns: a copy for each column of x, which is a row of y."""
     value = node.inputs[0]
     assert value is not None
+    held = p.held(value)
+    if held is not None and held.fold and not node.outputs[0].is_graph_output() and is_turned(p, node, held):
+        return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
         raise OnCpu("it changes places of channels, which lie in groups")

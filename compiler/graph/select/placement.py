@@ -90,9 +90,10 @@ class Placement:
         """The form in which the accelerator holds `value`, if it does."""
         return self.selection.forms.get(value)
 
-    def read(self, value: ir.Value | None, form: Form, reads: Reads) -> Activation:
-        """The activation of `value` in `form`: the accelerator's own, or one that the host fills."""
-        if value is None or constant(value) is not None:
+    def read(self, value: ir.Value | None, form: Form, reads: Reads, constants: bool = False) -> Activation:
+        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. OnCpu for a constant,
+        but where `constants`."""
+        if value is None or (constant(value) is not None and not constants):
             raise OnCpu("an operand is a constant; the accelerator takes constants as weights only")
         if self.held(value) == form:
             return self.selection.written[self.source(value)]

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
@@ -27,6 +28,8 @@ def is_view(p: Placement, node: ir.Node) -> bool:
     held = p.held(x)
     if held is None:
         return False
+    if held.fold:
+        return is_reshaped(p, node, held)
     try:
         form = natural_form(y)
     except OnCpu:

@@ -51,7 +51,7 @@ class Rule(StrEnum):
     RANGE = "every scratchpad address lies inside its buffer"
     LIMIT = "every DRAM address lies inside the limits"
     WRITABLE = "a store writes activations only"
-    PADDING = "only inp, vin and acc are padded"
+    PADDING = "only inp, vin, acc and wgt are padded"
     ONCE = "no instruction writes a place twice"
     OWN_RESULT = "no vector instruction reads an entry that it wrote itself"
     BALANCE = "every token given is taken, and every token awaited is given"
@@ -380,11 +380,16 @@ def _check_dram(i: Decoded, dram_size: int, writable: tuple[int, int]) -> None:
     if i.opcode == Opcode.STORE and not writable[0] <= first <= end <= writable[1]:
         what = f"writes bytes {first} to {end - 1} of DRAM, outside {writable[0]} to {writable[1] - 1}"
         raise VerifyError(Rule.WRITABLE, i.index, f"{i.name} {what}")
-    if i.opcode == Opcode.LOAD and f["buffer"] not in (Buffer.INP, Buffer.VIN, Buffer.ACC) and _pads(f):
+    if i.opcode == Opcode.LOAD and f["buffer"] not in PADDED and pads(f):
         raise VerifyError(Rule.PADDING, i.index, f"{i.name} pads {_BUFFER_NAMES[f['buffer']]}")
 
 
-def _pads(f: Fields) -> bool:
+PADDED = (Buffer.INP, Buffer.VIN, Buffer.ACC, Buffer.WGT)
+"""Buffers of which programs may pad a block; the hardware pads all."""
+
+
+def pads(f: Fields) -> bool:
+    """Whether a LOAD pads its block."""
     return any(f[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
 
 

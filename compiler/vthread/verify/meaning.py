@@ -22,6 +22,7 @@ from celosia.compiler.layer import (
     Map,
     Multiply,
     Pool,
+    Product,
     Requantise,
     Storage,
     Window,
@@ -76,6 +77,8 @@ class Symbols:
         """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
         self.factors = self.fresh(3) | np.uint64(1)
         """Of `result`."""
+        self.rows = self.fresh(cfg.block_out) | np.uint64(1)
+        """Factors of the pieces of activations that lie in an entry of wgt, one for each output channel."""
 
     def fresh(self, count: int) -> Scalars:
         """`count` random numbers."""
@@ -106,6 +109,11 @@ class Symbols:
             sums = np.einsum("togiw,gw->toi", biased.reshape(tiles.shape), self.lanes)
         scalars: Scalars = sums - self.bias
         return scalars.reshape(count, outs, ins)
+
+    def entries(self, pieces: Scalars) -> Scalars:
+        """Scalars [...] of entries of wgt that are pieces of activations, [..., block_out]."""
+        scalars: Scalars = pieces @ self.rows
+        return scalars
 
     def taps(self, rows: NDArray[np.uint8]) -> Scalars:
         """Scalars [...] of `rows` [..., group] uint8: those of weights that have them on their diagonal."""
@@ -198,6 +206,8 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     elif isinstance(layer, Multiply):
         a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
         operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
+    elif isinstance(layer, Product):
+        a, requantise = _product(symbols, x, pieces, layer), layer.requantise
     else:
         assert isinstance(layer, Map)
         a = x
@@ -218,11 +228,14 @@ def terms(
 ) -> Iterator[tuple[int, int | None]]:
     """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
     batch, group, row, column = position
-    if not isinstance(layer, (Conv, Pool)):
+    if not isinstance(layer, (Conv, Pool, Product)):
         yield int(means.a[position]), None
         return
     x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
+    if isinstance(layer, Product):
+        yield from zip(window.reshape(-1).tolist(), _factors(symbols, pieces, layer)[group].reshape(-1).tolist())
+        return
     if isinstance(layer, Pool):
         yield from ((value, None) for value in window[group].reshape(-1).tolist())
         return
@@ -274,6 +287,25 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
         taken = windows[:, groups]
         total += np.einsum("ngyxrs,grs->ngyx", taken, weights[:, step])
     return total
+
+
+def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Product) -> Scalars:
+    """The sums of `layer`, [1, groups of y, 1, width]."""
+    windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[0, :, 0]
+    sums: Scalars = np.einsum("gkrs,kprs->gp", _factors(symbols, pieces, layer), windows)
+    return sums[None, :, None]
+
+
+def _factors(symbols: Symbols, pieces: Pieces, layer: Product) -> Scalars:
+    """What the windows of x are multiplied by, [groups of y, input groups, *kernel]: w, and what it is padded with."""
+    cfg, (rows, columns) = symbols.cfg, layer.window.kernel
+    w = part(cfg, pieces[layer.w.storage], layer.w)[0, :, 0]
+    outs = layer.y.groups(cfg)
+    own = symbols.entries(w[:, : outs * cfg.block_out].reshape(len(w), outs, cfg.block_out)).T
+    factors = np.empty((outs, len(w), rows, columns), np.uint64)
+    factors[..., 0] = own[..., None]
+    factors[..., 1:] = symbols.entries(np.full(cfg.block_out, symbols.padding(layer.w_pad)))
+    return factors
 
 
 def packed_weights(symbols: Symbols, layer: Conv) -> tuple[NDArray[np.int64], Scalars]:

@@ -49,6 +49,7 @@ from celosia.compiler.vthread.verify.decode import (
     destination,
     loop_fields,
     padded_block,
+    pads,
     reach,
     repeats,
 )
@@ -284,7 +285,9 @@ class SymbolicMachine:
 
     def _load(self, i: Decoded) -> None:
         f, buffer = i.fields, i.fields["buffer"]
-        if buffer == Buffer.WGT:
+        if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
+            self._load_entries(f)
+        elif buffer == Buffer.WGT:
             self._load_rows(f, self.wgt, self.ins * self.outs, self.state.weights)
         elif buffer == Buffer.PAR:
             self._load_rows(f, self.par, self.outs, self.state.parameters)
@@ -303,6 +306,21 @@ class SymbolicMachine:
                 row = contents(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], count)
                 first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
                 view(target, first * width, ((count, f["sram_x"] * width), (width, 1)))[...] = row.reshape(count, width)
+
+    def _load_entries(self, f: Fields) -> None:
+        """Pieces of activations to wgt, whose entries hold one input group of `block_out` pixels."""
+        size, outs = self.state.piece_bytes, self.cfg.block_out
+        places = view(self.wgt, f["sram_base"] * self.ins * self.outs, padded_block(f))
+        if self.ins * self.outs > 1:  # no layer has them
+            places = view(self.wgt, 0, ((len(self.wgt), 1),))
+            places[...] = self.symbols.fresh(places.size)
+            return
+        blocks = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], outs * size), (outs, size)
+        top, left = f["pad_top"], f["pad_left"]
+        padding = np.full(outs, self.symbols.padding(f["pad_value"]))
+        places[...] = self.symbols.entries(padding)
+        read = self.symbols.entries(self.state.read(f["dram_addr"], blocks))
+        places[:, top : top + f["y_size"], left : left + f["x_size"]] = read
 
     def _load_tables(self, f: Fields) -> None:
         for z, y, x in np.ndindex(f["z_size"], f["y_size"], f["x_size"]):

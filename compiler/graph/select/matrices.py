@@ -1,0 +1,136 @@
+"""Products of two activations as layers, and the views that bring their operands there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from math import prod
+
+import onnx_ir as ir
+
+from celosia.compiler import numerics
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.layer import Layer, Product
+from celosia.compiler.program.model import MATRICES, matrix_sizes
+from celosia.compiler.tensorize import pack
+from celosia.hw.config import Config
+
+MOST_PRODUCTS = 256
+"""Layers of one operator, a matrix each."""
+
+
+def multiplies(cfg: Config) -> bool:
+    """Whether neighbouring pixels of a channel group are an entry of wgt: what makes products of two activations."""
+    return cfg.batch == 1 and cfg.block_in == cfg.block_out
+
+
+def rows_form(cfg: Config, value: ir.Value) -> Form:
+    """Of an operand or the result of a product by a constant matrix: rows are pixels of one image where a product of
+    two activations could read them, else images of one pixel."""
+    dims = shape_of(value)
+    if multiplies(cfg) and len(dims) > 2 and prod(dims[:-2]) == 1:
+        return Form((1, dims[-1], 1, dims[-2]), "rows")
+    return natural_form(value, rows=True)
+
+
+def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
+    """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
+    host puts in channels beyond the last. block: rows come in whole blocks."""
+    count, columns, rows = _sizes(fold, shape_of(value))
+    channels = pack.blocks(columns, cfg.group) * cfg.group
+    dims = 1, count * channels, 1, pack.blocks(rows, block) * block
+    return Form(dims, fold, pad=pad if channels > columns else 0)
+
+
+def _sizes(fold: str, dims: tuple[int, ...]) -> tuple[int, int, int]:
+    """How many matrices, and the columns and rows of each."""
+    sizes, order = matrix_sizes(dims), MATRICES[fold]
+    count, columns, rows = (sizes[order.index(axis)] for axis in range(3))
+    return count, columns, rows
+
+
+def product(p: Placement, node: ir.Node) -> None:
+    """Places a QLinearMatMul of two activations: a layer for each matrix. OnCpu."""
+    cfg, (a, b, y) = p.cfg, (node.inputs[0], node.inputs[3], node.outputs[0])
+    assert a is not None and b is not None
+    if constant(b) is not None:
+        raise OnCpu(f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two")
+    if not multiplies(cfg):
+        raise OnCpu("both operands vary, which takes batch = 1 and block_in = block_out")
+    if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
+        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
+    count, inner, rows = _sizes("rows", shape_of(a))
+    columns = shape_of(b)[-1]
+    if count > MOST_PRODUCTS:
+        raise OnCpu(f"it multiplies {count} matrices, more than {MOST_PRODUCTS}")
+    zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
+    x_form = matrices_form(cfg, a, "rows", zeros[0])
+    w_form = matrices_form(cfg, b, "columns", zeros[1], cfg.block_out)
+    y_form = matrices_form(cfg, y, "rows")
+    reads: Reads = {}
+    x, w, whole = p.read(a, x_form, reads), p.read(b, w_form, reads), p.activation(y, y_form)
+    if inner % cfg.group and not reads:
+        raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}")
+    for number in (1, 4, 6):
+        scalar_of(node.inputs[number])
+    scale = numerics.conv_scale(*(array_of(node.inputs[number]) for number in (1, 4, 6))).reshape(-1)
+    multiplier, shift = numerics.fold_scale(scale)
+    requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(node.inputs[7]))
+    layers = [
+        Product(
+            node.name or "" if count == 1 else f"{node.name}.{number}",
+            x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
+            w.region((1, inner, 1, w.width), number * pack.blocks(inner, cfg.group), w.pixels),
+            whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
+            -zeros[0], -zeros[1], requantise,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    if count == 1:
+        p.add(node, replace(layers[0], y=whole), reads, y_form)
+    else:
+        p.assemble(node, list[Layer](layers), reads, whole, y_form)
+
+
+# Views ------------------------------------------------------------------------------------------------------------
+
+
+def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
+    """Whether the output of `node`, another shape of its input, is the same matrices, or heads of their columns."""
+    x, y = node.inputs[0], node.outputs[0]
+    before, after = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y))
+    fold = held.fold if before == after else ""
+    if held.fold == "rows" and before[0] == 1 and before[1] == after[0] and after[2] % p.cfg.group == 0:
+        fold = fold or "heads"  # its columns are several matrices
+    if held.fold == "heads" and after == (1, before[0], before[1] * before[2]):
+        fold = "rows"
+    if fold:
+        _is_view(p, node, replace(held, fold=fold))
+    return bool(fold)
+
+
+def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
+    """Whether a Transpose leaves the bytes of matrices where they are: they are told in another order."""
+    x, y = node.inputs[0], node.outputs[0]
+    dims, order = shape_of(x), MATRICES[held.fold]
+    perm = attribute(node, "perm") or list(range(len(dims)))[::-1]
+    axes = [*[order[0]] * (len(dims) - 2), *order[-min(2, len(dims)) :]]
+    turned = [axes[axis] for axis in perm if dims[axis] > 1]
+    kept = [axis for axis in perm if dims[axis] > 1 and axes[axis] == order[0]]
+    told = [axis for axis, _ in groupby(turned)]
+    for fold, wanted in MATRICES.items():
+        same = _sizes(fold, shape_of(y)) == _sizes(held.fold, dims)
+        if same and kept == sorted(kept) and told == [axis for axis in wanted if axis in turned]:
+            _is_view(p, node, replace(held, fold=fold))
+            return True
+    return False
+
+
+def _is_view(p: Placement, node: ir.Node, form: Form) -> None:
+    y = node.outputs[0]
+    p.alias[y] = p.source(node.inputs[0])  # type: ignore[arg-type]
+    p.selection.forms[y] = form
+    p.selection.views[node] = "free: the same bytes"
