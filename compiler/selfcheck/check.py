@@ -97,7 +97,7 @@ class _Check:
                 raise SelfCheckError(plan.choices[device.failed_layer].layer.name, _ended(error)) from None
         total = 0
         for choice, place in zip(plan.choices, places, strict=True):
-            found = self._at(place.stored, choice.layer.y)
+            found = self._stored(choice, place)
             what = _difference(self._expected(choice), found, choice.value)
             if what:
                 raise SelfCheckError(choice.layer.name, what if failure is None else _ended(failure))
@@ -143,6 +143,13 @@ class _Check:
         image = random_image(self.rng, dims, zero_point(choice.value))
         part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
         return place
+
+    def _stored(self, choice: Choice, place: Place) -> Codes:
+        """What the layer of `choice` has stored, with what the host puts in channels that no element of its tensor has."""
+        found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
+        if form is None or not form.fold or form.dims != choice.layer.y.dims:
+            return found
+        return form.info.arrange(form.info.restore(found, shape(choice.value) or ()))
 
     def _at(self, memory: Codes, act: Activation) -> Codes:
         """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
