@@ -122,7 +122,8 @@ class _Layer:
     """A layer of a launch, with its tiles in order.
 
     needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
-    through all images; only where this layer follows another, or another follows it.
+    through all images, or channel groups where images have one row; only where this layer follows another, or another
+    follows it.
     """
 
     number: int
@@ -173,15 +174,20 @@ class _Emitter:
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
             if followed:
-                planned.done = rows_done(tiles, any(part.decisions.order in CUT for part in parts))
+                held = any(part.decisions.order in CUT for part in parts)
+                planned.done = rows_done(tiles, held, self._counted(number))
             if self._follows(number):
-                planned.needs = [rows_needed(tile) for tile in tiles]
+                planned.needs = [rows_needed(tile, self._counted(number - 1)) for tile in tiles]
             for tile in tiles:
                 tile.check()
         except Untileable as error:
             self.refused[number] = str(error)
             return None
         return planned
+
+    def _counted(self, number: int) -> int:
+        """The axis along which the output of a layer becomes complete for the next one: rows, or channel groups."""
+        return GROUPS if self.layers[number].y.height == len(self.parts[number]) == 1 else ROWS
 
     def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
         """The part's loops, on the addresses of `layer`."""
@@ -230,22 +236,26 @@ class _Emitter:
             stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
 
 
-def rows_needed(tile: PipelineTile) -> int:
-    """Rows of x, counted through all images, up to the last that the tile loads."""
+GROUPS, ROWS = 1, 2
+"""Axes of an activation's tensor."""
+
+
+def rows_needed(tile: PipelineTile, axis: int = ROWS) -> int:
+    """Rows of x, or what `axis` counts, counted through all images, up to the last that the tile loads."""
     last = 0
     for move in tile.moves(loads=True):
         if move.tensor.name == "x":
-            (image, _), (_, end) = move.span(0, tile.env), move.span(2, tile.env)
-            last = max(last, image * move.tensor.shape[2] + end)
+            (image, _), (_, end) = move.span(0, tile.env), move.span(axis, tile.env)
+            last = max(last, image * move.tensor.shape[axis] + end)
     return last
 
 
-def rows_done(tiles: list[PipelineTile], held: bool) -> list[int]:
-    """For each tile, how many rows of y, counted through all images, are complete once it has stored.
+def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[int]:
+    """For each tile, how many rows of y, or of what `axis` counts, are complete in all images once it has stored.
 
     held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.
     """
-    rows = next(move.tensor.shape[2] for tile in tiles for move in tile.moves(loads=False))
+    rows = next(move.tensor.shape[axis] for tile in tiles for move in tile.moves(loads=False))
     images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
     if held:
         return [0] * (len(tiles) - 1) + [images * rows]
@@ -255,7 +265,7 @@ def rows_done(tiles: list[PipelineTile], held: bool) -> list[int]:
     for tile in tiles:
         box = []
         for move in tile.moves(loads=False):
-            (image, _), (first, end) = move.span(0, tile.env), move.span(2, tile.env)
+            (image, _), (first, end) = move.span(0, tile.env), move.span(axis, tile.env)
             pieces = move.moved_pieces(tile.env)
             if pieces:
                 box.append((image * rows + first, image * rows + end, pieces // (end - first)))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.select.joining import extend, join_residual, joins
+from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import shape
@@ -41,6 +41,9 @@ def addition(p: Placement, node: ir.Node) -> None:
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
             return
+    if not row and p.selection.choices and p.selection.choices[-1].value is b:  # it may follow what makes its x
+        epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=mb, scale_b=ma))
+        layer = replace(layer, x=other, epilogue=epilogue)
     p.add(node, layer, reads, form)
 
 
@@ -64,6 +67,8 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     choice = p.made.get(value)
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
         extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
+        return
+    if extend_products(p, value, node, table):
         return
     reads: Reads = {}
     x = p.read(value, form, reads)

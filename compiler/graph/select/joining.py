@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.layer import Conv, Epilogue, Map, ending
+from celosia.compiler.layer import Conv, Epilogue, Int8, Map, Product, ending
 
 
 def join_residual(
@@ -54,3 +54,23 @@ def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, read
     choice.nodes.append(node)
     choice.reads.update(reads)
     p.writes(choice, node.outputs[0], form)
+
+
+def extend_products(p: Placement, value: ir.Value, node: ir.Node, table: Int8) -> bool:
+    """Let the products of several matrices that make `value` look up in `table` and write the output of `node`; whether
+    they can."""
+    choices, y = p.assembled.get(value, []), node.outputs[0]
+    alike = all(isinstance(each.layer, Product) and each.layer.epilogue.table is None for each in choices)
+    if not choices or not alike or not joins(choices[0], value):
+        return False
+    form = p.selection.forms.pop(value)
+    p.selection.written.pop(value)
+    whole = p.activation(y, form)
+    for choice in choices:
+        place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
+        choice.layer = ending(choice.layer, replace(choice.layer.epilogue, table=table), place)
+        choice.nodes.append(node)
+        choice.value = y
+    p.assembled[y] = p.assembled.pop(value)
+    p.selection.forms[y], p.selection.written[y] = form, whole
+    return True

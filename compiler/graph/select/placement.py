@@ -73,6 +73,8 @@ class Placement:
         self.made: dict[ir.Value, Choice] = {}
         self.alias: dict[ir.Value, ir.Value] = {}
         """Views, and the tensor that each is a view of."""
+        self.assembled: dict[ir.Value, list[Choice]] = {}
+        """Tensors of which several layers write a part each."""
         self.parts: set[ir.Value] = set()
         """Parts of other tensors, in whose storages they lie."""
         self.given: dict[tuple[ir.Value, Form], Activation] = {}
@@ -120,7 +122,8 @@ class Placement:
     ) -> None:
         """Layers that each write a part of `y`, the output of `node`."""
         value = node.outputs[0]
-        self.selection.choices += [Choice(layer, [node], reads, value, note) for layer in layers]
+        self.assembled[value] = [Choice(layer, [node], reads, value, note) for layer in layers]
+        self.selection.choices += self.assembled[value]
         self.selection.forms[value], self.selection.written[value] = form, y
 
     def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
