@@ -145,7 +145,7 @@ class _Check:
         return place
 
     def _stored(self, choice: Choice, place: Place) -> Codes:
-        """What the layer of `choice` has stored, with what the host puts in channels that no element of its tensor has."""
+        """What the layer of `choice` has stored, with what the host puts in channels that its tensor has not."""
         found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
             return found

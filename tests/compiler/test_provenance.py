@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.select.matrices import multiplies
 from celosia.compiler.launch import image as image_module
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.memory import Lifetime
@@ -30,7 +31,7 @@ from celosia.compiler.layer import (
     Window,
 )
 from celosia.compiler.program import ArenaPlan
-from celosia.compiler.tensorize import decide
+from celosia.compiler.tensorize import decide, pack
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Unencoded
@@ -586,7 +587,7 @@ def programs(draw: st.DrawFn) -> Program:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
     x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
-    kind = number(0, 4)
+    kind = number(0, 5 if multiplies(b.cfg) else 4)
     if kind == 0:
         window = draw(windows(3))
         top, left, bottom, right = window.pads
@@ -598,6 +599,11 @@ def programs(draw: st.DrawFn) -> Program:
         b.pool(x, Window((2, 2), pads=(1, 0, 0, 1)), bool(number(0, 1)))
     elif kind == 3:
         b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
+    elif kind == 5:
+        inner, columns = b.cfg.group * number(1, 3), number(1, 20)
+        rows = b.given(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
+        keys = b.given(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))
+        b.product(rows, b.conv(keys, Window((1, 1)), inner) if number(0, 1) else keys, columns)
     else:
         y = b.conv(x, SAME, number(1, 20))
         b.map(y, b.given(images, y.channels, height, width) if number(0, 1) else None)

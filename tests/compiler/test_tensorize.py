@@ -126,7 +126,7 @@ SQUARE = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2"]
 """Those where neighbouring pixels of a channel group are an entry of wgt."""
 
 
-@bounded(120)
+@bounded(60)
 @given(builders(SQUARE), st.data())
 def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
     """Either may be what a layer has made, or a part of a storage."""

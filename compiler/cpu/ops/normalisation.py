@@ -10,6 +10,7 @@ from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.expr.nodes import Value
 from celosia.compiler.program.traits import Kind
 
 
@@ -67,18 +68,56 @@ def epsilon(node: Node) -> float:
     return float(node.attrs.get("epsilon", 1e-12 if "Skip" in node.op or "Embed" in node.op else 1e-5))
 
 
+LANES = 8
+"""Sums of squares that onnxruntime's kernel of a row adds up side by side; it leaves shorter rows to another."""
+
+
+def row_squares(x: Tensor, mean: Tensor) -> Tensor:
+    """The mean squared distance from `mean` along the last axis, in the order of onnxruntime's kernel for AVX2: eight
+    sums side by side, those added in pairs, then what is left of the row: four squares that are rounded, and the others
+    (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes)."""
+    count = x.shape[-1]
+    k = T.reduce_axis(count // LANES, "k")
+
+    def distance(i: tuple[Expr, ...], place: Value) -> Expr:
+        return x[(*i, place)] - mean[(*i, 0)]
+
+    def square(i: tuple[Expr, ...], place: Value) -> Expr:
+        return distance(i, place) * distance(i, place)
+
+    lanes = T.compute((*x.shape[:-1], LANES), lambda *i: T.sum(square(i[:-1], k * LANES + i[-1]), k), "lanes")
+
+    def mean_of(*i: Expr) -> Expr:
+        row = i[:-1]
+        halves = [lanes[(*row, lane)] + lanes[(*row, lane + 4)] for lane in range(4)]
+        total = (halves[0] + halves[2]) + (halves[1] + halves[3])
+        rest = [distance(row, place) for place in range(count // LANES * LANES, count)]
+        whole = 4 if len(rest) >= 4 else 0
+        for d in rest[:whole]:
+            total = total + d * d
+        for d in rest[whole:]:
+            total = call("fma", d, d, total)
+        return total / count
+
+    return T.compute(mean.shape, mean_of, "variance")
+
+
 def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them."""
+    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. Of float32 in
+    rows of eight or more along the last axis, bit by bit what it computes."""
     eps, axes = epsilon(node), range(axis, len(x.shape))
     count = prod(x.shape[d] for d in axes)
     mean = reduced(
         x, axes, True, lambda v, ks: (T.sum(v, ks) / count).astype(x.dtype), "mean", lambda i: x[i].astype("float64")
     )
-    variance = mean_square(x, mean, axes)
+    exact = x.dtype == "float32" and len(axes) == 1 and count >= LANES
+    variance = row_squares(x, mean) if exact else mean_square(x, mean, axes)
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
     def body(*i: Expr) -> Expr:
         y = (x[i] - at(mean, i)) * at(inverse, i)
+        if exact and scale is not None and bias is not None:
+            return call("fma", y, at(scale, i), at(bias, i))
         y = y if scale is None else y * at(scale, i)
         return y if bias is None else y + at(bias, i)
 

@@ -101,6 +101,7 @@ def product(p: Placement, node: ir.Node) -> None:
 def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
     """Whether the output of `node`, another shape of its input, is the same matrices, or heads of their columns."""
     x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
     before, after = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y))
     fold = held.fold if before == after else ""
     if held.fold == "rows" and before[0] == 1 and before[1] == after[0] and after[2] % p.cfg.group == 0:
@@ -115,6 +116,7 @@ def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
 def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
     """Whether a Transpose leaves the bytes of matrices where they are: they are told in another order."""
     x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
     dims, order = shape_of(x), MATRICES[held.fold]
     perm = attribute(node, "perm") or list(range(len(dims)))[::-1]
     axes = [*[order[0]] * (len(dims) - 2), *order[-min(2, len(dims)) :]]
