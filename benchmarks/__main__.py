@@ -1,8 +1,8 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
-`language`, `timed`, `gain`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time` and `differential`
-(long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`language`, `timed`, `gain`, `transformers`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time` and
+`differential` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -22,7 +22,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import compile_time, cpu, explore, figures, gain, hardware, language, names, simspeed, tune, tune_cpu
+from benchmarks import (
+    compile_time,
+    cpu,
+    encoders,
+    explore,
+    figures,
+    gain,
+    hardware,
+    language,
+    names,
+    simspeed,
+    tune,
+    tune_cpu,
+)
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
@@ -33,11 +46,11 @@ from celosia.sim.memory import ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "gain", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time", "differential", "demo",
-    "figures",
+    "gain", "transformers", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
+    "differential", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
-KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS)))
+KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS, *encoders.ENCODERS)))
 
 
 def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[str], None]) -> Iterator[Row]:
@@ -179,6 +192,11 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         count = options.count or MODELS
         return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
 
+    def transformer_rows() -> Iterable[Row]:
+        from benchmarks import transformers  # with onnxruntime's quantiser
+
+        return transformers.rows(models, options.config, memory, say)
+
     def simulation() -> Iterable[Row]:
         chosen = models or ("resnet18",)
         return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
@@ -189,6 +207,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "language": lambda: language.rows(options.device, config, options.seconds, say),
         "timed": lambda: bench.timed((options.config,) if options.config else PRESETS),
         "gain": lambda: gain.rows(folder, bench.chosen, options.config, memory, say),
+        "transformers": transformer_rows,
         "names": lambda: names.rows(say, options.count or names.MODELS),
         "explore": lambda: explore.rows(folder, full, say, only),
         "tune": lambda: tune.rows(folder, full, say, only, options.config),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.encoders import Encoder, quantised, sample
 
 import celosia
 
 from ..oracle import opened
-from .transformers import Encoder, quantised, sample
 
 ENCODERS = {
     "of a whole block": (Encoder(16, 2, 16, 48), "pynq", True),

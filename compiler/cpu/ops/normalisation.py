@@ -72,15 +72,15 @@ LANES = 8
 """Sums of squares that onnxruntime's kernel of a row adds up side by side; it leaves shorter rows to another."""
 
 
-def row_squares(x: Tensor, mean: Tensor) -> Tensor:
-    """The mean squared distance from `mean` along the last axis, in the order of onnxruntime's kernel for AVX2: eight
-    sums side by side, those added in pairs, then what is left of the row: four squares that are rounded, and the others
-    (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes)."""
+def row_squares(x: Tensor, mean: Tensor | None = None) -> Tensor:
+    """The mean squared distance from `mean`, or from 0, along the last axis, in the order of onnxruntime's kernel for
+    AVX2: eight sums side by side, those added in pairs, then what is left of the row: four squares that are rounded,
+    and the others (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes)."""
     count = x.shape[-1]
     k = T.reduce_axis(count // LANES, "k")
 
     def distance(i: tuple[Expr, ...], place: Value) -> Expr:
-        return x[(*i, place)] - mean[(*i, 0)]
+        return x[(*i, place)] if mean is None else x[(*i, place)] - mean[(*i, 0)]
 
     def square(i: tuple[Expr, ...], place: Value) -> Expr:
         return distance(i, place) * distance(i, place)
@@ -99,18 +99,20 @@ def row_squares(x: Tensor, mean: Tensor) -> Tensor:
             total = call("fma", d, d, total)
         return total / count
 
-    return T.compute(mean.shape, mean_of, "variance")
+    return T.compute((*x.shape[:-1], 1), mean_of, "variance")
 
 
-def layer_norm(node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. Of float32 in
-    rows of eight or more along the last axis, bit by bit what it computes."""
+def layer_norm(
+    node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None, by_rows: bool = False
+) -> list[Tensor]:
+    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. by_rows: as its
+    kernel for rows computes, bit by bit, of float32 along the last axis."""
     eps, axes = epsilon(node), range(axis, len(x.shape))
     count = prod(x.shape[d] for d in axes)
     mean = reduced(
         x, axes, True, lambda v, ks: (T.sum(v, ks) / count).astype(x.dtype), "mean", lambda i: x[i].astype("float64")
     )
-    exact = x.dtype == "float32" and len(axes) == 1 and count >= LANES
+    exact = by_rows and x.dtype == "float32" and len(axes) == 1 and count >= LANES
     variance = row_squares(x, mean) if exact else mean_square(x, mean, axes)
     inverse = T.compute(mean.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", variance[i] + eps), "inverse")
 
@@ -129,7 +131,7 @@ def layer_normalization(node: Node) -> list[Tensor]:
     """Over all axes from one on; mean and inverse deviation are further outputs."""
     x = node.input(0)
     bias = node.input(2) if node.has(2) else None
-    return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias)[: node.outputs]
+    return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias, by_rows=True)[: node.outputs]
 
 
 @op("SkipLayerNormalization", kind=Kind.REDUCTION)
@@ -148,6 +150,10 @@ def rms_normalization(node: Node) -> Tensor:
     x, scale = node.input(0), node.input(1)
     axes = range(node.axis(-1, len(x.shape)), len(x.shape))
     count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
+    if x.dtype == "float32" and len(axes) == 1 and count >= 2 * LANES:
+        squares = row_squares(x)
+        inverse = T.compute(squares.shape, lambda *i: wrap(1, x.dtype) / call("sqrt", squares[i] + eps), "inverse")
+        return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
     inverse = reduced(
         x, axes, True, lambda v, ks: wrap(1, x.dtype) / call("sqrt", T.sum(v * v, ks) / count + eps), "inverse"
     )

@@ -94,6 +94,14 @@ class Encoder:
         )
 
 
+ENCODERS = {
+    "minilm_64": Encoder(tokens=64, heads=12, inner=32, wide=1536, layers=6),
+    "minilm_128": Encoder(tokens=128, heads=12, inner=32, wide=1536, layers=6),
+    "deit_tiny": Encoder(tokens=197, heads=3, inner=64, wide=768, layers=12),
+}
+"""MiniLM-L6's dimensions, and the layers of DeiT-tiny at 224 pixels; random weights."""
+
+
 def quantised(model: onnx.ModelProto, shape: tuple[int, ...], folder: Path, signed: bool, qdq: bool = True) -> Path:
     """The file of `model` after onnxruntime's static quantisation, with its defaults but for the type of activations,
     which is symmetric where it is `signed`."""
