@@ -281,21 +281,30 @@ class Product:
         return self.y.channels * self.y.width * self.x.channels
 
     @property
+    def x_pads(self) -> list[int]:
+        """Rows of padding below x, which add up to its offset; all are alike."""
+        return summands(self.x_offset)
+
+    @property
+    def w_pads(self) -> list[int]:
+        """The same for w."""
+        return summands(self.w_offset)
+
+    @property
     def window(self) -> Window:
-        """The factors of each product as places of a kernel: x itself and rows of padding below it, and w itself and
-        its padding, which all lie in one column. Their products add up to those of the sums."""
-        rows, columns = (1 + len(summands(offset)) for offset in (self.x_offset, self.w_offset))
-        return Window((rows, columns), dilations=(1, 0), pads=(0, 0, rows - 1, 0))
+        """The terms of each product as places of a kernel: x times the padding of w, x times w, and the padding of x
+        times w. x is repeated for the first ones, and w for the last. What offsets add alone is in `parameters`."""
+        return Window((len(self.w_pads) + 1 + len(self.x_pads), 1), pads=(0, 0, len(self.x_pads), 0))
 
     @property
     def pad_value(self) -> int:
-        """Of the rows of padding."""
-        return max(summands(self.x_offset), default=0, key=abs)
+        """Of the rows of padding below x."""
+        return max(self.x_pads, default=0, key=abs)
 
-    @property
-    def w_pad(self) -> int:
-        """What w is followed by."""
-        return max(summands(self.w_offset), default=0, key=abs)
+    def parameters(self, cfg: Config) -> Requantise:
+        """`requantise` with the products of the offsets, for all channels that are loaded."""
+        added = -(-self.x.channels // cfg.group) * cfg.group * self.x_offset * self.w_offset
+        return replace(self.requantise, bias=(self.requantise.bias.astype(np.int64) + added).astype(np.int32))
 
 
 def summands(offset: int) -> list[int]:

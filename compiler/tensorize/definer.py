@@ -285,40 +285,40 @@ class Definer:
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
         size = run.weights * taps * scratchpads(cfg)["wgt"].entry_bytes
         weights = self._constant(parts, shape, "int8", "weights", size)
-        return self._gemm(layer, near, run, weights, lambda n, k, r, s: (n, k, r, s))
+        return self._gemm(layer, near, run, weights, layer.requantise)
 
     def product(self, layer: Product) -> Definition:
         """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""
         cfg, epilogue = self.cfg, layer.epilogue
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
             raise Untileable("a product of two activations needs batch = 1 and block_in = block_out")
+        self.x = self.x.repeated(len(layer.w_pads) + 1)
         near = self.near("inp", self.input_blocks, layer.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
         weights = self._activation_weights(layer)
-        level, problem = self._gemm(layer, near, run, weights, lambda n, k, r, s: (n, k, s))
+        level, problem = self._gemm(layer, near, run, weights, layer.parameters(cfg))
         b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
         return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
 
     def _activation_weights(self, layer: Product) -> Tensor:
-        """[blocks, input blocks, factors, block_out, block_in]: entries of wgt are neighbouring pixels of w; the first
-        of the factors is w itself, the others lie below it, in the padding."""
-        cfg, grid = self.cfg, ActivationGrid.of(self.cfg, layer.w, False)
+        """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
+        the first places are padding."""
+        cfg, before = self.cfg, len(layer.w_pads)
+        grid = ActivationGrid.of(cfg, layer.w, False).repeated(len(layer.x_pads) + 1)
         w = self._given(grid, "w", layer.w.storage_groups - layer.w.group_offset)
-        factors = self.window.kernel[1]
 
-        def read(n: Expr, k: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
-            value = w[0, k, s, n * cfg.block_out + m, 0, c]
-            return select(s < 1, value, self.scalar("w_pad", "int8", layer.w_pad)) if factors > 1 else value
+        def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
+            row = r - before
+            value = w[0, k, row, n * cfg.block_out + m, 0, c]
+            return select(row >= 0, value, self.scalar("w_pad", "int8", layer.w_pads[0])) if before else value
 
-        shape = (self.blocks, self.input_blocks, factors, cfg.block_out, cfg.block_in)
-        return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "s", "m", "c"))
+        shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
+        return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _gemm(
-        self, layer: Conv | Product, near: Tensor, run: pack.WeightRun, weights: Tensor,
-        entry: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, ...]],
-    ) -> tuple[Level, Problem]:  # fmt: skip
-        """Sums of gemm over `near` and `weights`. entry: of weights, for an output block, an input block and a place of
-        the kernel."""
+        self, layer: Conv | Product, near: Tensor, run: pack.WeightRun, weights: Tensor, requantise: Requantise
+    ) -> tuple[Level, Problem]:
+        """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
@@ -329,14 +329,14 @@ class Definer:
             value = near[i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype(
                 "int32"
             )
-            weight = weights[*entry(n, k, r, s), piece * g + m, e * g + c].astype("int32")
+            weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
             return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
 
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
         p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
-        par, table = self._parameters(layer.requantise), self._table(epilogue)
+        par, table = self._parameters(requantise), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
             run.step, run.share if run.step else 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,6 +55,10 @@ class ActivationGrid:
             return ActivationGrid(act, 1, 1, act.batches(cfg), (0, plane, 0, image), offset)
         strides = (image, plane, pixels.down * row, pixels.across * piece)
         return ActivationGrid(act, act.batches(cfg), act.height, act.width, strides, offset)
+
+    def repeated(self, times: int) -> ActivationGrid:
+        """Images whose only row is there as often, at the same place."""
+        return replace(self, rows=times, strides=(*self.strides[:2], 0, self.strides[3]))
 
     def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, DramPlace]:
         """[images, groups, rows, columns, batch, group] from group `first` on."""

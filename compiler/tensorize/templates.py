@@ -152,7 +152,7 @@ class _Template:
             if source is None:
                 continue
             if source.body is not None:  # of an activation
-                stage, inner = self.s[source], inner - 1
+                stage = self.s[source]
                 stage.set_scope(scope)
             else:
                 stage = self.s[self.s.cache_read(source, scope, *self._readers(level))]

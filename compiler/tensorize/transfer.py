@@ -35,7 +35,7 @@ class DramPlace:
 def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
     """At most three dimensions [x, y, z] that visit the same pieces: x contiguous in DRAM, neighbours merged."""
     dims = [dim for dim in dims if dim.count > 1]
-    dims.sort(key=lambda dim: dim.dram)
+    dims.sort(key=lambda dim: (dim.dram == 0, dim.dram))
     merged: list[Dim] = []
     for dim in dims:
         last = merged[-1] if merged else None

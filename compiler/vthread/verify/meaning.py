@@ -207,7 +207,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
         operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
     elif isinstance(layer, Product):
-        a, requantise = _product(symbols, x, pieces, layer), layer.requantise
+        a, requantise = _product(symbols, x, pieces, layer), layer.parameters(cfg)
     else:
         assert isinstance(layer, Map)
         a = x
@@ -232,10 +232,11 @@ def terms(
         yield int(means.a[position]), None
         return
     x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
-    window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if isinstance(layer, Product):
+        window = _rows_of(symbols, x, layer)[batch, :, row, column]
         yield from zip(window.reshape(-1).tolist(), _factors(symbols, pieces, layer)[group].reshape(-1).tolist())
         return
+    window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if isinstance(layer, Pool):
         yield from ((value, None) for value in window[group].reshape(-1).tolist())
         return
@@ -291,20 +292,27 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
 
 def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Product) -> Scalars:
     """The sums of `layer`, [1, groups of y, 1, width]."""
-    windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[0, :, 0]
-    sums: Scalars = np.einsum("gkrs,kprs->gp", _factors(symbols, pieces, layer), windows)
+    windows = _rows_of(symbols, x, layer)[0, :, 0]
+    sums: Scalars = np.einsum("gkr,kprs->gp", _factors(symbols, pieces, layer), windows)
     return sums[None, :, None]
 
 
+def _rows_of(symbols: Symbols, x: Scalars, layer: Product) -> Scalars:
+    """What each position of y reads of x, as `_windows`: x once for each row of padding of w, and for w."""
+    repeated = x.repeat(len(layer.w_pads) + 1, axis=2)
+    return _windows(repeated, layer.window, layer.y, symbols.padding(layer.pad_value))
+
+
 def _factors(symbols: Symbols, pieces: Pieces, layer: Product) -> Scalars:
-    """What the windows of x are multiplied by, [groups of y, input groups, *kernel]: w, and what it is padded with."""
-    cfg, (rows, columns) = symbols.cfg, layer.window.kernel
+    """What the windows of x are multiplied by, [groups of y, input groups, places]: the padding of w, then w."""
+    cfg, padded = symbols.cfg, len(layer.w_pads)
     w = part(cfg, pieces[layer.w.storage], layer.w)[0, :, 0]
     outs = layer.y.groups(cfg)
     own = symbols.entries(w[:, : outs * cfg.block_out].reshape(len(w), outs, cfg.block_out)).T
-    factors = np.empty((outs, len(w), rows, columns), np.uint64)
-    factors[..., 0] = own[..., None]
-    factors[..., 1:] = symbols.entries(np.full(cfg.block_out, symbols.padding(layer.w_pad)))
+    factors = np.empty((outs, len(w), layer.window.kernel[0]), np.uint64)
+    for place, pad in enumerate(layer.w_pads):
+        factors[..., place] = symbols.entries(np.full(cfg.block_out, symbols.padding(pad)))
+    factors[..., padded:] = own[..., None]
     return factors
 
 
