@@ -69,6 +69,7 @@ class FormInfo:
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     pad: int = 0
+    inverted: bool = False
 
     def arrange(self, array: Bytes) -> Bytes:
         """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
@@ -97,7 +98,7 @@ class FormInfo:
         matrices = array.reshape(sizes).transpose(order)
         made = np.full((len(matrices), self.dims[1] // len(matrices), self.dims[3]), self.pad, array.dtype)
         made[:, : matrices.shape[1], : matrices.shape[2]] = matrices
-        return made.reshape(self.dims)
+        return (~made if self.inverted else made).reshape(self.dims)
 
     def restore(self, values: Bytes, shape: tuple[int, ...]) -> Bytes:
         """The tensor of this shape whose elements are `values` [images, channels, height, width]; of no window."""

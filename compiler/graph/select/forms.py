@@ -23,19 +23,21 @@ class Form:
     fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
     convolution reads there, made by the host, so that a first layer of few channels fills the blocks. Of those of
     program.model.MATRICES, the tensor is matrices, whose rows are the pixels of one row of the image and whose columns
-    are channels, one matrix after the other. pad: what the host puts beyond a tensor's own elements.
+    are channels, one matrix after the other. pad: what the host puts beyond a tensor's own elements. inverted: it turns
+    all bits round.
     """
 
     dims: tuple[int, int, int, int]
     fold: str = ""
     window: Window | None = None
     pad: int = 0
+    inverted: bool = False
 
     @property
     def info(self) -> FormInfo:
         """What the host has to do for it."""
         w = self.window or Window((1, 1))
-        return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad)
+        return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad, self.inverted)
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:

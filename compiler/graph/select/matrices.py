@@ -13,7 +13,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Layer, Product
+from celosia.compiler.layer import Layer, Product, summands
 from celosia.compiler.program.model import MATRICES, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
@@ -70,6 +70,11 @@ def product(p: Placement, node: ir.Node) -> None:
     x_form = matrices_form(cfg, a, "rows", zeros[0])
     w_form = matrices_form(cfg, b, "columns", zeros[1], cfg.block_out)
     y_form = matrices_form(cfg, y, "rows")
+    offsets = -zeros[0], -zeros[1]
+    if p.held(a) != x_form and p.held(b) != w_form and len(summands(1 - offsets[0])) < len(summands(offsets[0])):
+        # The host arranges both. With all bits turned round each is -1 minus itself: an offset of 128 becomes -127.
+        x_form, w_form = replace(x_form, inverted=True), replace(w_form, inverted=True)
+        offsets = 1 - offsets[0], 1 - offsets[1]
     reads: Reads = {}
     x, w, whole = p.read(a, x_form, reads), p.read(b, w_form, reads), p.activation(y, y_form)
     if inner % cfg.group and not reads:
@@ -85,7 +90,7 @@ def product(p: Placement, node: ir.Node) -> None:
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
             w.region((1, inner, 1, w.width), number * pack.blocks(inner, cfg.group), w.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
-            -zeros[0], -zeros[1], requantise,
+            *offsets, requantise,
         )
         for number in range(count)
     ]  # fmt: skip
