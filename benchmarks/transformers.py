@@ -10,8 +10,8 @@ import numpy as np
 
 import celosia
 from benchmarks.encoders import ENCODERS, quantised, sample
-from benchmarks.oracle import session
 from benchmarks.rows import Row
+from celosia.driver.oracle import session
 from celosia.hw.config import Config
 from celosia.sim.memory import MemoryModel
 

@@ -600,6 +600,7 @@ def programs(draw: st.DrawFn) -> Program:
     elif kind == 3:
         b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
     elif kind == 5:
+        del b.net.given[x]  # another takes its place
         inner, columns = b.cfg.group * number(1, 3), number(1, 20)
         rows = b.given(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
         keys = b.given(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))

@@ -105,8 +105,8 @@ def row_squares(x: Tensor, mean: Tensor | None = None) -> Tensor:
 def layer_norm(
     node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None, by_rows: bool = False
 ) -> list[Tensor]:
-    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. by_rows: as its
-    kernel for rows computes, bit by bit, of float32 along the last axis."""
+    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. by_rows: as
+    its kernel for rows computes, bit by bit, of float32 along the last axis."""
     eps, axes = epsilon(node), range(axis, len(x.shape))
     count = prod(x.shape[d] for d in axes)
     mean = reduced(
