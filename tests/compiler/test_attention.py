@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.encoders import Encoder, quantised, sample
 
 import celosia
+from celosia.compiler.program.model import FormInfo
 
 from ..oracle import opened
 
@@ -37,3 +39,65 @@ def test_encoders_are_onnxruntimes(name: str, qdq: bool, tmp_path: Path) -> None
     program.save(tmp_path / "encoder.celosia")
     again = celosia.Runtime(celosia.Program.load(tmp_path / "encoder.celosia"), "functional").run({"x": x})
     np.testing.assert_array_equal(again.outputs["y"], expected)
+
+
+@pytest.mark.rtl
+def test_attention_on_the_rtl(tmp_path: Path) -> None:
+    """The hardware pads entries of wgt, and loads them from what a layer has stored just before."""
+    encoder = Encoder(10, 3, 4, 12)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=False)
+    program = celosia.compile(path, config="tiny")
+    x = sample(encoder.shape, 3)
+    (expected,) = opened(path, int8=True).run(None, {"x": x})
+    found = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(found.outputs["y"], expected)
+    timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
+    assert timed == pytest.approx(found.report["cycles"], rel=0.05)
+
+
+def test_all_products_are_the_accelerators(tmp_path: Path) -> None:
+    """Heads, and keys that are transposed, are views; V alone goes through the host, which computes the softmax."""
+    encoder = Encoder(32, 4, 16, 64)
+    program = celosia.compile(quantised(encoder.model(), encoder.shape, tmp_path, signed=True), config="pynq")
+    places = Counter((row["op"], row["place"]) for row in program.placements)
+    assert places["QLinearMatMul", "accelerator"] == 8
+    assert places["Reshape", "free"] == places["Transpose", "free"] == 4
+    layers = [layer for launch in program.launches for layer in launch.layers]
+    assert sum(layer.op == "Product" for layer in layers) == 2 * encoder.heads
+    assert sum(layer.macs for layer in layers) == program.macs
+    assert len(program.launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [("ultra96", "batch = 1 and block_in = block_out"), ("pynq", "")],
+)
+def test_why_products_stay_on_the_cpu(config: str, reason: str, tmp_path: Path) -> None:
+    encoder = Encoder(16, 2, 16, 32)
+    program = celosia.compile(quantised(encoder.model(), encoder.shape, tmp_path, signed=True), config=config)
+    reasons = [row["reason"] for row in program.placements if (row["op"], row["place"]) == ("QLinearMatMul", "cpu")]
+    assert len(reasons) == (2 if reason else 0)
+    assert all(reason in each for each in reasons)
+
+
+SHAPES = {
+    "rows": ((2, 5, 7), lambda x: x.transpose(0, 2, 1)),
+    "columns": ((2, 7, 5), lambda x: x),
+    "heads": ((5, 2, 7), lambda x: x.transpose(1, 2, 0)),
+}
+"""The shape of two matrices of five rows and seven columns, and how they become [matrix, column, row]."""
+
+
+@pytest.mark.parametrize("fold", SHAPES)
+@pytest.mark.parametrize("inverted", [False, True])
+def test_matrices_are_arranged_and_restored(fold: str, inverted: bool) -> None:
+    shape, moved = SHAPES[fold]
+    x = np.arange(70, dtype=np.int8).reshape(shape)
+    form = FormInfo((1, 2 * 8, 1, 6), fold, pad=-9, inverted=inverted)
+    arranged = form.arrange(x)
+    assert arranged.shape == form.dims
+    arranged = ~arranged if inverted else arranged
+    matrices = arranged.reshape(2, 8, 6)
+    np.testing.assert_array_equal(matrices[:, :7, :5], moved(x))
+    assert (matrices[:, 7:] == -9).all()
+    np.testing.assert_array_equal(form.restore(arranged, shape), x)
