@@ -239,6 +239,21 @@ GAIN = tuple(
     )
 )  # fmt: skip
 
+# Transformers --------------------------------------------------------------------------------------------------------
+
+TRANSFORMERS = tuple(
+    Figure(
+        f"transformers-{name}-{kind}", f"{label}, {kind}, on `pynq`: cycles over products / 256", "", MACHINE,
+        f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/{kind}",),
+        of("ratio"), most=most,
+    )
+    for name, label, most in (
+        ("minilm_64", "MiniLM-L6's layers, 64 tokens", 1.10), ("minilm_128", "the same, 128 tokens", 1.10),
+        ("deit_tiny", "DeiT-tiny's layers, 197 tokens", 1.12),
+    )
+    for kind in ("int8", "uint8")
+)  # fmt: skip
+
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
@@ -372,5 +387,6 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
+    "Transformers": TRANSFORMERS,
     "Tables of other pages": TABLES,
 }
