@@ -138,11 +138,9 @@ class ReadEngine(wiring.Component):
         order_layout = data.StructLayout({"row_end": 1, "refused": 1})
         m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
         free = Signal(range(self._room + 1), init=self._room)  # beats not held, and not asked for either
-        next_free, may_ask = Signal.like(free), Signal()
-        fits = Signal(init=1)  # there is room for any burst: as a register, for all that takes a row waits for it
-        m.d.sync += fits.eq(next_free >= MAX_BURST)
+        may_ask = Signal()
         m.d.comb += [
-            may_ask.eq(split.valid & order.i.ready & fits),
+            may_ask.eq(split.valid & order.i.ready & (free > split.payload.burst.len)),
             request.valid.eq(may_ask & ~split.payload.refused),
             request.payload.eq(split.payload.burst),
             split.ready.eq(may_ask & (request.ready | split.payload.refused) & order.i.ready),
@@ -171,8 +169,8 @@ class ReadEngine(wiring.Component):
         m.d.comb += freed.eq(beats.o.valid & beats.o.ready)
         with m.If(split.valid & split.ready):
             m.d.comb += taken.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
-        m.d.comb += next_free.eq(free + freed - taken)
-        m.d.sync += free.eq(next_free)
+        with m.If(freed | (taken != 0)):
+            m.d.sync += free.eq(free + freed - taken)
         m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
         return m
 

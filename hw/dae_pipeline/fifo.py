@@ -94,30 +94,3 @@ class HeadFifo(wiring.Component):
         with m.If(free):
             m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
         return m
-
-
-class PairFifo(wiring.Component):
-    """Holds two payloads in registers that take turns: neither's enable waits for the reader, which chooses between them
-    instead. A payload takes one cycle through it.
-    """
-
-    def __init__(self, shape: ShapeLike) -> None:
-        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        first, second = (Reg(len(Value.cast(self.i.payload)), name=name) for name in ("first", "second"))
-        holds, into, of = Signal(2), Signal(), Signal()
-        m.d.comb += [
-            self.i.ready.eq(~holds.bit_select(into, 1)),
-            self.o.valid.eq(holds.bit_select(of, 1)),
-            Value.cast(self.o.payload).eq(Mux(of, second, first)),
-        ]
-        m.d.sync += [into.eq(into ^ (self.i.valid & self.i.ready)), of.eq(of ^ (self.o.valid & self.o.ready))]
-        for number, place in enumerate((first, second)):
-            mine = into == number
-            with m.If(mine & ~holds[number]):
-                m.d.sync += [place.eq(self.i.payload), holds[number].eq(self.i.valid)]
-            with m.Elif((of == number) & self.o.ready):
-                m.d.sync += holds[number].eq(0)
-        return m

@@ -14,7 +14,7 @@ from celosia.hw.axi import ADDR_BITS, ReadBus
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
-from celosia.hw.dae_pipeline.fifo import HeadFifo, PairFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Halves, Rows
 from celosia.hw.dae_pipeline.write import Writer, by_buffer, connect_pads, element_shift, pads_of, ports
@@ -38,7 +38,6 @@ class Lane(wiring.Component):
     -----------------------------
     bus : Out(ReadBus)              the read channel.
     dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    fails : Out(1)                  1 in the cycle before `error`.
     inp, wgt, ...                   `write_port`s of the scratchpads.
     """
 
@@ -50,7 +49,6 @@ class Lane(wiring.Component):
             "bus": Out(ReadBus(cfg.bus_bytes)),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
-            "fails": Out(1),
             **ports(cfg, buffers),
         })  # fmt: skip
         self.pads = pads_of(self, cfg, buffers)
@@ -66,7 +64,7 @@ class Lane(wiring.Component):
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
-        asked, units = PairFifo(rows.row.payload.shape()), HeadFifo(aligner.unit.payload.shape(), PARTING)
+        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(aligner.unit.payload.shape(), PARTING)
         beats = HeadFifo(beat_layout(cfg.bus_bytes), PARTING)
         parts = {
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
@@ -108,7 +106,6 @@ class Lane(wiring.Component):
         m.d.comb += [
             self.done.valid.eq(writer.done.valid),
             self.done.payload.eq(writer.done.payload),
-            self.fails.eq(writer.fails),
             self.error.valid.eq(writer.error.valid),
             self.error.payload.eq(writer.error.payload),
             self.active.eq(writer.moves & ~self.halt),
@@ -144,7 +141,7 @@ class Lane(wiring.Component):
         return accept
 
     def _list(
-        self, m: Module, rows: stream.Interface, shift: Value, asked: PairFifo, places: HeadFifo, aligner: Aligner
+        self, m: Module, rows: stream.Interface, shift: Value, asked: HeadFifo, places: HeadFifo, aligner: Aligner
     ) -> None:
         """A row goes to the engine, and its place within its bus words to the aligner."""
         word_bits = exact_log2(self._cfg.bus_bytes)
@@ -198,10 +195,14 @@ class Load(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         parts = [Lane(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
-        # From an error on, all stand still: a register, for it leads to many others.
+        # From an error on, all stand still.
         failed, stop = Signal(), Signal()
-        errors, fails = Cat(lane.error.valid for lane in parts), Cat(lane.fails for lane in parts)
-        m.d.sync += [failed.eq((failed | fails.any()) & ~self.halt), stop.eq(self.halt | fails.any() | failed)]
+        errors = Cat(lane.error.valid for lane in parts)
+        m.d.comb += stop.eq(self.halt | errors.any() | failed)
+        with m.If(self.halt):
+            m.d.sync += failed.eq(0)
+        with m.Elif(errors.any()):
+            m.d.sync += failed.eq(1)
 
         for number, (lane, bus) in enumerate(zip(parts, self.buses)):
             m.submodules[f"lane{number}"] = lane

@@ -59,7 +59,7 @@ class Writer(wiring.Component):
     """Writes units to the scratchpads, those of `buffers`, and padding around them.
 
     job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
-    done, error: those of the unit LOAD. fails: 1 in the cycle before `error`. moves: 1 where a step is done.
+    done, error: those of the unit LOAD. moves: 1 where a step is done.
     lane: which half of an element is its own, where it is spread.
     """
 
@@ -79,7 +79,6 @@ class Writer(wiring.Component):
             **ports(cfg, buffers),
             "done": Out(Pulse(done_layout)),
             "error": Out(Pulse(error_layout)),
-            "fails": Out(1),
             "moves": Out(1),
         })  # fmt: skip
         self.pads = pads_of(self, cfg, buffers)
@@ -134,16 +133,12 @@ class Writer(wiring.Component):
         self._take(m, plan, leaving)
         write, failed = leaving.o.payload, Signal()
         taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
-        m.d.comb += [
-            failed.eq(write.error != Error.NONE),
-            self.fails.eq(leaving.o.valid & failed),
-            leaving.o.ready.eq(taken.any() | failed),
-        ]
+        m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
         # An error is told in its turn, after the ends of all steps before it.
         m.d.sync += [
             self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last & ~failed),
             self.done.payload.eq(write.done),
-            self.error.valid.eq(self.fails),
+            self.error.valid.eq(leaving.o.valid & failed),
             self.error.payload.code.eq(write.error),
             self.error.payload.index.eq(write.done.index),
         ]

@@ -8,7 +8,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.fifo import HeadFifo, PairFifo, StreamFifo
+from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
 from celosia.hw.pipeline import QUEUED
 from celosia.hw.vector_unit.items import Bypass
 from celosia.hw.vector_unit.landing import Landing
@@ -61,7 +61,7 @@ def place(start: Value, steps: Value, depth: int) -> Value:
     return Mux(start + steps >= depth, start + steps - depth, start + steps)
 
 
-def queue(h: Harness, dut: StreamFifo | HeadFifo | PairFifo, depth: int) -> Tracked:
+def queue(h: Harness, dut: StreamFifo | HeadFifo, depth: int) -> Tracked:
     """What a queue promises, whatever it is made of."""
     h.streams(dut)
     push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
@@ -100,21 +100,6 @@ def head_fifo(depth: int) -> Harness:
     h.ensure(produce == place(consume, stored, depth - 1), "distance")
     content = inside.memory("ring", place(consume, tracked.ahead - 1, depth - 1))
     h.ensure(implies(tracked.inside & (tracked.ahead != 0), content == tracked.value), "content")
-    return h
-
-
-def pair_fifo() -> Harness:
-    """A PairFifo: two registers that take turns."""
-    h = Harness()
-    dut = PairFifo(WIDTH)
-    inside = h.add(dut)
-    tracked = queue(h, dut, 2)
-    holds, into, of = inside["holds"], inside["into"], inside["of"]
-    h.ensure(holds[0] + holds[1] == tracked.count, "level")
-    h.ensure((into == of) == (tracked.count != 1), "distance")
-    later = of ^ (tracked.ahead != 0)
-    content = Mux(later, inside["second"], inside["first"])
-    h.ensure(implies(tracked.inside, content == tracked.value), "content")
     return h
 
 
@@ -208,13 +193,6 @@ for depth in (2, 8, 16):
     prove(f"queue of {depth} with a head equals a list", TWICE, *((STUCK,) if depth == 2 else (OVERTAKES,)), depth=1)(
         partial(head_fifo, depth)
     )
-prove(
-    "queue of two that take turns equals a list",
-    Mutant(FILE, "into.eq(into ^ (self.i.valid & self.i.ready))", "into.eq(into ^ self.i.valid)"),
-    Mutant(FILE, "of.eq(of ^ (self.o.valid & self.o.ready))", "of.eq(of ^ self.o.ready)"),
-    Mutant(FILE, "with m.If(mine & ~holds[number]):", "with m.If(mine):"),
-    depth=1,
-)(pair_fifo)
 for depth in (4, 128):
     prove(f"block RAM queue of {depth} equals a list", LOSES, depth=1)(partial(block_fifo, depth))
 prove(
