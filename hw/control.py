@@ -214,8 +214,9 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
+        answer = self._asked(m, values, read)
         with m.If(reading):
-            m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(self._asked(m, values, read))]
+            m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
 
         start, abort, aborted, renewed = Signal(), Signal(), Signal(), Signal()

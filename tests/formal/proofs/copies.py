@@ -662,9 +662,10 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
             "word": Mux(step.outside, padding, item.word),
             "error": item.error,
             "last": step.last,
+            "done": Cat(step.post, step.index),
         }
         for name, value in wanted.items():
-            h.ensure(implies(waiting.count > i, held[name] == value), f"waits{i}_with_{name}")
+            h.ensure(implies(waiting.count > i, Value.cast(held[name]) == value), f"waits{i}_with_{name}")
         h.ensure(implies(waiting.count > i, widens(cfg, step)), f"waits{i}_for_acc")
         h.ensure(implies((waiting.count > i) & is_spread(cfg, step), step.buffer == Buffer.WGT), f"waits{i}_spread")
         for buffer, widen in elements:
