@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -196,8 +198,7 @@ class Control(wiring.Component):
         run, end one, and renew its lease."""
         bus = self.axil
         write, read = Signal(), Signal()
-        # A read takes its address in one cycle and gives its answer in the next: every value is behind that address.
-        reading, address = Signal(), Reg(len(bus.araddr) - 2)
+        reading = Signal()  # a read takes its address in one cycle and gives its answer in the next
         awake = Signal()  # 0 during reset
         m.d.sync += awake.eq(1)
         m.d.comb += [
@@ -213,10 +214,9 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
+        answer = self._asked(m, values, read)
         with m.If(reading):
-            m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(0)]
-        with m.If(read):
-            m.d.sync += address.eq(bus.araddr[2:])
+            m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
 
         start, abort, aborted, renewed = Signal(), Signal(), Signal(), Signal()
@@ -236,11 +236,15 @@ class Control(wiring.Component):
                                     m.d.sync += (
                                         values[register.name].word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
                                     )
-        with m.If(reading), m.Switch(address):
-            for register in self._present.values():
-                with m.Case(register.offset // 4):
-                    m.d.sync += bus.rdata.eq(values[register.name])
         return start, aborted, renewed
+
+    def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
+        """The value of the register at the address of the last read: a bit for each register is kept of it, for all
+        values lie behind that."""
+        asked = {name: Reg(name=f"asks_{name}") for name in self._present}
+        with m.If(read):
+            m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
+        return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
     def _timer(self, m: Module, limit: Value, progress: Value) -> Value:
         """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""

@@ -37,8 +37,8 @@ VERILATOR_FLAGS = (
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
-"""Products a cycle up to which a simulator is built for short runs: of the hardware as it is, and with -O1, which
-compiles in half the time of -O3."""
+"""Products a cycle up to which a simulator is built for short runs: of the hardware as it is, in one file, and with
+-Og, which compiles in two thirds of the time of -O1 and runs as fast."""
 FAST_CLOCK = "fast_clk"
 """The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
@@ -96,17 +96,18 @@ def _is_large(cfg: Config) -> bool:
 
 
 def _optimisation(cfg: Config) -> str:
-    return "-O3" if _is_large(cfg) else "-O1"
+    return "-O3" if _is_large(cfg) else "-Og"
 
 
-def _cxx_sources(folder: Path) -> tuple[list[Path], Path]:
-    """The C++ files of a simulator that Verilator has written to `folder`, and one more for -O1: what takes little time
-    of a run, in one file, since it reads the same headers.
+def _cxx_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
+    """The C++ files of a simulator that Verilator has written to `folder`, and one more for -O0: what takes little time
+    of a run. That is in one file, since its parts read the same headers, as all of a small simulator is.
     """
     generated = sorted(folder.glob("*.cpp"))
     starting = [path for path in generated if path.stem.endswith("Slow")]
+    running = [*(path for path in generated if path not in starting), HARNESS, PRODUCTS]
     seldom = _together(starting, folder / "seldom.cpp")
-    return [*(path for path in generated if path not in starting), HARNESS, PRODUCTS], seldom
+    return running if large else [_together(running, folder / "often.cpp")], seldom
 
 
 def _together(sources: Iterable[Path], file: Path) -> Path:
@@ -252,9 +253,9 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
             macros["TWO_CLOCKS"] = 1
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         include = [f"-I{folder}", *includes(root), *defined]
-        sources, seldom = _cxx_sources(work)
+        sources, seldom = _cxx_sources(work, _is_large(cfg))
         sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
-        flags = {seldom: "-O1", **dict.fromkeys(sources, _optimisation(cfg))}
+        flags = {seldom: "-O0", **dict.fromkeys(sources, _optimisation(cfg))}
         stage = "C++"
         progress.update(task, description=f"{what}: {stage}", total=len(flags) + 1)
         commands = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,10 +21,13 @@ from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
 
+REMEMBERED = 1024
+"""Loops that a process keeps, some 60 KB each."""
+
 
 @dataclass(frozen=True)
 class ScheduledLoops:
-    """A definition under decisions. Layers of one geometry share it."""
+    """A definition under decisions. Layers of one geometry share it, in all models that a process compiles."""
 
     function: Function
     trace: Trace
@@ -31,6 +35,10 @@ class ScheduledLoops:
 
     def __str__(self) -> str:
         return f"{self.function}\n\n{self.trace}\n"
+
+
+_known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
+"""By Config, signature and decisions, the one that was asked for last at the end. They hold no arrays of a model."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,13 @@ class Planner:
         self.cfg, self.decider = cfg, Decider(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
-        self._loops: dict[Hashable, ScheduledLoops] = {}
         self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
 
     def under(self, decider: Decider) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
         other = Planner(self.cfg)
         other.decider, other.timed = decider, self.timed
-        other._loops, other._defined = self._loops, self._defined
+        other._defined = self._defined
         return other
 
     def definitions(self, layer: Layer) -> list[Definition]:
@@ -85,16 +92,24 @@ class Planner:
 
     def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
         """Under these decisions. Untileable where an instruction cannot say it."""
-        key = d.signature, decisions
-        if key not in self._loops:
-            s = schedule(self.cfg, d, decisions)
-            function = lower(s, d.inputs, "layer", d.variables)
-            try:
-                plan = compile_loops(self.cfg, function.body, {t: place.strides for t, place in d.places.items()})
-            except RenderError as error:
-                raise Untileable(str(error)) from None
-            self._loops[key] = ScheduledLoops(function, s.trace, plan)
-        return self._loops[key]
+        key = self.cfg, d.signature, decisions
+        found = _known.pop(key, None)
+        if found is None:
+            found = _lowered(self.cfg, d, decisions)
+        _known[key] = found  # as the last one that was asked for
+        if len(_known) > REMEMBERED:
+            _known.popitem(last=False)
+        return found
+
+
+def _lowered(cfg: Config, d: Definition, decisions: Decisions) -> ScheduledLoops:
+    s = schedule(cfg, d, decisions)
+    function = lower(s, d.inputs, "layer", d.variables)
+    try:
+        plan = compile_loops(cfg, function.body, {t: place.strides for t, place in d.places.items()})
+    except RenderError as error:
+        raise Untileable(str(error)) from None
+    return ScheduledLoops(function, s.trace, plan)
 
 
 def _key(layer: Layer) -> Hashable:

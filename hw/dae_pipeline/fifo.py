@@ -70,10 +70,12 @@ class HeadFifo(wiring.Component):
             Signal(range(self._places)),
         )
         push, pop = Signal(), Signal()
+        # Many wait for `ready`: where the highest bit of the level says full, no logic is before it.
+        full_is_a_bit = self._places & (self._places - 1) == 0
         m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
         to, of = ring.write_port(), ring.read_port(domain="comb")
         m.d.comb += [
-            self.i.ready.eq(level != self._places),
+            self.i.ready.eq(~level[-1] if full_is_a_bit else level != self._places),
             free.eq(~holds | self.o.ready),
             pop.eq(free & (level != 0)),
             push.eq(self.i.valid & self.i.ready & ~(free & (level == 0))),

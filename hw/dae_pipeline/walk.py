@@ -106,10 +106,11 @@ class Rows(wiring.Component):
         block = Signal.like(self.block.payload, reset_less=True)
         waiting, merged = Signal(), Reg()
         plane_size = Reg(X_BITS + YZ_BITS)
-        m.d.comb += self.block.ready.eq(~waiting | begin)
-        with m.If(self.block.valid & self.block.ready):
+        # Not as soon as the one that waits begins: much depends on `ready`, and little on a cycle between two blocks.
+        m.d.comb += self.block.ready.eq(~waiting)
+        with m.If(~waiting):
             m.d.sync += [
-                waiting.eq(1),
+                waiting.eq(self.block.valid),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
                 merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),

@@ -127,16 +127,20 @@ class Writer(wiring.Component):
         m.submodules.leaving = leaving = HeadFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
-                "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
+                "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
             }), PARTING,
         )  # fmt: skip
         self._take(m, plan, leaving)
-        write = leaving.o.payload
+        write, failed = leaving.o.payload, Signal()
         taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
-        m.d.comb += leaving.o.ready.eq(taken.any())
+        m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
+        # An error is told in its turn, after the ends of all steps before it.
         m.d.sync += [
-            self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last),
+            self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last & ~failed),
             self.done.payload.eq(write.done),
+            self.error.valid.eq(leaving.o.valid & failed),
+            self.error.payload.code.eq(write.error),
+            self.error.payload.index.eq(write.done.index),
         ]
 
         self._write(m, leaving)
@@ -145,17 +149,18 @@ class Writer(wiring.Component):
     def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> None:
         """A step, with its unit where it is not padding, to those that leave."""
         cfg = self._cfg
-        out, to, moves, fails = plan.o.payload, leaving.i.payload, Signal(), Signal()
+        out, to, moves, error = plan.o.payload, leaving.i.payload, Signal(), Signal(ERROR_BITS)
         m.d.comb += [
             moves.eq(plan.o.valid & (out.outside | self.unit.valid) & leaving.i.ready),
             plan.o.ready.eq(moves),
             self.unit.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
-            fails.eq(moves & ~out.outside & (self.unit.payload.error != Error.NONE)),
+            error.eq(Mux(out.outside, Error.NONE, self.unit.payload.error)),
             self.moves.eq(moves),
-            leaving.i.valid.eq(moves & ~fails),
+            leaving.i.valid.eq(moves),
+            to.error.eq(error),
             to.element.eq(out.element),
             to.step.eq(self._place(out)),
-            to.enable.eq(1 << out.buffer),
+            to.enable.eq(Mux(error == Error.NONE, 1 << out.buffer, 0)),  # nothing is written of it
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
             to.far.eq(self._far(out)),
@@ -163,11 +168,6 @@ class Writer(wiring.Component):
             to.last.eq(out.last),
             to.done.index.eq(out.index),
             to.done.post.eq(out.post),
-        ]
-        m.d.sync += [
-            self.error.valid.eq(fails),
-            self.error.payload.code.eq(self.unit.payload.error),
-            self.error.payload.index.eq(out.index),
         ]
 
     def _far(self, step: data.View[data.StructLayout]) -> Value:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,3 +30,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "a.npy", rng.normal(size=(2, 3)).astype(np.float32))
     np.save(folder / "b.npy", rng.normal(size=(2, 3)).astype(np.float32))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_registry() -> Iterator[None]:
+    """torch.onnx makes its registry of operators anew for each export, which takes longer than a small model does."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        make = cache(ONNXRegistry.from_torchlib)
+    except (ImportError, AttributeError):  # it is private, and may go
+        yield
+        return
+
+    def copied(*args: Any, **named: Any) -> Any:
+        registry = copy.copy(make(*args, **named))
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
+        yield

@@ -23,12 +23,13 @@ from celosia.sim.reference import State, execute
 sys.path.append(str(Path(__file__).parents[1]))
 import programs
 
-CONFIGS = programs.CONFIGS | {
+CONFIGS = {name: programs.CONFIGS[name] for name in ("4x4", "8x8-bus4-spread", "taps3-ports2")} | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "8x8-taps1-bus4": Config(
         block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **programs.SMALL
     ),
 }
+"""A few that differ in what is built; tests/cosim/test_random_programs.py has all of `programs`."""
 
 
 def simulate(cfg: Config, only: str, **params: Any) -> None:
@@ -41,6 +42,12 @@ def simulate(cfg: Config, only: str, **params: Any) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_programs(name: str) -> None:
     simulate(CONFIGS[name], "equals_reference", programs=8)
+
+
+@pytest.mark.parametrize("field", ["packed", "forward", "alu", "int32", "ports", "taps", "residual_cycles", "batch"])
+def test_random_programs_run_with_and_without(field: str) -> None:
+    """Each part that a Config can have more or less of."""
+    assert len({getattr(cfg, field) for cfg in CONFIGS.values()}) > 1
 
 
 @pytest.mark.rtl

@@ -279,7 +279,7 @@ def list_of(h: Harness, max_shift: int) -> Listing:
         h.m.d.sync += runs.eq(0)
 
     h.ensure(dut.row.valid == runs, "rows_until_the_last")
-    h.ensure(dut.block.ready == (~waits | begins), "takes_the_next")
+    h.ensure(dut.block.ready == ~waits, "takes_the_next")
     offset = count.affine(listed.addr, {"z": listed.z_step, "y": listed.y_step})
     wanted = {"offset": offset, "bytes": Mux(planes, bytes_["plane"], bytes_["row"]), "final": count.at_end()}
     for name, value in wanted.items():

@@ -35,6 +35,7 @@ from celosia.hw.dae_pipeline.store import Reader, Store
 from celosia.hw.dae_pipeline.walk import Halves
 from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.isa import Buffer, buffers, element_bytes
+from celosia.hw.layout import ERROR_BITS
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
 from proofs.addresses import list_of, walk_of
@@ -575,7 +576,7 @@ def is_spread(cfg: Config, step: Any) -> Value:
 def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     """Each step writes the bytes of its unit to its part of its element, or, in the padding, all of it with padding; of
     what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the port
-    of lane 0, nothing comes of it.)"""
+    of lane 0, nothing comes of it.) Of a unit with an error nothing is written; it is told, and ends are, in turn."""
     h = Harness()
     dut = Writer(cfg, buffers(cfg), number)
     inside = h.add(dut)
@@ -590,11 +591,26 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     takes = dut.unit.valid & dut.unit.ready
     h.ensure(takes == (inside["moves"] & ~out.outside), "takes_a_unit_for_each_step_within_borders")
     # What waits for its port: steps with the units that they took.
-    write = data.StructLayout({"step": out.shape(), "word": 8 * cfg.bus_bytes})
+    write = data.StructLayout({"step": out.shape(), "word": 8 * cfg.bus_bytes, "error": ERROR_BITS})
     queue, waiting = inside["leaving"], List(h.m, "write", write, 2)
     goes = queue.o.valid & queue.o.ready
-    waiting.moves(inside["moves"] & ~inside["fails"], Cat(Value.cast(out), unit.data), goes)
+    error = Mux(out.outside, Error.NONE, unit.error)
+    waiting.moves(inside["moves"], Cat(Value.cast(out), unit.data, error[:ERROR_BITS]), goes)
     step, word = waiting.items[0].step, waiting.items[0].word
+    fails = waiting.items[0].error != Error.NONE
+    told, code = Signal(2), Signal(ERROR_BITS)
+    index, post = Signal.like(step.index), Signal.like(step.post)
+    h.m.d.sync += [
+        told.eq(Cat(goes & fails, goes & step.last & ~fails)),
+        code.eq(waiting.items[0].error),
+        index.eq(step.index),
+        post.eq(step.post),
+    ]
+    h.ensure(Cat(dut.error.valid, dut.done.valid) == told, "tells_errors_and_ends_in_their_turn")
+    names = (dut.error.payload.code == code) & (dut.error.payload.index == index)
+    h.ensure(implies(dut.error.valid, names), "names_the_error")
+    ends = (dut.done.payload.index == index) & (dut.done.payload.post == post)
+    h.ensure(implies(dut.done.valid, ends), "names_the_end")
     pad = step.pad_value.as_signed()
     for buffer in buffers(cfg):
         name = buffer.name.lower()
@@ -603,7 +619,7 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         at = h.constant(range(len(port.data) // 8), f"{name}_at")
         enabled, byte = port.mask.bit_select(at * 8 // grain, 1), port.data.word_select(at, 8)
         here = port.en & (step.buffer == buffer)
-        h.ensure(implies(port.en, step.buffer == buffer), f"{name}_is_meant")
+        h.ensure(implies(port.en, (step.buffer == buffer) & ~fails), f"{name}_is_meant")
         pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
         h.ensure(
             implies(
@@ -639,14 +655,17 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         wanted = {
             "element": step.element,
             "step": step.step + Mux(is_spread(cfg, step), number * steps_of(cfg, Buffer.WGT, False) // 2, 0),
-            "enable": 1 << step.buffer,
+            "enable": Mux(item.error == Error.NONE, 1 << step.buffer, 0),
             "widen": step.widen | step.outside,
             "whole": step.outside,
             "far": is_spread(cfg, step) & number,
             "word": Mux(step.outside, padding, item.word),
+            "error": item.error,
+            "last": step.last,
+            "done": Cat(step.post, step.index),
         }
         for name, value in wanted.items():
-            h.ensure(implies(waiting.count > i, held[name] == value), f"waits{i}_with_{name}")
+            h.ensure(implies(waiting.count > i, Value.cast(held[name]) == value), f"waits{i}_with_{name}")
         h.ensure(implies(waiting.count > i, widens(cfg, step)), f"waits{i}_for_acc")
         h.ensure(implies((waiting.count > i) & is_spread(cfg, step), step.buffer == Buffer.WGT), f"waits{i}_spread")
         for buffer, widen in elements:
@@ -756,7 +775,12 @@ WRITES = (  # the first where a Config has int32: else the scratchpad widens
     ),
 )
 READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(walker.step.valid)"),)
-SHIFTS = Mutant(WRITE, "mask << (write.element[: _log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
+SHIFTS = Mutant(WRITE, "mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
+ENDS = (
+    Mutant(WRITE, "write.last & ~failed)", "write.last)"),
+    Mutant(WRITE, "code.eq(write.error)", "code.eq(self.unit.payload.error)"),
+    Mutant(WRITE, "Mux(error == Error.NONE, 1 << out.buffer, 0)", "1 << out.buffer"),
+)
 SELECTS = Mutant(
     STORE, "selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)", "selected.eq(step.step)"
 )
@@ -773,7 +797,7 @@ for name, cfg in LEAN.items():
         partial(steps_to_scratchpads, cfg)
     )
 for name, cfg, writes, reads in (
-    ("small", SMALL, WRITES, READS),
+    ("small", SMALL, (*WRITES, *ENDS), READS),
     ("other", OTHER, WRITES, READS),
     ("pieces", PIECES, (SHIFTS,), (SELECTS, *READS)),
 ):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from amaranth import Cat, Module, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.isa import buffers
+from celosia.hw.regs import Error
 from proofs.declare import Mutant, prove
 from proofs.handshakes import CONFIGS
 from proofs.harness import Harness, implies
@@ -106,13 +107,15 @@ def writer(cfg: Config) -> Harness:
         h.ensure(h.kept(port.en, port.ready, offer, f"{buffer.name}_offer"), f"{buffer.name}_kept")
         taken.append(port.en & port.ready)
     waiting = Signal(2)
-    made = inside["moves"] & ~inside["fails"]
-    h.m.d.sync += waiting.eq(waiting + made - sum(taken[1:], taken[0]))
-    queue = inside["leaving"]
+    queue, failed = inside["leaving"], inside["failed"]
+    leaves = Mux(queue.o.valid & failed, 1, sum(taken[1:], taken[0]))
+    h.m.d.sync += waiting.eq(waiting + inside["moves"] - leaves)
     h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting, "each_once")
     for name, word in (("holds", inside["leaving.head"]), ("level", inside["leaving.of"].data)):
-        enable = data.View(queue.o.payload.shape(), word).enable
-        h.ensure(implies(inside[f"leaving.{name}"], enable.any() & ((enable & (enable - 1)) == 0)), f"one_port_{name}")
+        held = data.View(queue.o.payload.shape(), word)
+        one = (held.enable != 0) & ((held.enable & (held.enable - 1)) == 0)
+        port_or_error = Mux(held.error == Error.NONE, one, held.enable == 0)
+        h.ensure(implies(inside[f"leaving.{name}"], port_or_error), f"one_port_{name}")
     return h
 
 
@@ -135,6 +138,6 @@ for size in (2, 3, 5):
 for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
-        Mutant(LOAD, "leaving.o.ready.eq(taken.any())", "leaving.o.ready.eq(1)"),
+        Mutant(LOAD, "leaving.o.ready.eq(taken.any() | failed)", "leaving.o.ready.eq(1)"),
         Mutant(LOAD, "(out.outside | self.unit.valid) & leaving.i.ready)", "(out.outside | self.unit.valid))"),
     )(partial(writer, cfg))

@@ -1,0 +1,149 @@
+"""Loops that a process has made are there for all that it compiles, and are those that it would make anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from small_models import Builder, models, twins
+
+import celosia
+from celosia.compiler.layer import Window
+from celosia.compiler.tensorize import plan
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.plan import Planner, ScheduledLoops
+from celosia.compiler.tensorize.space import Decisions, candidates
+from celosia.hw.config import Config
+
+from . import layers
+from .layers import CONFIGS, Network
+
+SMALL = CONFIGS["4x4-tight"]
+ALIKE = [SMALL, replace(SMALL, forward=True), replace(SMALL, acc_depth=32), replace(SMALL, taps=2)]
+"""Configs that differ in one field from the first."""
+PADDED = Window((3, 3), pads=(1, 1, 1, 1))
+Known = OrderedDict[Hashable, ScheduledLoops]
+
+
+class Plain(layers.Builder):
+    """Layers with neither tables nor residuals."""
+
+    def _number(self, low: int, high: int) -> int:
+        return high
+
+    def _flag(self) -> bool:
+        return False
+
+    def _name(self) -> str:
+        return "layer"
+
+
+class Careless(Known):
+    """Does not look at part `left_out` of its keys."""
+
+    left_out = 0
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        return super().pop(self._part(key), default)
+
+    def __setitem__(self, key: Any, value: ScheduledLoops) -> None:
+        super().__setitem__(self._part(key), value)
+
+    def _part(self, key: Any) -> Hashable:
+        return (*key[: self.left_out], *key[self.left_out + 1 :])
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    """What this process remembers: nothing yet."""
+    found: Known = OrderedDict()
+    monkeypatch.setattr(plan, "_known", found)
+    return found
+
+
+def asked() -> Iterator[tuple[Planner, Definition, Decisions]]:
+    """Layers on ALIKE, those of a kind with as many pixels, each under its first decisions."""
+    for cfg in ALIKE:
+        b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
+        for size, window in ((9, Window((1, 1))), (9, PADDED), (11, Window((3, 3)))):
+            x = b.given(1, 24, size, size)
+            b.conv(x, window, 24)
+        for layer in b.net.layers:
+            for d in define(cfg, layer):
+                yield from ((Planner(cfg), d, decisions) for decisions in islice(candidates(cfg, d.problem), 2))
+
+
+def text(loops: ScheduledLoops) -> str:
+    """The loops, the instructions that they are, and of what."""
+    return f"{loops}\n{loops.plan.nodes}\n{loops.plan.cfg}"
+
+
+def mixed() -> int:
+    """How many loops are not those that are made anew."""
+    return sum(text(p.loops(d, c)) != text(plan._lowered(p.cfg, d, c)) for p, d, c in asked())
+
+
+def test_loops_are_those_that_are_made_anew() -> None:
+    for _ in range(2):
+        assert mixed() == 0
+
+
+@pytest.mark.parametrize("left_out", range(3))
+def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    careless = Careless()
+    careless.left_out = left_out
+    monkeypatch.setattr(plan, "_known", careless)
+    assert mixed()
+
+
+def test_what_was_asked_for_last_is_kept(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "REMEMBERED", 2)
+    (planner, a, first), (_, b, second), (_, c, third) = islice(asked(), 3)
+    found = planner.loops(a, first)
+    other = planner.loops(b, second)
+    assert planner.loops(a, first) is found
+    planner.loops(c, third)
+    assert len(known) == 2
+    assert planner.loops(a, first) is found and planner.loops(b, second) is not other
+
+
+# Programs --------------------------------------------------------------------------------------------------------
+
+
+def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
+    """The Program's file."""
+    celosia.compile(model, cfg, check=False).save(path)
+    return path.read_bytes()
+
+
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
+@given(b=models())
+def test_programs_do_not_depend_on_what_was_compiled_before(b: Builder, known: Known, tmp_path: Path) -> None:
+    model, path = b.model(), tmp_path / "program"
+    together = [compiled(model, cfg, path) for cfg in [*ALIKE, *ALIKE]]
+    for cfg, *found in zip(ALIKE, together, together[len(ALIKE) :]):
+        known.clear()
+        assert [compiled(model, cfg, path)] * 2 == found
+
+
+def test_the_program_is_that_of_another_process(known: Known, tmp_path: Path) -> None:
+    b = Builder("qdq")
+    twins(b)
+    onnx.save(b.model(), tmp_path / "model.onnx")
+    for cfg in ("pynq", "tiny", "tiny"):
+        found = compiled(b.model(), Config.load(cfg), tmp_path / "here")
+    assert known
+    script = "import celosia, sys; celosia.compile(sys.argv[1], 'tiny', check=False).save(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", script, tmp_path / "model.onnx", tmp_path / "there"], check=True)
+    assert (tmp_path / "there").read_bytes() == found
