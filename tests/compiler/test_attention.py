@@ -6,11 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from benchmarks.encoders import Encoder, quantised, sample
 
 import celosia
 from celosia.compiler.program.model import FormInfo
+from celosia.driver.quantize import quantize
 
 from ..oracle import opened
 
@@ -68,6 +70,21 @@ def test_all_products_are_the_accelerators(tmp_path: Path) -> None:
     products = 2 * tokens * channels * (2 * channels + encoder.wide + tokens)
     assert sum(layer.macs for layer in layers) == products
     assert len(program.launches) == 3
+
+
+@pytest.mark.parametrize(("tokens", "launches"), [(32, 3), (21, 4)])
+def test_what_celosia_quantises(tokens: int, launches: int, tmp_path: Path) -> None:
+    """Biases are in products of matrices, whose rows are those of tensors with a batch."""
+    encoder = Encoder(tokens, 2, 16, 48)
+    onnx.save(encoder.model(), tmp_path / "float.onnx")
+    samples = np.concatenate([sample(encoder.shape, seed) for seed in range(3)])
+    report = quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx")
+    assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"]
+    program = celosia.compile(tmp_path / "int8.onnx")
+    assert len(program.launches) == launches
+    x = sample(encoder.shape, 7)
+    (expected,) = opened(tmp_path / "int8.onnx", int8=True).run(None, {"x": x})
+    np.testing.assert_array_equal(celosia.Runtime(program, "functional").run({"x": x}).outputs["y"], expected)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 
 import numpy as np
@@ -210,16 +210,17 @@ def gemm(p: Placement, node: ir.Node) -> None:
     scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
     zero_x = stored_zero(node.inputs[2])
     requantise = requantisation(scales, zero_x, stored_zero(node.inputs[y_zero]), weights, bias)
-    y_form = rows_form(p.cfg, node.outputs[0])
+    x_form = rows_form(p, value)
+    y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))
     flat = producer.inputs[0] if producer in p.selection.views and flattens(producer) else None
     if flat is not None and p.held(value) is None and p.held(flat) is not None:
-        form = natural_form(flat)
+        form, y_form = natural_form(flat), natural_form(node.outputs[0], rows=True)
         window = Window((form.dims[2], form.dims[3]))
         x = p.read(flat, form, reads)
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
-        x = p.read(value, rows_form(p.cfg, value), reads)
+        x = p.read(value, x_form, reads)
     layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window)
     p.add(node, layer, reads, y_form)

@@ -9,10 +9,11 @@ from math import prod
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.values import attribute, constant, shape
+from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import Layer, Product, summands
 from celosia.compiler.program.model import MATRICES, matrix_sizes
 from celosia.compiler.tensorize import pack
@@ -27,13 +28,23 @@ def multiplies(cfg: Config) -> bool:
     return cfg.batch == 1 and cfg.block_in == cfg.block_out
 
 
-def rows_form(cfg: Config, value: ir.Value) -> Form:
-    """Of an operand or the result of a product by a constant matrix: rows are pixels of one image where a product of
-    two activations could read them, else images of one pixel."""
+def rows_form(p: Placement, value: ir.Value) -> Form:
+    """Of an operand of a product by a constant matrix: rows are pixels of one image where a product of two activations
+    could read them, else images of one pixel."""
     dims = shape_of(value)
-    if multiplies(cfg) and len(dims) > 2 and prod(dims[:-2]) == 1:
+    rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or (len(dims) == 2 and _has_rows(p, value))
+    if multiplies(p.cfg) and rows:
         return Form((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
+
+
+def _has_rows(p: Placement, value: ir.Value) -> bool:
+    """Whether a matrix is held with its rows as pixels, or is the rows of a tensor of more axes."""
+    held, producer = p.held(value), value.producer()
+    if held is not None or producer is None or not is_op(producer, *VIEWS) or producer.inputs[0] is None:
+        return held is not None and held.fold == "rows"
+    before = shape(producer.inputs[0])
+    return before is not None and len(before) > 2 and before[-1] == shape_of(value)[-1] > 1
 
 
 def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
