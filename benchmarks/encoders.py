@@ -17,8 +17,8 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Encoder:
-    """Layers of attention and two products, in floats. named: whether operators have names. turned: keys are transposed
-    in two steps. masked: a row is added to the scores. bias: products have one."""
+    """Layers of attention and two products, in floats, of `batch` sequences. named: whether operators have names.
+    turned: keys are transposed in two steps. masked: a row is added to the scores. bias: products have one."""
 
     tokens: int
     heads: int
@@ -29,6 +29,7 @@ class Encoder:
     turned: bool = False
     masked: bool = False
     bias: bool = True
+    batch: int = 1
     seed: int = 0
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
@@ -39,7 +40,7 @@ class Encoder:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return 1, self.tokens, self.channels
+        return self.batch, self.tokens, self.channels
 
     def model(self) -> onnx.ModelProto:
         self.random, self.nodes, self.constants = np.random.default_rng(self.seed), [], []
@@ -73,7 +74,7 @@ class Encoder:
         return self._op("LayerNormalization", x, scale, self._constant(np.zeros(self.channels)), axis=-1)
 
     def _split(self, x: str, perm: tuple[int, ...]) -> str:
-        heads = self._constant([1, self.tokens, self.heads, self.inner], np.int64)
+        heads = self._constant([self.batch, self.tokens, self.heads, self.inner], np.int64)
         return self._op("Transpose", self._op("Reshape", x, heads), perm=perm)
 
     def _attention(self, x: str) -> str:

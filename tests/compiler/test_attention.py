@@ -23,6 +23,7 @@ ENCODERS = {
     "one token": (Encoder(1, 2, 16, 32, turned=True), "pynq", True),
     "one head": (Encoder(17, 1, 32, 16, turned=True), "pynq", False),
     "a mask, no bias": (Encoder(18, 2, 16, 32, masked=True, bias=False), "pynq", True),
+    "two sequences": (Encoder(12, 2, 16, 32, batch=2), "pynq", False),
     "small blocks": (Encoder(6, 3, 4, 10, turned=True), "tiny", False),
     "heads that are no whole groups": (Encoder(9, 2, 6, 20), "tiny", False),
 }
