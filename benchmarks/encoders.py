@@ -36,13 +36,16 @@ class Encoder:
 
     @property
     def channels(self) -> int:
+        """Of all heads."""
         return self.heads * self.inner
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Of input and output, [batch, tokens, channels] float32."""
         return self.batch, self.tokens, self.channels
 
     def model(self) -> onnx.ModelProto:
+        """The ONNX model, with random weights: x to y."""
         self.random, self.nodes, self.constants = np.random.default_rng(self.seed), [], []
         x = "x"
         for _ in range(self.layers):

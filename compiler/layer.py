@@ -258,7 +258,7 @@ class Multiply:
 
 
 @dataclass(frozen=True)
-class Product:
+class ActivationProduct:
     """y = epilogue(requantise(sum over channels of (x + x_offset) * (w + w_offset))): both are activations.
 
     x [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]: pixels of w are the channels of y,
@@ -374,7 +374,7 @@ class Block:
         return sum(layer.y.size(cfg) for layer in self.layers[:-1])
 
 
-Layer = Conv | Pool | Map | Multiply | Product | Block
+Layer = Conv | Pool | Map | Multiply | ActivationProduct | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:
@@ -382,7 +382,7 @@ def inputs(layer: Layer) -> list[Activation]:
     operands = [layer.x]
     if isinstance(layer, Multiply):
         operands.append(layer.b)
-    if isinstance(layer, Product):
+    if isinstance(layer, ActivationProduct):
         operands.append(layer.w)
     if layer.epilogue.residual is not None:
         operands.append(layer.epilogue.residual.operand)
@@ -405,6 +405,6 @@ def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
         residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))
         epilogue = replace(epilogue, residual=residual)
     layer = replace(layer, x=placed(layer.x), y=placed(layer.y), epilogue=epilogue)
-    if isinstance(layer, Product):
+    if isinstance(layer, ActivationProduct):
         return replace(layer, w=placed(layer.w))
     return replace(layer, b=placed(layer.b)) if isinstance(layer, Multiply) else layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.graph.select.forms import Form
-from celosia.compiler.layer import Block, Conv, Epilogue, Layer, Multiply, Pool, Product, Window
+from celosia.compiler.layer import ActivationProduct, Block, Conv, Epilogue, Layer, Multiply, Pool, Window
 
 
 def describe(layer: Layer, form: Form | None = None) -> str:
@@ -22,7 +22,7 @@ def _anchor(layer: Layer, form: Form | None) -> str:
     if isinstance(layer, Pool):
         kind = "max pool" if layer.requantise is None else "sum pool"
         return f"{kind} {_window(layer.window)}, {layer.x.channels} channels"
-    if isinstance(layer, Product):
+    if isinstance(layer, ActivationProduct):
         return f"product of two activations {layer.x.channels}→{layer.y.channels}"
     if isinstance(layer, Multiply):
         same = layer.b.dims == layer.x.dims

@@ -187,7 +187,8 @@ class _Emitter:
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, or channel groups."""
-        return GROUPS if self.layers[number].y.height == len(self.parts[number]) == 1 else ROWS
+        by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
+        return GROUPS if by_groups else ROWS
 
     def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
         """The part's loops, on the addresses of `layer`."""

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from celosia.compiler.layer import (
+    ActivationProduct,
     Block,
     Conv,
     Layer,
     Pool,
-    Product,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -46,7 +46,7 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
             yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts)
         return
     definer = Definer(cfg, layer, matrix, 0, blocks)
-    if isinstance(layer, Product):
+    if isinstance(layer, ActivationProduct):
         yield definer.product(layer)
         return
     if isinstance(layer, Conv):

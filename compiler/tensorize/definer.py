@@ -12,13 +12,13 @@ from celosia.compiler.expr.nodes import INDEX, Const, minimum
 from celosia.compiler.expr.pieces import reduce_and
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Conv,
     Epilogue,
     Layer,
     Map,
     Multiply,
     Pool,
-    Product,
     Requantise,
     Untileable,
 )
@@ -287,7 +287,7 @@ class Definer:
         weights = self._constant(parts, shape, "int8", "weights", size)
         return self._gemm(layer, near, run, weights, layer.requantise)
 
-    def product(self, layer: Product) -> Definition:
+    def product(self, layer: ActivationProduct) -> Definition:
         """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""
         cfg, epilogue = self.cfg, layer.epilogue
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
@@ -300,7 +300,7 @@ class Definer:
         b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
         return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
 
-    def _activation_weights(self, layer: Product) -> Tensor:
+    def _activation_weights(self, layer: ActivationProduct) -> Tensor:
         """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
         the first places are padding."""
         cfg, before = self.cfg, len(layer.w_pads)
@@ -316,7 +316,12 @@ class Definer:
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _gemm(
-        self, layer: Conv | Product, near: Tensor, run: pack.WeightRun, weights: Tensor, requantise: Requantise
+        self,
+        layer: Conv | ActivationProduct,
+        near: Tensor,
+        run: pack.WeightRun,
+        weights: Tensor,
+        requantise: Requantise,
     ) -> tuple[Level, Problem]:
         """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue

@@ -14,10 +14,10 @@ from celosia.compiler.expr import Axis, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Conv,
     Layer,
     Pool,
-    Product,
     Window,
 )
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -141,4 +141,4 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 def window_of(layer: Layer) -> Window:
     """Of the layer, 1 x 1 where it has none."""
-    return layer.window if isinstance(layer, Conv | Pool | Product) else Window((1, 1))
+    return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Block,
     Conv,
     Int8,
     Layer,
     Multiply,
     Pool,
-    Product,
     Requantise,
     Storage,
     Untileable,
@@ -314,7 +314,7 @@ def _turned(layer: Layer) -> Layer:
         return replace(layer, layers=tuple(part for part in parts if isinstance(part, Conv | Pool)))
     if isinstance(layer, Conv):
         layer = replace(layer, weights=_rolled(layer.weights))
-    if isinstance(layer, Conv | Pool | Multiply | Product) and (r := layer.requantise) is not None:
+    if isinstance(layer, Conv | Pool | Multiply | ActivationProduct) and (r := layer.requantise) is not None:
         turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
         layer = replace(layer, requantise=turned)
     return layer

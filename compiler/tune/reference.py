@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Block,
     Conv,
     Epilogue,
@@ -19,7 +20,6 @@ from celosia.compiler.layer import (
     Layer,
     Multiply,
     Pool,
-    Product,
     Requantise,
     Window,
 )
@@ -45,7 +45,7 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
             result = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
         else:
             result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
-    elif isinstance(layer, Product):
+    elif isinstance(layer, ActivationProduct):
         rows, columns = (values[act].reshape(act.channels, -1) for act in (layer.x, layer.w))
         sums = (columns + float(layer.w_offset)).T[: layer.y.channels] @ (rows + float(layer.x_offset))
         result = _requantised(sums[None, :, None], layer.requantise, epilogue)

@@ -60,8 +60,7 @@ class Lane(wiring.Component):
         rows = Rows(_max_shift(cfg, self._buffers))
         writer, aligner = Writer(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
         jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
-        # A head and a ring of a power of two: what fills it hangs on its `ready`, which is one bit then.
-        places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)
+        places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
         asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(aligner.unit.payload.shape(), PARTING)

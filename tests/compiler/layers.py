@@ -13,13 +13,13 @@ from celosia.compiler import numerics
 from celosia.compiler.launch.image import Image, build
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Conv,
     Epilogue,
     Layer,
     Map,
     Multiply,
     Pool,
-    Product,
     Requantise,
     Residual,
     Storage,
@@ -89,7 +89,7 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
             v = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
         else:
             v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
-    elif isinstance(layer, Product):
+    elif isinstance(layer, ActivationProduct):
         w = values[layer.w][0, :, 0, : layer.y.channels].astype(np.int64) + layer.w_offset
         v = np.einsum("cm,cn->nm", x[0, :, 0].astype(np.int64) + layer.x_offset, w)[None, :, None]
         v = _requantised(v, layer.requantise, epilogue.clip)
@@ -315,7 +315,7 @@ class Builder:
         y = Activation.alone(self.cfg, self._name(), 1, channels, 1, x.width)
         offsets = [self._number(-127, 128) if self._flag() else self.draw(st.sampled_from([0, 128])) for _ in range(2)]
         scale = requantise(self.rng, channels, 150 * 150 * np.sqrt(x.channels))
-        return self._add(Product(self._name(), x, w, y, *offsets, scale, self.epilogue(y)))
+        return self._add(ActivationProduct(self._name(), x, w, y, *offsets, scale, self.epilogue(y)))
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))

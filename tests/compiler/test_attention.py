@@ -66,7 +66,7 @@ def test_all_products_are_the_accelerators(tmp_path: Path) -> None:
     assert places["QLinearMatMul", "accelerator"] == 8
     assert places["Reshape", "free"] == places["Transpose", "free"] == 4
     layers = [layer for launch in program.launches for layer in launch.layers]
-    assert sum(layer.op == "Product" for layer in layers) == 2 * encoder.heads
+    assert sum(layer.op == "ActivationProduct" for layer in layers) == 2 * encoder.heads
     tokens, channels = encoder.tokens, encoder.channels
     products = 2 * tokens * channels * (2 * channels + encoder.wide + tokens)
     assert sum(layer.macs for layer in layers) == products

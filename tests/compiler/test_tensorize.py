@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, Product, Untileable, Window
+from celosia.compiler.layer import Activation, ActivationProduct, Untileable, Window
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
@@ -145,7 +145,7 @@ def test_a_product_needs_a_square_array() -> None:
     b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
     x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
-    b.net.launches[0].append(Product("", x, b.given(1, 8, 1, 8), y, 0, 0, scale))
+    b.net.launches[0].append(ActivationProduct("", x, b.given(1, 8, 1, 8), y, 0, 0, scale))
     with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
         b.net.build()
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.layer import Conv, Epilogue, Int8, Map, Product, ending
+from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Int8, Map, ending
 
 
 def join_residual(
@@ -60,7 +60,7 @@ def extend_products(p: Placement, value: ir.Value, node: ir.Node, table: Int8) -
     """Let the products of several matrices that make `value` look up in `table` and write the output of `node`; whether
     they can."""
     choices, y = p.assembled.get(value, []), node.outputs[0]
-    alike = all(isinstance(each.layer, Product) and each.layer.epilogue.table is None for each in choices)
+    alike = all(isinstance(each.layer, ActivationProduct) and each.layer.epilogue.table is None for each in choices)
     if not choices or not alike or not joins(choices[0], value):
         return False
     form = p.selection.forms.pop(value)

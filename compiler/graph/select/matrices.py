@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import Layer, Product, summands
+from celosia.compiler.layer import ActivationProduct, Layer, summands
 from celosia.compiler.program.model import MATRICES, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
@@ -96,7 +96,7 @@ def product(p: Placement, node: ir.Node) -> None:
     multiplier, shift = numerics.fold_scale(scale)
     requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(node.inputs[7]))
     layers = [
-        Product(
+        ActivationProduct(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
             w.region((1, inner, 1, w.width), number * pack.blocks(inner, cfg.group), w.pixels),

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import (
     Activation,
+    ActivationProduct,
     Block,
     Conv,
     Layer,
     Map,
     Multiply,
     Pool,
-    Product,
     Requantise,
     Storage,
     Window,
@@ -206,7 +206,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     elif isinstance(layer, Multiply):
         a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
         operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
-    elif isinstance(layer, Product):
+    elif isinstance(layer, ActivationProduct):
         a, requantise = _product(symbols, x, pieces, layer), layer.parameters(cfg)
     else:
         assert isinstance(layer, Map)
@@ -228,11 +228,11 @@ def terms(
 ) -> Iterator[tuple[int, int | None]]:
     """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
     batch, group, row, column = position
-    if not isinstance(layer, (Conv, Pool, Product)):
+    if not isinstance(layer, (Conv, Pool, ActivationProduct)):
         yield int(means.a[position]), None
         return
     x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
-    if isinstance(layer, Product):
+    if isinstance(layer, ActivationProduct):
         window = _rows_of(symbols, x, layer)[batch, :, row, column]
         yield from zip(window.reshape(-1).tolist(), _factors(symbols, pieces, layer)[group].reshape(-1).tolist())
         return
@@ -290,20 +290,20 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
     return total
 
 
-def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Product) -> Scalars:
+def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: ActivationProduct) -> Scalars:
     """The sums of `layer`, [1, groups of y, 1, width]."""
     windows = _rows_of(symbols, x, layer)[0, :, 0]
     sums: Scalars = np.einsum("gkr,kprs->gp", _factors(symbols, pieces, layer), windows)
     return sums[None, :, None]
 
 
-def _rows_of(symbols: Symbols, x: Scalars, layer: Product) -> Scalars:
+def _rows_of(symbols: Symbols, x: Scalars, layer: ActivationProduct) -> Scalars:
     """What each position of y reads of x, as `_windows`: x once for each row of padding of w, and for w."""
     repeated = x.repeat(len(layer.w_pads) + 1, axis=2)
     return _windows(repeated, layer.window, layer.y, symbols.padding(layer.pad_value))
 
 
-def _factors(symbols: Symbols, pieces: Pieces, layer: Product) -> Scalars:
+def _factors(symbols: Symbols, pieces: Pieces, layer: ActivationProduct) -> Scalars:
     """What the windows of x are multiplied by, [groups of y, input groups, places]: the padding of w, then w."""
     cfg, padded = symbols.cfg, len(layer.w_pads)
     w = part(cfg, pieces[layer.w.storage], layer.w)[0, :, 0]
