@@ -100,6 +100,46 @@ def test_why_products_stay_on_the_cpu(config: str, reason: str, tmp_path: Path) 
     assert all(reason in each for each in reasons)
 
 
+PRODUCTS = """
+<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (uint8[1, 2, 5, 8] a, uint8[1, 2, 8, {columns}] b, uint8[1, 2, 1, 1] c) => (uint8[{dims}] y)
+<float s = {{0.02}}, float t = {{0.2}}, uint8 z = {{120}}, uint8 u = {{131}}, int64[3] flat = {{1, 5, {all}}}>
+{{ p = QLinearMatMul(a, s, z, b, s, u, t, z)
+   {rest} }}
+"""
+USES = {
+    "heads of whole groups": (
+        8, "q = Transpose<perm = [0, 2, 1, 3]>(p) r = Reshape(q, flat) y = SIGMOID(r, t, z, s, u)",
+    ),
+    "heads with channels between them": (
+        6, "q = Transpose<perm = [0, 2, 1, 3]>(p) r = Reshape(q, flat) y = SIGMOID(r, t, z, s, u)",
+    ),
+    "heads side by side": (6, "q = Transpose<perm = [0, 2, 1, 3]>(p) y = SIGMOID(q, t, z, s, u)"),
+    "columns for rows": (5, "q = Transpose<perm = [0, 1, 3, 2]>(p) y = SIGMOID(q, t, z, s, u)"),
+    "a factor for each head": (8, "y = com.microsoft.QLinearMul(p, t, z, c, t, z, t, u)"),
+    "twice": (8, "q = SIGMOID(p, t, z, s, u) r = com.microsoft.QLinearAdd(q, s, u, p, t, z, t, z) y = Identity(r)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("config", ["tiny", "pynq"])
+def test_what_reads_products(name: str, config: str) -> None:
+    """Elementwise operators take products, and views of them, as they lie."""
+    columns, rest = USES[name]
+    dims = {"heads side by side": "1, 5, 2, 6", "columns for rows": "1, 2, 5, 5"}.get(name, f"1, 2, 5, {columns}")
+    dims = f"1, 5, {2 * columns}" if "flat" in rest else dims
+    text = PRODUCTS.format(columns=columns, all=2 * columns, dims=dims, rest=rest)
+    model = onnx.parser.parse_model(text.replace("SIGMOID", "com.microsoft.QLinearSigmoid"))
+    random = np.random.default_rng(1)
+    shapes = {"a": (1, 2, 5, 8), "b": (1, 2, 8, columns), "c": (1, 2, 1, 1)}
+    feed = {key: random.integers(0, 256, shape).astype(np.uint8) for key, shape in shapes.items()}
+    feed = {value.name: feed[value.name] for value in model.graph.input}
+    (expected,) = opened(model).run(None, feed)
+    program = celosia.compile(model, config=config)
+    assert ("QLinearMatMul", "accelerator") in {(row["op"], row["place"]) for row in program.placements}
+    np.testing.assert_array_equal(celosia.Runtime(program, "functional").run(feed).outputs["y"], expected)
+
+
 SHAPES = {
     "rows": ((2, 5, 7), lambda x: x.transpose(0, 2, 1)),
     "columns": ((2, 7, 5), lambda x: x),

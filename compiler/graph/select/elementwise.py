@@ -91,6 +91,8 @@ def product(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
     form = p.common_form(a)
+    if form.fold and shape(b) != shape(y):
+        raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
     reads: Reads = {}
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)

@@ -118,11 +118,11 @@ def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
     """Whether the output of `node`, another shape of its input, is the same matrices, or heads of their columns."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
-    before, after = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y))
+    before, after, channels = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y)), held.dims[1]
     fold = held.fold if before == after else ""
-    if held.fold == "rows" and before[0] == 1 and before[1] == after[0] and after[2] % p.cfg.group == 0:
+    if held.fold == "rows" and before == (1, after[0], channels) and after[2] % p.cfg.group == 0:
         fold = fold or "heads"  # its columns are several matrices
-    if held.fold == "heads" and after == (1, before[0], before[1] * before[2]):
+    if held.fold == "heads" and after == (1, before[0], channels) and channels == before[1] * before[2]:
         fold = "rows"
     if fold:
         _is_view(p, node, replace(held, fold=fold))
