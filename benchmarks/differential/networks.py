@@ -363,6 +363,30 @@ def attention(net: Net, x: str) -> str:
     return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
 
 
+def heads(net: Net, x: str) -> str:
+    """Attention of several heads, as exporters write it: their channels are split and joined by reshapes."""
+    draw, (batch, tokens, inner) = net.draw, net.shape(x)
+    count, size = draw.randint(1, 3), draw.choice((3, 4, 8, 16))
+    split = net.constant(np.array([0 if draw.chance(0.3) else batch, tokens, count, size]), np.int64)
+
+    def projected(perm: tuple[int, ...]) -> str:
+        y = net.add("MatMul", x, net.floats((inner, count * size), 1 / math.sqrt(inner)))
+        y = net.add("Add", y, net.floats((count * size,), 0.3)) if draw.chance() else y
+        return net.add("Transpose", net.add("Reshape", y, split), perm=list(perm))
+
+    q, v = projected((0, 2, 1, 3)), projected((0, 2, 1, 3))
+    if draw.chance():
+        k = projected((0, 2, 3, 1))
+    else:
+        k = net.add("Transpose", projected((0, 2, 1, 3)), perm=[0, 1, 3, 2])
+    scores = net.add("Div", net.add("MatMul", q, k), net.constant(math.sqrt(size), np.float32))
+    if draw.chance(0.3):
+        scores = net.add("Add", scores, net.floats((1, 1, 1, tokens), 0.5))
+    y = net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+    y = net.add("Reshape", net.add("Transpose", y, perm=[0, 2, 1, 3]), net.constant([batch, tokens, -1], np.int64))
+    return net.add("MatMul", y, net.floats((count * size, inner), 1 / math.sqrt(count * size)))
+
+
 def layer_norm(net: Net, x: str) -> str:
     """`x` normalised along its last axis, by one operator or as exporters write it."""
     size = net.shape(x)[-1]
@@ -422,7 +446,7 @@ SPATIAL: tuple[Piece, ...] = (conv, conv, conv, conv, residual, pool, pool, glob
 PIECES: dict[int, tuple[Piece, ...]] = {
     1: (relu, clip, activation, combined, sliced, gathered),
     2: (*ANY, dense, dense, dense, dense, layer_norm),
-    3: (*ANY, conv, pool, dense, dense, dense, attention, attention, layer_norm, batch_norm, residual),
+    3: (*ANY, conv, pool, dense, dense, dense, attention, heads, heads, layer_norm, batch_norm, residual),
     4: (*ANY, *SPATIAL, *SPATIAL, resize, depth, shuffled, squeeze_excite, instance_norm),
     5: (*ANY, *SPATIAL, dense),
 }
