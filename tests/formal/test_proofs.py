@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from proofs.declare import PROPERTIES, Mutant, all_properties
 from proofs.run import ProofError, run, together
+
+from celosia import hw
 
 all_properties()
 
@@ -38,3 +42,15 @@ def test_mutant_that_no_longer_fits_is_reported() -> None:
     proof = next(iter(PROPERTIES.values()))
     with pytest.raises(ProofError, match="'no such line' stands 0 times"):
         run(proof, Mutant("dae_pipeline/tokens.py", "no such line", ""))
+
+
+def test_every_mutant_fits() -> None:
+    """Those that only `make prove` tries, too."""
+    hardware = Path(hw.__file__).parent
+    misfits = [
+        f"{name}: {mutant}"
+        for name, proof in PROPERTIES.items()
+        for mutant in proof.mutants
+        if (hardware / mutant.file).read_text(encoding="utf-8").count(mutant.old) != 1
+    ]
+    assert not misfits
