@@ -375,10 +375,8 @@ def heads(net: Net, x: str) -> str:
         return net.add("Transpose", net.add("Reshape", y, split), perm=list(perm))
 
     q, v = projected((0, 2, 1, 3)), projected((0, 2, 1, 3))
-    if draw.chance():
-        k = projected((0, 2, 3, 1))
-    else:
-        k = net.add("Transpose", projected((0, 2, 1, 3)), perm=[0, 1, 3, 2])
+    turned = net.add("Transpose", projected((0, 2, 1, 3)), perm=[0, 1, 3, 2]) if draw.chance() else ""
+    k = turned or projected((0, 2, 3, 1))
     scores = net.add("Div", net.add("MatMul", q, k), net.constant(math.sqrt(size), np.float32))
     if draw.chance(0.3):
         scores = net.add("Add", scores, net.floats((1, 1, 1, tokens), 0.5))

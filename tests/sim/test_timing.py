@@ -329,7 +329,7 @@ def test_declared_constants() -> None:
     lane = load.Lane(cfg, lanes(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
-    assert pipeline.PLACES == loads.places._depth == stores.places._depth
+    assert pipeline.PLACES == loads.places._depth - 1 == stores.places._depth  # LOAD's ring is a power of two
     assert pipeline.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
     assert stores.waiting._depth == pipeline.RESPONSES
     assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE for unit in Unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,15 +51,31 @@ def other() -> Target | None:
     return target() if target().machine else None
 
 
+_MASK = re.compile(r"<((?:i1 (?:true|false)(?:, )?)+)>\)")
+
+
+def stores_one_lane(text: str) -> bool:
+    """Whether a masked store of LLVM IR has one lane, in a mask that is known. LLVM 22 makes a scalar store of it on
+    x86, and where the value was narrowed before, one as wide as it had been: bytes behind it are overwritten."""
+    stores = (line for line in text.splitlines() if "@llvm.masked.store" in line and "call" in line)
+    return any(mask[1].count("true") == 1 for mask in map(_MASK.search, stores) if mask is not None)
+
+
 def optimise(text: str, level: int = 3, unroll: bool = True) -> tuple[str, bytes]:
     """(optimised LLVM IR, object file) of one module, for the target. unroll: whether LLVM may write out loops."""
+    result, code = _optimised(text, level, unroll, vectorise=True)
+    return _optimised(text, level, unroll, vectorise=False) if stores_one_lane(result) else (result, code)
+
+
+def _optimised(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[str, bytes]:
+    """vectorise: whether LLVM may make vectors of loops; those that our schedules make stay."""
     processor = machine(other())
     module = llvm.parse_assembly(text)
     module.triple = processor.triple
     module.data_layout = str(processor.target_data)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=level)
-    options.loop_vectorization = True
+    options.loop_vectorization = vectorise
     options.slp_vectorization = True
     options.loop_unrolling = unroll
     llvm.create_pass_builder(processor, options).getModulePassManager().run(
