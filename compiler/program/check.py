@@ -17,7 +17,7 @@ from celosia.compiler.program.model import (
     LaunchStep,
     ProgramError,
     TensorInfo,
-    matrix_sizes,
+    matrix_counts,
 )
 from celosia.hw.isa import instruction_bytes
 
@@ -163,8 +163,7 @@ def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
     if not form.fold:
         return _require(prod(form.dims) == prod(shape), message)
     if form.fold in MATRICES:
-        told = matrix_sizes(shape)
-        count, columns, rows = (told[MATRICES[form.fold].index(axis)] for axis in range(3))
+        count, columns, rows = matrix_counts(form.fold, shape)
         fits = count > 0 and form.dims[1] % count == 0 and columns <= form.dims[1] // count and rows <= form.dims[3]
         return _require(fits and form.dims[0] == form.dims[2] == 1, message)
     if len(shape) == 3:

@@ -104,10 +104,9 @@ class FormInfo:
         """The tensor of this shape whose elements are `values` [images, channels, height, width]; of no window."""
         if self.fold not in MATRICES:
             return values.reshape(shape)
-        order, sizes = MATRICES[self.fold], matrix_sizes(shape)
-        count, columns, rows = (sizes[order.index(axis)] for axis in range(3))
+        count, columns, rows = matrix_counts(self.fold, shape)
         matrices = values.reshape(count, -1, self.dims[3])[:, :columns, :rows]
-        return np.ascontiguousarray(matrices.transpose(order)).reshape(shape)
+        return np.ascontiguousarray(matrices.transpose(MATRICES[self.fold])).reshape(shape)
 
 
 MATRICES = {"rows": (0, 2, 1), "columns": (0, 1, 2), "heads": (2, 0, 1)}
@@ -122,6 +121,17 @@ def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """
     rows, columns = (1, 1, *shape)[-2:]
     return prod(shape[:-2]), rows, columns
+
+
+def matrix_counts(fold: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """How many matrices a tensor of this shape is, and the columns and rows of each.
+
+    >>> matrix_counts("rows", (1, 12, 64, 32)), matrix_counts("heads", (1, 64, 12, 32))
+    ((12, 32, 64), (12, 32, 64))
+    """
+    sizes, order = matrix_sizes(shape), MATRICES[fold]
+    count, columns, rows = (sizes[order.index(axis)] for axis in range(3))
+    return count, columns, rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import ActivationProduct, Layer, summands
-from celosia.compiler.program.model import MATRICES, matrix_sizes
+from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
 
@@ -50,17 +50,10 @@ def _has_rows(p: Placement, value: ir.Value) -> bool:
 def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
     """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
     host puts in channels beyond the last. block: rows come in whole blocks."""
-    count, columns, rows = _sizes(fold, shape_of(value))
+    count, columns, rows = matrix_counts(fold, shape_of(value))
     channels = pack.blocks(columns, cfg.group) * cfg.group
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
     return Form(dims, fold, pad=pad if channels > columns else 0)
-
-
-def _sizes(fold: str, dims: tuple[int, ...]) -> tuple[int, int, int]:
-    """How many matrices, and the columns and rows of each."""
-    sizes, order = matrix_sizes(dims), MATRICES[fold]
-    count, columns, rows = (sizes[order.index(axis)] for axis in range(3))
-    return count, columns, rows
 
 
 def product(p: Placement, node: ir.Node) -> None:
@@ -73,7 +66,7 @@ def product(p: Placement, node: ir.Node) -> None:
         raise OnCpu("both operands vary, which takes batch = 1 and block_in = block_out")
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
         raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
-    count, inner, rows = _sizes("rows", shape_of(a))
+    count, inner, rows = matrix_counts("rows", shape_of(a))
     columns = shape_of(b)[-1]
     if count > MOST_PRODUCTS:
         raise OnCpu(f"it multiplies {count} matrices, more than {MOST_PRODUCTS}")
@@ -140,7 +133,7 @@ def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
     kept = [axis for axis in perm if dims[axis] > 1 and axes[axis] == order[0]]
     told = [axis for axis, _ in groupby(turned)]
     for fold, wanted in MATRICES.items():
-        same = _sizes(fold, shape_of(y)) == _sizes(held.fold, dims)
+        same = matrix_counts(fold, shape_of(y)) == matrix_counts(held.fold, dims)
         if same and kept == sorted(kept) and told == [axis for axis in wanted if axis in turned]:
             _is_view(p, node, replace(held, fold=fold))
             return True
