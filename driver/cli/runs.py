@@ -91,7 +91,7 @@ def run(
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
-    options = _device_options(device, memory, address)
+    options = device_options(device, memory, address)
     files = _Files(output, report, html, trace, dump or [])
     source = _Source(model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check)
     with common.progress_stages(quiet) as stages:
@@ -109,7 +109,8 @@ def run(
         _show(result, layers)
 
 
-def _device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
+def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
+    """Those of --memory and --address for --device. BadParameter where there is no such device, or it takes none."""
     if device not in DEVICES and not device.startswith(BOARD):
         common.no_device(device, DEVICES)
     on_board, simulated = common.address_options(address), common.memory_options(memory, device)

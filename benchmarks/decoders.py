@@ -1,0 +1,220 @@
+"""Decoders of transformers with their caches, as optimum exports them, and quantised by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Array = NDArray[Any]
+HIDDEN = -1e4
+"""What is added to the scores of tokens that are not seen."""
+
+
+@dataclass
+class Decoder:
+    """A decoder in floats, with random weights: layers of attention and two products (GELU), or three (SwiGLU).
+
+    rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
+    values. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64, past_key_values.N.key and
+    .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary], present.N.key and .value.
+    """
+
+    heads: int
+    inner: int
+    wide: int
+    layers: int
+    vocabulary: int
+    most: int
+    groups: int = 0
+    rotary: bool = False
+    seed: int = 0
+    nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
+    constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
+
+    @property
+    def channels(self) -> int:
+        """Of all heads."""
+        return self.heads * self.inner
+
+    def __post_init__(self) -> None:
+        self.groups = self.groups or self.heads
+
+    def model(self) -> onnx.ModelProto:
+        """The ONNX model."""
+        self.random, self.nodes, self.constants = np.random.default_rng(self.seed), [], []
+        x = self._op("Gather", self._normal(self.vocabulary, self.channels), "input_ids")
+        if not self.rotary:
+            x = self._op("Add", x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
+        turns, mask = self._turns() if self.rotary else (), self._mask()
+        for layer in range(self.layers):
+            x = self._op("Add", x, self._attention(self._norm(x), mask, turns, layer))
+            x = self._op("Add", x, self._products(self._norm(x)))
+        logits = self._linear(self._norm(x), self.channels, self.vocabulary)
+        self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
+        graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.checker.check_model(model)
+        return model
+
+    def _interface(self) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+        def tensor(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+            return helper.make_tensor_value_info(name, kind, shape)
+
+        whole = [(name, "total" if name == "attention_mask" else "steps")
+                 for name in ("input_ids", "attention_mask", "position_ids")]  # fmt: skip
+        inputs = [tensor(name, 1, size, kind=TensorProto.INT64) for name, size in whole]
+        outputs = [tensor("logits", 1, "steps", self.vocabulary)]
+        for layer, kind in caches(self.layers):
+            inputs.append(tensor(f"past_key_values.{layer}.{kind}", 1, self.groups, "past", self.inner))
+            outputs.append(tensor(f"present.{layer}.{kind}", 1, self.groups, "total", self.inner))
+        return inputs, outputs
+
+    def feed(self, steps: int, past: int, seed: int, valid: int | None = None) -> dict[str, Array]:
+        """Random inputs; only the first `valid` tokens of the cache are seen."""
+        random, valid = np.random.default_rng(seed), past if valid is None else valid
+        seen = np.r_[np.arange(past) < valid, np.ones(steps, bool)]
+        made = {
+            "input_ids": random.integers(0, self.vocabulary, (1, steps)), "attention_mask": seen[None].astype(np.int64),
+            "position_ids": valid + np.arange(steps)[None],
+        }  # fmt: skip
+        for layer, kind in caches(self.layers):
+            cache = random.normal(size=(1, self.groups, past, self.inner)).astype(np.float32)
+            made[f"past_key_values.{layer}.{kind}"] = cache
+        return made
+
+    # Operators --------------------------------------------------------------------------------------------------
+
+    def _op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        y = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [y], name=f"{kind}_{len(self.nodes)}", **attributes))
+        return y
+
+    def _constant(self, values: Any, dtype: Any = np.float32) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(values, dtype), name))
+        return name
+
+    def _ints(self, *values: int) -> str:
+        return self._constant(values, np.int64)
+
+    def _normal(self, *shape: int) -> str:
+        return self._constant(self.random.normal(size=shape))
+
+    def _linear(self, x: str, inputs: int, outputs: int) -> str:
+        return self._op("MatMul", x, self._constant(self.random.normal(size=(inputs, outputs)) / np.sqrt(inputs)))
+
+    def _norm(self, x: str) -> str:
+        scale = self._constant(1 + 0.2 * self.random.normal(size=self.channels))
+        if not self.rotary:
+            return self._op("LayerNormalization", x, scale, self._constant(np.zeros(self.channels)), axis=-1)
+        mean = self._op("ReduceMean", self._op("Mul", x, x), axes=[-1])
+        root = self._op("Sqrt", self._op("Add", mean, self._constant(1e-6)))
+        return self._op("Mul", self._op("Div", x, root), scale)
+
+    def _size(self, x: str, axis: int) -> str:
+        return self._op("Gather", self._op("Shape", x), self._constant(axis, np.int64))
+
+    def _mask(self) -> str:
+        """[1, 1, steps, total]: 0 where a token is seen."""
+        steps, total = self._size("input_ids", 1), self._size("attention_mask", 1)
+        zero, one = self._constant(0, np.int64), self._constant(1, np.int64)
+        places = self._op("Range", zero, total, one)
+        own = self._op("Range", self._op("Sub", total, steps), total, one)
+        before = self._op("GreaterOrEqual", self._op("Unsqueeze", own, self._ints(1)), places)
+        valid = self._op("Unsqueeze", self._op("Cast", "attention_mask", to=TensorProto.BOOL), self._ints(1, 2))
+        seen = self._op("And", valid, before)
+        return self._op("Where", seen, self._constant(0.0), self._constant(HIDDEN))
+
+    def _turns(self) -> tuple[str, str]:
+        """Cosine and sine of each position's angles, [1, 1, steps, inner]."""
+        steps = 10_000.0 ** -(np.arange(0, self.inner, 2) / self.inner)
+        places = self._op("Unsqueeze", self._op("Cast", "position_ids", to=TensorProto.FLOAT), self._ints(1, 3))
+        angles = self._op("Mul", places, self._constant(np.tile(steps, 2)))
+        return self._op("Cos", angles), self._op("Sin", angles)
+
+    def _rotated(self, x: str, turns: tuple[str, str]) -> str:
+        half = self.inner // 2
+        low, high = (self._op("Slice", x, self._ints(a), self._ints(b), self._ints(3))
+                     for a, b in ((0, half), (half, self.inner)))  # fmt: skip
+        turned = self._op("Concat", self._op("Neg", high), low, axis=3)
+        return self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
+
+    def _split(self, x: str, heads: int) -> str:
+        return self._op("Transpose", self._op("Reshape", x, self._ints(1, -1, heads, self.inner)), perm=(0, 2, 1, 3))
+
+    def _attention(self, x: str, mask: str, turns: tuple[str, ...], layer: int) -> str:
+        own = {}
+        queries = self._split(self._linear(x, self.channels, self.channels), self.heads)
+        for kind in ("key", "value"):
+            own[kind] = self._split(self._linear(x, self.channels, self.groups * self.inner), self.groups)
+        if self.rotary:
+            queries, own["key"] = self._rotated(queries, turns), self._rotated(own["key"], turns)  # type: ignore[arg-type]
+        held = {}
+        for kind, new in own.items():
+            held[kind] = self._op("Concat", f"past_key_values.{layer}.{kind}", new, axis=2)
+            self.nodes.append(helper.make_node("Identity", [held[kind]], [f"present.{layer}.{kind}"]))
+        keys, values = (self._repeated(held[kind]) for kind in ("key", "value"))
+        scores = self._op("MatMul", queries, self._op("Transpose", keys, perm=(0, 1, 3, 2)))
+        scores = self._op("Add", self._op("Mul", scores, self._constant(self.inner**-0.5)), mask)
+        mixed = self._op("MatMul", self._op("Softmax", scores, axis=-1), values)
+        joined = self._op("Reshape", self._op("Transpose", mixed, perm=(0, 2, 1, 3)), self._ints(1, -1, self.channels))
+        return self._linear(joined, self.channels, self.channels)
+
+    def _repeated(self, x: str) -> str:
+        """Each head of [1, groups, total, inner] for all its queries."""
+        if self.groups == self.heads:
+            return x
+        often = self._ints(1, 1, self.heads // self.groups, 1, 1)
+        several = self._op("Expand", self._op("Unsqueeze", x, self._ints(2)), often)
+        return self._op("Reshape", several, self._ints(1, self.heads, -1, self.inner))
+
+    def _products(self, x: str) -> str:
+        up = self._linear(x, self.channels, self.wide)
+        if self.rotary:
+            gate = self._linear(x, self.channels, self.wide)
+            hidden = self._op("Mul", self._op("Mul", gate, self._op("Sigmoid", gate)), up)
+        else:
+            both = self._op("Add", self._op("Erf", self._op("Mul", up, self._constant(0.5**0.5))), self._constant(1))
+            hidden = self._op("Mul", self._op("Mul", up, both), self._constant(0.5))
+        return self._linear(hidden, self.wide, self.channels)
+
+
+def caches(layers: int) -> Iterator[tuple[int, str]]:
+    """Layer and kind of each cache."""
+    return ((layer, kind) for layer in range(layers) for kind in ("key", "value"))
+
+
+DECODERS = {
+    "gpt_10m": Decoder(heads=6, inner=64, wide=1536, layers=6, vocabulary=96, most=256),
+    "llama_10m": Decoder(
+        heads=6, groups=2, inner=64, wide=1024, layers=6, vocabulary=96, most=256, rotary=True, seed=1
+    ),
+}
+"""A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
+
+
+def quantised(decoder: Decoder, folder: Path, steps: int = 1, past: int = 127) -> Path:
+    """The file of the model after onnxruntime's static quantisation of its products, activations symmetric."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter([decoder.feed(steps, past, seed) for seed in range(3)])
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.left, None)
+
+    onnx.save(decoder.model(), folder / "float.onnx")
+    quantize_static(
+        folder / "float.onnx", folder / "quantised.onnx", DecoderSamples(), weight_type=QuantType.QInt8,
+        activation_type=QuantType.QInt8, op_types_to_quantize=["MatMul"], per_channel=True,
+        extra_options={"ActivationSymmetric": True},
+    )  # fmt: skip
+    return folder / "quantised.onnx"

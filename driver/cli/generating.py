@@ -1,0 +1,148 @@
+"""`celosia generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from celosia.compiler.tune.choices import BOARD
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command
+from celosia.driver.cli.runs import Device, Threads, device_options
+
+if TYPE_CHECKING:
+    from celosia.driver.generate.decoder import Decoder
+    from celosia.driver.progress import Stages
+
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What the text begins with; needs a vocabulary.")
+]
+Ids = Annotated[
+    str | None, typer.Option("--ids", metavar="1,2,3", help="The same as tokens, and tokens are printed then.")
+]
+Tokens = Annotated[int, typer.Option("--tokens", "-n", min=1, help="How many to generate.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="0 takes the likeliest token, 1 draws by the model's own chances.")
+]
+Top = Annotated[int, typer.Option("--top", min=0, metavar="K", help="Draw among the K likeliest, 0 for all.")]
+DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")]
+Length = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens of a sequence, prompt included, at most: what the cache has room for."),
+]
+TextAlone = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone.")]
+
+
+@command
+def generate(
+    model: opt.OnnxModel,
+    prompt: Prompt = None,
+    ids: Ids = None,
+    tokens: Tokens = 100,
+    temperature: Temperature = 0.0,
+    top: Top = 0,
+    seed: DrawSeed = 0,
+    device: Device = "functional",
+    config: opt.ConfigOption = "pynq",
+    memory: opt.Memory = None,
+    length: Length = None,
+    threads: Threads = None,
+    sudo: opt.Sudo = False,
+    address: opt.Address = None,
+    report: opt.Report = None,
+    no_check: opt.NoCheck = False,
+    quiet: TextAlone = False,
+) -> None:
+    """Let a decoder write on: a model with tokens, a mask and a cache as inputs, as optimum exports them.
+
+    Text takes a vocabulary in the model's metadata, as `celosia.models.gpt_path()` has one. Of a board over ssh the
+    accelerator alone is used; the rest runs here.
+
+    \b
+    Examples:
+      celosia generate models/gpt_topics_int8.onnx --prompt "The for statement"
+      celosia generate models/gpt_topics_int8.onnx --prompt "def " --temperature 0.8 --seed 1 --device rtl
+      celosia generate decoder.onnx --ids 1,15043,29892 --tokens 20 --device timed --memory pynq-z2
+    """
+    from celosia.driver.generate.sampling import Sampler
+
+    options = device_options(device, memory, address)
+    common.check_source(model)
+    common.check_destinations([model], report)
+    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as where:
+        from celosia.driver.generate.decoder import Decoder
+
+        options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
+        decoder = Decoder(
+            model, where, config=config, length=length, threads=threads, check=not no_check, progress=stages,
+            options=options if where == device else {},
+        )  # fmt: skip
+        with decoder:
+            begin = _tokens(decoder, model, prompt, ids)
+            session = decoder.session()
+            session.require_room(begin)
+            decoder.open(len(begin))
+            with stages.paused():
+                _write(decoder, begin, session.generate(begin, tokens, Sampler(temperature, top, seed)), prompt)
+    made = session.usage.report()
+    common.write_json(report, made)
+    if not quiet:
+        from celosia.driver.show.generate import summary
+
+        common.show(["", summary(made, session.length, decoder)])
+
+
+@contextmanager
+def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]) -> Iterator[Any]:
+    """`device`, or the Device behind the address of a board."""
+    if not device.startswith(BOARD):
+        yield device
+        return
+    from celosia.driver.remote.deploy import Remote
+    from celosia.driver.remote.device import RemoteDevice
+    from celosia.driver.remote.ssh import connected
+    from celosia.hw.config import Config
+
+    place, _, kind = device.removeprefix(BOARD).partition("/")
+    with stages.paused(), connected(place) as connection:
+        remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
+        try:
+            yield remote
+        finally:
+            remote.close()
+
+
+def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
+    """Those of --prompt or --ids. InputError."""
+    from celosia.compiler.program import InputError
+
+    if (prompt is None) == (ids is None):
+        raise typer.BadParameter("give --prompt TEXT, or --ids 1,2,3 for a model without a vocabulary")
+    if prompt is not None:
+        if decoder.vocabulary is None:
+            raise InputError(f"{model} has no vocabulary in its metadata; give the tokens themselves with --ids")
+        return decoder.vocabulary.encode(prompt)
+    try:
+        return [int(text) for text in (ids or "").split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--ids {ids} are no whole numbers between commas") from None
+
+
+def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str | None) -> None:
+    """Print tokens when they come: as text, that no terminal obeys, or as numbers."""
+    from celosia.hw.plain import lines
+
+    def text(tokens: list[int]) -> str:
+        if prompt is None or decoder.vocabulary is None:
+            return "".join(f"{token} " for token in tokens)
+        return lines(decoder.vocabulary.decode(tokens))
+
+    typer.echo(text(begin), nl=False)
+    for token in made:
+        typer.echo(text([token]), nl=False)
+    typer.echo()

@@ -1,0 +1,235 @@
+"""Running a decoder token by token: celosia.Decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import read
+from celosia.compiler.program import InputError, Program
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.driver.generate.roles import CACHE_AXIS, roles_of
+from celosia.driver.generate.sampling import Sampler
+from celosia.driver.generate.stepping import stepping
+from celosia.driver.generate.usage import Usage
+from celosia.driver.generate.vocabulary import vocabulary_of
+from celosia.driver.run.devices import open_device
+from celosia.driver.run.result import Result
+from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.tools import require_tools
+from celosia.hw.config import Config
+from celosia.sim.device import Device
+
+Array = NDArray[Any]
+LENGTH, CHUNK = 256, 16
+"""Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
+
+
+class Decoder:
+    """Runs a decoder with its cache, in two Programs: one takes a token, the other `chunk` tokens of a prompt.
+
+    >>> import celosia
+    >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
+    ...     session = decoder.session()
+    ...     text = decoder.vocabulary.decode(list(session.generate(decoder.vocabulary.encode("The "), 3)))
+    >>> len(text), session.length
+    (3, 6)
+
+    model: an ONNX model with inputs and outputs as generate/roles.py has them. device: by name, or any Device of
+    `config`. length: the tokens of a sequence, at most, by default LENGTH or what the model has positions for. check:
+    as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and ModelError for a model that
+    is no decoder.
+    """
+
+    def __init__(
+        self, model: str | Path | onnx.ModelProto, device: str | Device = "functional", *,
+        config: str | Path | Config = "pynq", length: int | None = None, chunk: int = CHUNK, check: bool = True,
+        threads: int | None = None, progress: Callable[[str], None] | None = None, options: Mapping[str, Any] = {},
+    ) -> None:  # fmt: skip
+        proto = model if isinstance(model, onnx.ModelProto) else read(Path(model))
+        self.name = "model" if isinstance(model, onnx.ModelProto) else Path(model).stem
+        self.roles, self.vocabulary = roles_of(proto), vocabulary_of(proto)
+        self.config = Config.load(config) if isinstance(device, str) else device.config
+        self._step = stepping(proto, self.roles)
+        self.length = _length(length, positions_of(proto, self.roles.positions))
+        self.chunk = max(1, min(chunk, self.length - 1))
+        if isinstance(device, str):
+            require_tools(device, proto)
+        self._device, self._where, self._options = None if isinstance(device, str) else device, device, options
+        self._threads, self._check, self._say = threads, check, progress or (lambda stage: None)
+        self._runtimes: dict[int, ProgramRuntime] = {}
+        self._latest: ProgramRuntime | None = None
+
+    def session(self) -> Session:
+        """A sequence, with nothing in it; several may take turns."""
+        return Session(self)
+
+    def program(self, steps: int = 1) -> Program:
+        """The Program for so many tokens at once: 1, or `chunk`."""
+        return self._runtime(steps).program
+
+    def run(self, steps: int, inputs: dict[str, Array]) -> Result:
+        """Run the Program for `steps` tokens."""
+        runtime = self._runtime(steps)
+        if runtime is not self._latest and runtime.program.launches:
+            runtime.attach(self._opened())
+        self._latest = runtime
+        return runtime.run(inputs, trace=False)
+
+    def open(self, prompt: int = 1) -> None:
+        """Compile and open the device now, for a prompt of so many tokens: the first time, the RTL simulator is built
+        here."""
+        programs = [self.program(steps) for steps in ({1, self.chunk} if prompt > 1 else {1})]
+        if any(program.launches for program in programs):
+            self._opened()
+
+    def _opened(self) -> Device:
+        if self._device is None:
+            assert isinstance(self._where, str)
+            self._device = open_device(self._where, self.config, **self._options)
+        return self._device
+
+    def _runtime(self, steps: int) -> ProgramRuntime:
+        if steps not in self._runtimes:
+            what = "a token" if steps == 1 else f"{steps} tokens"
+            program = compile_model(
+                self._step.proto, self.config, shapes=self._shapes(steps), check=self._check,
+                progress=lambda stage: self._say(f"compiling for {what} at once: {stage}"),
+            )  # fmt: skip
+            program.name = self.name
+            where = "functional" if isinstance(self._where, str) else self._where
+            self._runtimes[steps] = ProgramRuntime(program, where, self._threads)
+        return self._runtimes[steps]
+
+    def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
+        roles, past = self.roles, self.length - 1
+        shapes: dict[str, tuple[int, ...]] = {cache.past: (1, cache.heads, past, cache.size) for cache in roles.caches}
+        return shapes | {
+            name: (1, past + steps if name == roles.mask else steps)
+            for name in (roles.tokens, roles.mask, roles.positions) if name
+        }  # fmt: skip
+
+    def empty_caches(self) -> dict[str, Array]:
+        """Caches of zeros, by input: [1, heads, length - 1, size]."""
+        return {
+            cache.past: np.zeros(
+                (1, cache.heads, self.length - 1, cache.size), numpy_dtype(self._step.dtypes[cache.past])
+            )
+            for cache in self.roles.caches
+        }
+
+    def close(self) -> None:
+        """Release the device, where it was opened here."""
+        if self._device is not None and isinstance(self._where, str):
+            self._device.close()
+        self._device = self._latest = None
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = self._where if isinstance(self._where, str) else type(self._where).__name__
+        return f"<Decoder {self.name!r} on {where}, Config {self.config.name}: sequences of {self.length} tokens>"
+
+
+class Session:
+    """A sequence of tokens, and the caches that the model has of it. usage: what its runs have taken."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.tokens: list[int] = []
+        self.usage = Usage(decoder.config)
+        self._caches = decoder.empty_caches()
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model has seen."""
+        return len(self.tokens)
+
+    def require_room(self, tokens: Sequence[int]) -> None:
+        """InputError where there are no tokens, or more than fit behind those that were seen."""
+        if not tokens:
+            raise InputError("there are no tokens; give at least one")
+        if self.length + len(tokens) > self.decoder.length:
+            raise InputError(
+                f"{self.length + len(tokens)} tokens are more than a sequence of {self.decoder.length} has room for; "
+                "give fewer, or a larger length"
+            )
+
+    def feed(self, tokens: Sequence[int]) -> Array:
+        """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as
+        `require_room`; the sequence is then as it was."""
+        tokens, decoder = [int(token) for token in tokens], self.decoder
+        self.require_room(tokens)
+        while len(tokens) > 1:
+            self._run(tokens[: decoder.chunk], decoder.chunk)
+            tokens = tokens[decoder.chunk :]
+        return self._run(tokens, 1) if tokens else self._logits
+
+    def generate(
+        self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
+    ) -> Iterator[int]:
+        """Tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
+
+        prompt: at least one token, or none to go on behind what was generated. choose: from logits [vocabulary], by
+        default the likeliest. InputError as `feed`.
+        """
+        choose = choose or Sampler()
+        logits = self.feed(prompt) if len(prompt) or not self.length else self._logits
+        for number in range(count):
+            token = choose(logits)
+            yield token
+            if number == count - 1 or self.length == self.decoder.length:
+                return
+            logits = self.feed([token])
+
+    def _run(self, tokens: list[int], steps: int) -> Array:
+        """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
+        decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
+        past = np.arange(decoder.length - 1 + steps)
+        seen = (past < before) | ((past >= decoder.length - 1) & (past < decoder.length - 1 + count))
+        filled = np.array([tokens + tokens[-1:] * (steps - count)])
+        places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
+        given = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
+        inputs = {name: array.astype(roles.kinds[name]) for name, array in given.items() if name}
+        result = decoder.run(steps, inputs | self._caches)
+        for cache in roles.caches:
+            rows = result.outputs[cache.present][:, :, :count]
+            room = self._caches[cache.past][:, :, before : before + count]  # the last token of all needs no row
+            room[...] = rows[:, :, : room.shape[CACHE_AXIS]]
+        self.tokens += tokens
+        self.usage.add(steps, result.report, count)
+        logits: Array = result.outputs[roles.logits][0, count - 1]
+        self._logits = logits
+        return logits
+
+
+def _length(wanted: int | None, most: int | None) -> int:
+    """InputError where a sequence is too short to be one, or longer than the model's positions."""
+    length = min(LENGTH, most or LENGTH) if wanted is None else wanted
+    if length < 2:
+        raise InputError(f"a sequence of {length} tokens is none; take 2 or more")
+    if most is not None and length > most:
+        raise InputError(f"the model has positions for {most} tokens, not for {length}; take at most {most}")
+    return length
+
+
+def positions_of(proto: onnx.ModelProto, name: str) -> int | None:
+    """How many positions the model has a row for; None where it computes what it needs of any."""
+    tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
+    aliases = {name}
+    for node in proto.graph.node:
+        if node.op_type in ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze") and node.input[0] in aliases:
+            aliases.update(node.output)
+        if node.op_type == "Gather" and name and node.input[1] in aliases and node.input[0] in tables:
+            return int(tables[node.input[0]])
+    return None

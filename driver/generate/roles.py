@@ -1,0 +1,126 @@
+"""What the inputs and outputs of a decoder are, by their names, as exporters choose them.
+
+input_ids            int [1, steps]                 tokens that have not been seen yet
+attention_mask       int [1, total]                 1 for tokens that are seen; total = past + steps
+position_ids         int [1, steps]                 places of the new tokens, counted from 0; may be missing
+past_key_values...   float [1, heads, past, size]   keys or values of each layer
+logits               float [1, steps, vocabulary]
+present...           float [1, heads, total, size]  the past ones, and behind them those of the new tokens
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from celosia.compiler.graph.dimensions import inputs_of
+from celosia.compiler.graph.importer import ModelError
+
+CACHE_AXIS = 2
+"""Of a cache: tokens."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values of a layer: the input, the output, and what the model says of [batch, heads, tokens, size]."""
+
+    past: str
+    present: str
+    heads: int
+    size: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which input and output is what. positions: "" where there are none."""
+
+    tokens: str
+    mask: str
+    positions: str
+    logits: str
+    caches: tuple[Cache, ...]
+    kinds: dict[str, str]
+    """Element type of each input."""
+
+
+def is_decoder(proto: onnx.ModelProto) -> bool:
+    """Whether a model has inputs of a cache, and outputs that continue it."""
+    return bool(_pairs(proto))
+
+
+def roles_of(proto: onnx.ModelProto) -> Roles:
+    """The roles of what goes into `proto` and comes out. ModelError where it is no such decoder, with what it lacks."""
+    inputs = inputs_of(proto)
+    pairs = _pairs(proto)
+    if not pairs:
+        raise ModelError(
+            "the model has no cache, which is inputs named past... and outputs named present...; export it with its "
+            "cache, as optimum does for text-generation-with-past"
+        )
+    given = {past for past, _ in pairs}
+    outputs = {value.name: value for value in proto.graph.output}
+    kinds = {name: _kind(value) for name, value in inputs.items()}
+    ids = [name for name, kind in kinds.items() if name not in given and kind.startswith("int")]
+    masks = [name for name in ids if "mask" in name.lower()]
+    positions = [name for name in ids if "position" in name.lower()]
+    tokens = [name for name in ids if name not in (*masks, *positions)]
+    if len(masks) != 1:
+        raise ModelError(
+            f"the model needs one input for the mask of the tokens that are seen, and has {_listed(masks)}; without it "
+            "a cache of fixed length cannot be told from tokens: export it with attention_mask"
+        )
+    if len(tokens) != 1 or len(positions) > 1:
+        raise ModelError(
+            f"the model needs one input of tokens and one of positions, and has {_listed(tokens)} and "
+            f"{_listed(positions)}"
+        )
+    others = [name for name in inputs if name not in (*given, *tokens, *masks, *positions)]
+    if others:
+        raise ModelError(f"input {others[0]!r} is none of tokens, mask, positions and cache of a decoder")
+    present = {name for _, name in pairs}
+    logits = [name for name in outputs if name not in present]
+    logits = [name for name in logits if "logits" in name.lower()] or logits
+    if len(logits) != 1:
+        raise ModelError(f"the model needs one output of logits, and has {_listed(logits)}")
+    caches = tuple(_cache(inputs[past], present) for past, present in pairs)
+    return Roles(tokens[0], masks[0], (*positions, "")[0], logits[0], caches, kinds)
+
+
+def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Inputs of a cache, and the output that continues each."""
+    made = {_place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name}
+    given = [name for name in inputs_of(proto) if "past" in name.lower()]
+    return [(name, made[place]) for name in given if (place := _place(name, "past")) in made]
+
+
+def _place(name: str, what: str) -> tuple[str, ...]:
+    """Layer and kind of a cache in a name: what is left of it without what all have.
+
+    >>> _place("past_key_values.3.key", "past") == _place("present.3.key", "present")
+    True
+    """
+    rest = name.lower().replace("key_values", "").replace(what, "")
+    return tuple(re.findall(r"[a-z]+|\d+", rest))
+
+
+def _cache(value: onnx.ValueInfoProto, present: str) -> Cache:
+    dims = value.type.tensor_type.shape.dim
+    if len(dims) != 4 or not all(dims[axis].dim_value > 0 for axis in (1, 3)):
+        shown = ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims)
+        raise ModelError(
+            f"cache {value.name!r} is [{shown}]; it must be [batch, heads, tokens, size] with given heads and size"
+        )
+    return Cache(value.name, present, dims[1].dim_value, dims[3].dim_value, _kind(value))
+
+
+def _kind(value: onnx.ValueInfoProto) -> str:
+    kind = value.type.tensor_type.elem_type
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)).name if kind else ""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -1,0 +1,140 @@
+"""A decoder as it is compiled: it returns the new rows of its caches instead of whole caches, in bytes where only bytes
+are read of them.
+
+    past -> Concat(past, new) -> present         past -> Concat(past, new)
+                              -> products   ->                             -> products
+                                                 new  -> present
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
+
+MOVES = ("Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand")
+"""Operators that leave each value as it is."""
+VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
+"""What stands between a cache and the output that returns it. Its bytes are the same however often they are taken."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """proto: the model. dtypes: element type of each cache, by its input."""
+
+    proto: onnx.ModelProto
+    dtypes: dict[str, str]
+
+
+def stepping(proto: onnx.ModelProto, roles: Roles) -> Step:
+    """`proto`, which stays as it is, with rows instead of caches. ModelError for one that does not append to them."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    editor = _Editor(made.graph)
+    dtypes = {cache.past: editor.shorten(cache) for cache in roles.caches}
+    del made.graph.node[:]
+    made.graph.node.extend(editor.nodes)
+    return Step(made, dtypes)
+
+
+class _Editor:
+    """Changes a graph in place, but for `nodes`, which are to become its own."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph, self.nodes = graph, list(graph.node)
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        for node in self.nodes:
+            if node.op_type == "Constant":
+                values = [each.t for each in node.attribute if each.name == "value"]
+                self.constants.update(zip(node.output, values))
+        self.inputs = {value.name: value for value in graph.input}
+        self.outputs = {value.name: value for value in graph.output}
+
+    def shorten(self, cache: Cache) -> str:
+        """Make `cache.present` the new rows. Returns the element type in which they, and `cache.past`, are then."""
+        concat = self._appending(cache)
+        codes = self._codes(concat.output[0], cache.present)
+        self._rename(cache.present, f"{cache.present}/all")  # for whoever reads it inside the graph
+        whole, new = concat.output[0], concat.input[1]
+        shape = self.outputs[cache.present].type.tensor_type.shape
+        shape.dim[CACHE_AXIS].Clear()
+        place = next(number for number, node in enumerate(self.nodes) if node is concat)
+        if codes is None:
+            self.nodes.insert(place, helper.make_node("Identity", [new], [cache.present]))
+            return cache.dtype
+        meaning, joined = [f"{cache.present}/scale", f"{cache.present}/zero"], f"{cache.present}/bytes"
+        for name, array in zip(meaning, (codes.scale, codes.zero)):
+            self.graph.initializer.append(numpy_helper.from_array(array, name))
+        self.nodes[place : place + 1] = [
+            helper.make_node("QuantizeLinear", [new, *meaning], [cache.present]),
+            helper.make_node("Concat", [cache.past, cache.present], [joined], axis=CACHE_AXIS),
+            helper.make_node("DequantizeLinear", [joined, *meaning], [whole]),
+        ]
+        for value in (self.outputs[cache.present], self.inputs[cache.past]):
+            value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(codes.zero.dtype)
+        return codes.zero.dtype.name
+
+    def _rename(self, name: str, other: str) -> None:
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [other if each == name else each for each in names]
+
+    def _appending(self, cache: Cache) -> onnx.NodeProto:
+        """The Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
+        readers = self.readers.get(cache.past, [])
+        if len(readers) == 1 and readers[0].op_type == "Concat" and len(readers[0].input) == 2:
+            (concat,) = readers
+            axes = [helper.get_attribute_value(each) for each in concat.attribute if each.name == "axis"]
+            source = cache.present
+            while (maker := self.makers.get(source)) is not None and maker.op_type in VALUES:
+                source = maker.input[0]
+            appends = concat.input[0] == cache.past and axes[0] in (CACHE_AXIS, CACHE_AXIS - 4)
+            if appends and source == concat.output[0]:
+                return concat
+        raise ModelError(
+            f"cache {cache.past!r} does not become {cache.present!r} by a Concat of it and the rows of new tokens, "
+            "which is what can be run step by step; export the model in plain operators"
+        )
+
+    def _codes(self, whole: str, present: str) -> _Codes | None:
+        """What the QuantizeLinear nodes that alone read the values of `whole`, but for `present`, make of them; None
+        where something else reads them, or these differ."""
+        first, *others = [*self._ends(whole, present)] or [None]
+        return first if first is not None and all(other is not None and other.same(first) for other in others) else None
+
+    def _ends(self, name: str, present: str) -> Iterator[_Codes | None]:
+        for node in self.readers.get(name, []):
+            if node.op_type == "QuantizeLinear" and len(node.input) == 3 and node.input[0] == name:
+                scale, zero = (self.constants.get(each) for each in node.input[1:])
+                one = scale is not None and zero is not None and not scale.dims and not zero.dims
+                yield _Codes(numpy_helper.to_array(scale), numpy_helper.to_array(zero)) if one else None
+            elif node.op_type in MOVES and node.input[0] == name and node.output[0] not in self.outputs:
+                yield from self._ends(node.output[0], present)
+            elif list(node.output) != [present]:
+                yield None
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """Scale and zero point of a QuantizeLinear."""
+
+    scale: NDArray[Any]
+    zero: NDArray[Any]
+
+    def same(self, other: _Codes) -> bool:
+        """Whether both give equal bytes for equal values."""
+        pairs = (self.scale, other.scale), (self.zero, other.zero)
+        return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)

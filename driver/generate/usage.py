@@ -1,0 +1,65 @@
+"""What the runs of a session have taken of the accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from celosia.hw.config import Config
+from celosia.sim.boards import clock_mhz
+
+
+@dataclass
+class Runs:
+    """Runs of one Program. bytes_loaded: by launches, instructions not counted."""
+
+    runs: int = 0
+    tokens: int = 0
+    cycles: int | None = 0
+    bytes_loaded: int = 0
+    macs: int = 0
+    seconds: float = 0.0
+    memory: str | None = None
+
+    def add(self, report: dict[str, Any], tokens: int) -> None:
+        """Count a run with this report, of so many tokens."""
+        self.runs += 1
+        self.tokens += tokens
+        self.cycles = None if self.cycles is None or report["cycles"] is None else self.cycles + report["cycles"]
+        self.bytes_loaded += sum(layer["bytes_loaded"] for layer in report["layers"])
+        self.macs += report["macs_accelerator"]
+        self.seconds += report["seconds"]["run"]
+        self.memory = report["memory_model"]
+
+
+@dataclass
+class Usage:
+    """steps: runs of one token; prompt: of several at once."""
+
+    config: Config
+    steps: Runs = field(default_factory=Runs)
+    prompt: Runs = field(default_factory=Runs)
+    launches: int = 0
+    share: float | None = None
+    """Of the multiplications of a step that the accelerator does."""
+
+    def add(self, steps: int, report: dict[str, Any], tokens: int) -> None:
+        """Count a run of the Program for `steps` tokens, of which so many were new."""
+        (self.steps if steps == 1 else self.prompt).add(report, tokens)
+        if steps == 1:
+            self.launches = report["launches"]
+            self.share = report["macs_accelerator"] / report["macs_total"] if report["macs_total"] else None
+
+    def report(self) -> dict[str, Any]:
+        """Plain data. tokens_per_second: of the accelerator alone, at the clock of the memory model's board; None on a
+        device without cycles. bandwidth: bytes loaded over what the bus could have carried in the cycles of steps."""
+        step, mhz = self.steps, clock_mhz(self.steps.memory)
+        cycles = step.cycles / step.runs if step.cycles and step.runs else None
+        bus = self.config.bus_bytes * self.config.ports
+        return {
+            "config": self.config.name, "memory_model": step.memory, "clock_mhz": mhz, "launches": self.launches,
+            "share": self.share, "cycles_per_token": cycles,
+            "tokens_per_second": mhz * 1e6 / cycles if cycles else None,
+            "bandwidth": step.bytes_loaded / (step.cycles * bus) if step.cycles else None,
+            "steps": vars(step), "prompt": vars(self.prompt),
+        }  # fmt: skip

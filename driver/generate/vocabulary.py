@@ -1,0 +1,62 @@
+"""Text and tokens, for models whose file lists what each token stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError
+from celosia.hw.plain import from_json
+
+KEY = "vocabulary"
+"""Of the model's metadata: a JSON list of texts, one for each token."""
+
+
+class Vocabulary:
+    """texts[token] is what `token` stands for. ModelError where one is empty or there twice."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+        self._tokens = {text: token for token, text in enumerate(self.texts)}
+        if "" in self._tokens or len(self._tokens) != len(self.texts):
+            raise ModelError(f"the metadata's {KEY} has a text twice, or an empty one")
+        self._longest = max(map(len, self.texts), default=0)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of `text`, each the longest that fits. InputError at the first character that begins none.
+
+        >>> Vocabulary(["a", "b", "ab"]).encode("aabb")
+        [0, 2, 1]
+        """
+        tokens, place = [], 0
+        while place < len(text):
+            ends = range(min(len(text), place + self._longest), place, -1)
+            end = next((end for end in ends if text[place:end] in self._tokens), None)
+            if end is None:
+                raise InputError(
+                    f"the model has no token for {text[place]!r}, character {place} of the prompt; its tokens begin "
+                    f"with {', '.join(map(repr, self.texts[:8]))}"
+                )
+            tokens.append(self._tokens[text[place:end]])
+            place = end
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`."""
+        return "".join(self.texts[token] for token in tokens)
+
+
+def vocabulary_of(proto: onnx.ModelProto) -> Vocabulary | None:
+    """That of the model's metadata; None where it has none. ModelError for one that is no list of texts."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return None
+    try:
+        texts = from_json(text)
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise ModelError(f"the metadata's {KEY} is no JSON list of texts")
+    return Vocabulary(texts)
