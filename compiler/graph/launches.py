@@ -88,13 +88,12 @@ class Scheduler:
 
     def _ready(self, choice: Choice, plan: LaunchPlan) -> bool:
         inside = {id(other) for other in plan.choices}
-        for act in inputs(choice.layer):
-            if act.storage in choice.reads:
-                if not self._reachable(choice.reads[act.storage][0]):
-                    return False
-            elif not all(id(maker) in self.launched or id(maker) in inside for maker in self._makers(act)):
-                return False
-        return True
+        if not all(self._reachable(value) for value, _ in choice.reads.values()):
+            return False
+        held = [act for act in inputs(choice.layer) if act.storage not in choice.reads]
+        return all(
+            id(maker) in self.launched or id(maker) in inside for act in held for maker in self._makers(act)
+        )
 
     # Tensors on the host ---------------------------------------------------------------------------------------
 

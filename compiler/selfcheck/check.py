@@ -7,7 +7,7 @@ bytes that the simulated accelerator has in its memory for them: a wrong layer d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
+from celosia.compiler.program.model import FormInfo
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
@@ -189,7 +190,12 @@ class _Check:
         dims = shape(value)
         assert dims is not None
         found = self.parts.get((node, number))
-        return self._value(value) if found is None else found.reshape(dims)
+        return self._value(value) if found is None else self._part_form(node, found).restore(found, dims)
+
+    def _part_form(self, node: ir.Node, part: Codes) -> FormInfo:
+        """How the tensor of which the accelerator holds `part`, [images, channels, rows, columns], is arranged there, as
+        an operand of the concatenation `node`."""
+        return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
     def _keep(self, choice: Choice, data: Codes) -> None:
         """Note what the accelerator holds of the output of `choice`."""
@@ -225,8 +231,9 @@ class _Check:
         for number, value in enumerate(read_by(node)):
             dims = shape(value)
             assert dims is not None
-            channels, pixel = (start, 0) if axis % len(dims) == 1 else (0, start)
-            row, column = (pixel, 0) if len(dims) == 4 and axis % 4 == 2 else (0, pixel)
+            images = not self.selection.forms[node.outputs[0]].fold  # else rows are the pixels of one row
+            channels, pixel = (start, 0) if images and axis % len(dims) == 1 else (0, start)
+            row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             lattice = Lattice(whole.height, whole.width, row, column)
             if whole.region(y.dims, channels // self.cfg.group, lattice) == y:
                 return number
@@ -247,7 +254,7 @@ class _Check:
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
-            return result.reshape(y.dims)
+            return replace(self.selection.forms[choice.value].info, dims=y.dims).arrange(result)
         arranged = self.selection.forms[choice.value].info.arrange(result)
         return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import joins
+from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import image_axes, scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
@@ -32,12 +33,14 @@ class _Part:
 def concat(p: Placement, node: ir.Node) -> None:
     """Places a concatenation of channels, rows or columns. OnCpu."""
     y = node.outputs[0]
+    operands = _operands(node)
+    if all(table is None for _, table in operands) and append(p, node, [value for value, _ in operands]):
+        return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
     axis = axes[attribute(node, "axis", 1) % len(axes)]
     if axis == 0:
         raise OnCpu("a concatenation of images; the accelerator joins channels, rows and columns")
-    operands = _operands(node)
     if any(constant(value) is not None for value, _ in operands):
         raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]

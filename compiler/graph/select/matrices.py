@@ -12,9 +12,9 @@ from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
-from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationProduct, Layer, summands
+from celosia.compiler.layer import ActivationProduct, Epilogue, Lattice, Layer, Map, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
@@ -102,6 +102,48 @@ def product(p: Placement, node: ir.Node) -> None:
         p.add(node, replace(layers[0], y=whole), reads, y_form)
     else:
         p.assemble(node, list[Layer](layers), reads, whole, y_form)
+
+
+# Caches -----------------------------------------------------------------------------------------------------------
+
+
+def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
+    """Places a concatenation of rows that only products of two activations read, as of keys in a cache and new ones;
+    False where others read it. OnCpu.
+
+    The host fills the storage of the whole with the first rows, and a layer copies the others behind them.
+    """
+    y = node.outputs[0]
+    directly, turned = _multiplied(y)
+    if not multiplies(p.cfg) or not (directly or turned):
+        return False
+    first, *others = operands
+    rank, held = len(shape_of(y)), p.held(operands[-1])
+    if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
+        raise OnCpu("the host arranges it for the products that read it")
+    if p.held(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
+        raise OnCpu("the accelerator appends rows that it holds itself to those of the host, in whole groups of channels")
+    form = matrices_form(p.cfg, y, "rows", block=p.cfg.block_out)
+    whole = p.activation(y, form)
+    rows = matrix_counts("rows", shape_of(first))[2], matrix_counts("rows", shape_of(others[0]))[2]
+    new = p.selection.written[p.source(others[0])]
+    place = whole.region((*form.dims[:3], rows[1]), 0, Lattice(1, whole.width, 0, rows[0]))
+    copy = Map(f"{node.name}.1", new, place, Epilogue())
+    p.selection.choices.append(Choice(copy, [node], {whole.storage: (first, form)}, y))
+    p.selection.forms[y], p.selection.written[y] = form, whole
+    return True
+
+
+def _multiplied(value: ir.Value) -> tuple[bool, bool]:
+    """Whether all who read `value` multiply by it as it is, and whether all do so by its transpose."""
+    readers = [(use.node, use.idx) for use in value.uses()]
+    turned = [node for node, _ in readers if is_op(node, "Transpose")]
+    after = [(use.node, use.idx) for node in turned for use in node.outputs[0].uses()]
+
+    def multiply(found: list[tuple[ir.Node, int]]) -> bool:
+        return bool(found) and all(is_op(node, "QLinearMatMul") and number == 3 for node, number in found)
+
+    return multiply(readers), len(turned) == len(readers) and multiply(after)
 
 
 # Views ------------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def transpose(p: Placement, node: ir.Node) -> None:
     value = node.inputs[0]
     assert value is not None
     held = p.held(value)
-    if held is not None and held.fold and not node.outputs[0].is_graph_output() and is_turned(p, node, held):
+    if held is not None and held.fold and is_turned(p, node, held):
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
