@@ -42,6 +42,8 @@ class Input:
 
 Reader = Callable[[Sequence[Input]], Sample]
 """Reads one sample of the inputs; CalibrationError where it does not fit them."""
+Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Array]]
+"""Of what errors name, arrays of samples and the model's inputs: the arrays with those that it can make."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,19 @@ class Samples:
 
 def open_samples(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
-    pixels: Pixels = IN_UNITS,
+    pixels: Pixels = IN_UNITS, completed: Completion | None = None,
 ) -> Samples:  # fmt: skip
-    """The samples in `source`: at most `limit`, spread evenly over all.
+    """The samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be missing.
 
     A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
     (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
     or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
     an input whose batch is 1. Raises CalibrationError.
     """
+    complete = completed or (lambda where, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
-        readers = array_readers("the calibration arrays", source, inputs)
+        where = "the calibration arrays"
+        readers = array_readers(where, complete(where, source, inputs), inputs)
     elif Path(source).is_dir():
         readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
@@ -84,7 +88,7 @@ def open_samples(
         arrays = _archive(Path(source))
         if LABELS not in {each.name for each in inputs}:
             arrays.pop(LABELS, None)  # of a test set
-        readers = array_readers(str(source), arrays, inputs)
+        readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
     return of_readers(readers, inputs, limit)
 
 

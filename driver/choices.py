@@ -23,3 +23,5 @@ ACTIVATIONS = ("int8", "uint8")
 """Types of activations; the first is the default."""
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""
+OPERATORS = ("all", "products")
+"""What is quantised: every operator that can be, or products only."""

@@ -8,6 +8,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver.calibration import Input, Samples, open_samples
-from celosia.driver.choices import ACTIVATIONS, METHODS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
 from celosia.driver.compare import Graph, add_noise
+from celosia.driver.decoders import LOGITS, PRODUCTS, TOKENS, completed, is_decoder, not_products, perplexity
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, session, tensors
 from celosia.hw.config import Config, did_you_mean
@@ -49,17 +51,20 @@ class QuantizeError(ValueError):
 
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
-    activations: str = "int8", method: str = "minmax", samples: int | None = None, exclude: Sequence[str] = (),
-    mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
+    activations: str = "int8", method: str = "minmax", operators: str | None = None, samples: int | None = None,
+    exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
     progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
-    `calibration.open_samples`. method: how ranges come from samples: "minmax", "entropy" or "percentile". samples: use
-    no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in 0..1. config:
-    the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the samples.
+    `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. method: how ranges come
+    from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or "products" (MatMul
+    and Gemm with their biases, int8 activations symmetric); by default those for decoders, all for others. samples:
+    use no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in 0..1.
+    config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the
+    samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -70,48 +75,55 @@ def quantize(
     >>> report["accelerator"]["macs_accelerator"], report["outputs"][0]["sqnr_db"] > 30
     (64, True)
 
-    Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime),
-    `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse
+    Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime;
+    for a decoder's logits also the `perplexity` of both), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse
     than POOR `losing` (the layers that lose most) and `advice` (what to try), else both empty. told: called with a
     sentence for each image that is resized or converted. Raises ModelError,
     CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    _check(model, output, activations, method)
+    _check(model, output, activations, method, operators)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
-    chosen = open_samples(calibration, _inputs(proto), samples, Pixels(tuple(mean), tuple(std), told))
-    proto = _of_sizes(proto, chosen.inputs)
+    inputs = _inputs(proto)
+    decoder = is_decoder(inputs)
+    operators = operators or ("products" if decoder else "all")
+    complete = completed if decoder else None
+    chosen = open_samples(calibration, inputs, samples, Pixels(tuple(mean), tuple(std), told), complete)
+    if not decoder:
+        proto = _of_sizes(proto, chosen.inputs)
     fitting, measured = _split(chosen)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
         prepared = _prepared(proto, Path(scratch))
         result = Path(scratch) / "int8.onnx"
-        _quantise(prepared, result, fitting, per_channel, activations, method, exclude, say)
+        _quantise(prepared, result, fitting, per_channel, activations, method, operators, exclude, say)
         quantised = onnx.load(result)
-        outputs = _measure(proto, quantised, measured, say)
+        outputs = _measure(proto, quantised, measured, decoder, say)
         losing = _losing(prepared, result, next(iter(measured))) if poor(outputs) else []
-    operators = _operators(quantised, exclude)
-    if not any(row["quantised"] for row in operators):
+    rows = _operators(quantised, operators, exclude)
+    if not any(row["quantised"] for row in rows):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
-    accelerator = _accelerator(quantised, cfg)
+    accelerator = _accelerator(quantised, cfg, chosen.inputs if decoder else ())
     with replacing(output) as temporary:
         onnx.save(quantised, temporary)
     return {
         "model": str(model), "output": str(output), "per_channel": per_channel, "activations": activations,
         "method": method, "samples_calibration": len(fitting), "samples_measured": len(measured),
-        "held_out": fitting is not measured, "outputs": outputs, "operators": operators, "accelerator": accelerator,
+        "held_out": fitting is not measured, "outputs": outputs, "operators": rows, "accelerator": accelerator,
         "losing": losing, "advice": _advice(losing, per_channel, method, len(fitting)) if poor(outputs) else [],
     }  # fmt: skip
 
 
-def _check(model: str | Path, output: str | Path, activations: str, method: str) -> None:
+def _check(model: str | Path, output: str | Path, activations: str, method: str, operators: str | None) -> None:
     if activations not in ACTIVATIONS:
         raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations!r}")
     if method not in METHODS:
         raise ValueError(f"the method is {', '.join(METHODS)}, not {method!r}")
+    if operators not in (None, *OPERATORS):
+        raise ValueError(f"operators are {' or '.join(OPERATORS)}, not {operators!r}")
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
@@ -225,7 +237,7 @@ def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
 
 
 def _quantise(
-    source: Path, result: Path, samples: Samples, per_channel: bool, activations: str, method: str,
+    source: Path, result: Path, samples: Samples, per_channel: bool, activations: str, method: str, operators: str,
     exclude: Sequence[str], say: Callable[[str], None],
 ) -> None:  # fmt: skip
     from onnxruntime.quantization import (
@@ -245,12 +257,19 @@ def _quantise(
         def get_next(self) -> dict[str, Array] | None:
             return next(self.samples, None)
 
+    chosen: dict[str, Any] = {"nodes_to_exclude": list(exclude)}
+    if operators == "products":
+        prepared = _with_names(onnx.load(source))
+        onnx.save(prepared, source)
+        # A product of two activations takes three times as long with zero points: docs/attention.md
+        chosen = {"op_types_to_quantize": [*PRODUCTS, "Add"], "nodes_to_exclude": [*exclude, *not_products(prepared)],
+                  "extra_options": {"ActivationSymmetric": activations == "int8"}}  # fmt: skip
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QInt8 if activations == "int8" else QuantType.QUInt8,
-            calibrate_method=CalibrationMethod[METHODS[method]], nodes_to_exclude=list(exclude),
+            calibrate_method=CalibrationMethod[METHODS[method]], **chosen,
         )  # fmt: skip
     except InputError:  # a sample's
         raise
@@ -258,12 +277,23 @@ def _quantise(
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
 
 
+def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, whose nodes all have a name from now on: the quantiser excludes them by it."""
+    taken = {node.name for node in model.graph.node}
+    for node in model.graph.node:
+        if not node.name:
+            node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in taken)
+            taken.add(node.name)
+    return model
+
+
 # Report ---------------------------------------------------------------------------------------------------------
 
 
 def _measure(
-    float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+    float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
     """Errors of each float output over `samples`, both models under onnxruntime."""
     say(f"measuring with {len(samples)} samples")
     try:
@@ -277,19 +307,29 @@ def _measure(
         for name, a, b in zip(names, expected, got):
             if isinstance(a, np.ndarray) and a.dtype.kind == "f":
                 found[name].append((a, b))
-    return [_errors(name, pairs) for name, pairs in found.items() if pairs]
+    rows = [_errors(name, pairs) for name, pairs in found.items() if pairs]
+    for row in rows:
+        row["perplexity"] = _perplexity(found[row["name"]], samples) if decoder and row["name"] == LOGITS else None
+    return rows
+
+
+def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
+    """Of the float and the int8 model; None where there are no tokens that logits [1, steps, vocabulary] are for."""
+    if TOKENS not in {each.name for each in samples.inputs} or pairs[0][0].ndim != 3:
+        return None
+    return {kind: perplexity((pair[k] for pair in pairs), samples) for k, kind in enumerate(("float", "int8"))}
 
 
 def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
     """sqnr_db: power of the float output over that of the error, None where there is no error."""
     wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
     errors = [np.abs(a - b) for a, b in wide]
-    count = sum(a.size for a, _ in wide)
+    elements = sum(a.size for a, _ in wide)
     noise, signal = sum(float((e**2).sum()) for e in errors), sum(float((a**2).sum()) for a, _ in wide)
     return {
         "name": name,
         "max_abs": max((float(e.max()) for e in errors if e.size), default=0.0),
-        "mean_abs": sum(float(e.sum()) for e in errors) / max(count, 1),
+        "mean_abs": sum(float(e.sum()) for e in errors) / max(elements, 1),
         "largest": max((float(np.abs(a).max()) for a, _ in wide if a.size), default=0.0),
         "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None,
         "top1_agreement": _agreement(wide),
@@ -347,7 +387,7 @@ def _advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str,
     return found
 
 
-def _operators(quantised: onnx.ModelProto, exclude: Sequence[str]) -> list[dict[str, Any]]:
+def _operators(quantised: onnx.ModelProto, operators: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
     """Each operator of the model, and why it is not quantised."""
     from onnxruntime.quantization.registry import QDQRegistry
 
@@ -360,6 +400,8 @@ def _operators(quantised: onnx.ModelProto, exclude: Sequence[str]) -> list[dict[
         if not pairs.intersection(node.input) or floats.intersection(node.input):
             if node.name in exclude:
                 reason = "it is excluded"
+            elif operators == "products" and node.op_type not in PRODUCTS:
+                reason = "it is no product"
             elif node.op_type not in QDQRegistry:
                 reason = "onnxruntime's quantiser has no rule for it"
             else:
@@ -377,10 +419,10 @@ def _floats(model: onnx.ModelProto) -> set[str]:
     return {name for name, kind in kinds.items() if kind in floats}
 
 
-def _accelerator(quantised: onnx.ModelProto, cfg: Config) -> dict[str, Any]:
-    """What the accelerator takes of the quantised model, and why it does not take the rest."""
+def _accelerator(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
+    """What the accelerator takes of the quantised model, for `inputs` where sizes are open, and why it does not take the rest."""
     try:
-        program = compile_model(quantised, cfg)
+        program = compile_model(quantised, cfg, shapes={each.name: [n or 0 for n in each.shape] for each in inputs})
     except ModelError as error:
         return {"config": cfg.name, "error": str(error)}
     reasons = Counter((row["op"], row["reason"]) for row in program.placements if row["place"] == "cpu")

@@ -1,6 +1,6 @@
-"""The demo model, ResNet-8 trained on Fashion-MNIST, and 100 test images for it.
+"""The demo model, ResNet-8 trained on Fashion-MNIST, and 100 test images for it; the demo decoder, a small GPT.
 
-Both files are made by train_resnet8.py; README.md gives the accuracy and the command.
+train_resnet8.py and train_gpt.py make these files; README.md gives the accuracy and the commands.
 """
 
 from importlib.resources import files
@@ -30,6 +30,18 @@ def preprocess(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 def demo_model_path() -> Path:
     """The int8 ONNX model. Input `image`: float32 [1, 1, 32, 32]; output `logits`: float32 [1, 10]."""
     return Path(str(files(__package__) / "resnet8_fashion_int8.onnx"))
+
+
+def gpt_path() -> Path:
+    """The int8 decoder: characters of Python's help topics, 4 layers of 4 heads, a context of 128.
+
+    Inputs: `input_ids` and `position_ids` int64 [1, steps], `attention_mask` int64 [1, total], and for each layer i
+    `past_key_values.{i}.key` and `.value` float32 [1, 4, past, 32]; steps, past and total = past + steps are open.
+    Outputs: `logits` float32 [1, steps, vocabulary], `present.{i}.key` and `.value` float32 [1, 4, total, 32]: the
+    past's rows and the new ones below. New row i sees column j where j <= past + i and the mask has a 1. `vocabulary`
+    in the file's metadata is a JSON list of the characters that tokens stand for.
+    """
+    return Path(str(files(__package__) / "gpt_topics_int8.onnx"))
 
 
 def demo_images() -> tuple[NDArray[np.float32], NDArray[np.uint8], list[str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.choices import ACTIVATIONS, METHODS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
@@ -292,6 +292,9 @@ PerTensor = Annotated[
 ]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]
 Method = Annotated[str, opt.one_of(names=METHODS, help="How ranges come from the samples.")]
+Operators = Annotated[
+    str | None, opt.one_of(names=OPERATORS, help="What is quantised; by default products for decoders, else all.")
+]
 Exclude = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
 ]
@@ -305,6 +308,7 @@ def quantize(
     per_tensor: PerTensor = False,
     activations: Activations = ACTIVATIONS[0],
     method: Method = "minmax",
+    operators: Operators = None,
     samples: opt.Samples = None,
     exclude: Exclude = None,
     mean: opt.Mean = None,
@@ -326,8 +330,8 @@ def quantize(
 
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
-            samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,), config=config,
-            progress=stages, told=common.telling_once(quiet),
+            operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,),
+            config=config, progress=stages, told=common.telling_once(quiet),
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

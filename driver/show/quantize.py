@@ -18,11 +18,13 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
     how = "held out of the calibration" if report["held_out"] else "the calibration's own"
     title = f"Against the float model, {report['samples_measured']} samples ({how})"
-    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement")
+    named = any(row["perplexity"] for row in report["outputs"])
+    more = (">perplexity float", ">int8") if named else ()
+    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *more)
     for row in report["outputs"]:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
-        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]))
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexities(row, named))
     yield errors
     if report["advice"]:
         yield from _poor(report)
@@ -36,6 +38,12 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         add_row(table, op, len(rows) - len(left), len(left), why)
     yield table
     yield from _placed(report["accelerator"])
+
+
+def _perplexities(row: dict[str, Any], named: bool) -> list[str]:
+    """Cells of a row, where the table has such columns."""
+    known = row["perplexity"] or {}
+    return ["-" if known.get(key) is None else f"{known[key]:.4g}" for key in ("float", "int8") if named]
 
 
 def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:

@@ -1,0 +1,116 @@
+"""Decoders: models that take tokens and what they computed for earlier ones, and say what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from celosia.driver.calibration import CalibrationError, Input
+
+Array = NDArray[Any]
+TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+"""Names that exporters give to what all decoders take and return."""
+CACHES = "past"
+"""What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
+PRODUCTS = ("MatMul", "Gemm")
+"""The operators that `operators="products"` quantises."""
+
+
+def is_decoder(inputs: Iterable[Input]) -> bool:
+    """Whether a model takes a cache: floats of four or five axes, whose name begins with CACHES."""
+    return any(_is_cache(each) for each in inputs)
+
+
+def _is_cache(given: Input) -> bool:
+    return given.name.startswith(CACHES) and given.dtype.kind == "f" and len(given.shape) in (4, 5)
+
+
+# Samples --------------------------------------------------------------------------------------------------------
+
+
+def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
+    """`arrays` of samples, with what a decoder takes besides TOKENS [n, steps] made where it is missing.
+
+    Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
+    int64 [n, steps] count from past. where: what errors name. CalibrationError where sizes contradict each other.
+    """
+    found = dict(arrays)
+    tokens = found.get(TOKENS)
+    if tokens is None or tokens.ndim < 2 or TOKENS not in {each.name for each in inputs}:
+        return found  # which `array_readers` refuses, or not
+    count, steps, past = len(tokens), tokens.shape[-1], 0
+    for each in filter(_is_cache, inputs):
+        if each.name not in found:
+            found[each.name] = _empty_cache(where, each, count)
+        elif None in each.shape[1:] and found[each.name].ndim > 1:
+            past = found[each.name].shape[_open_axis(where, each) - len(each.shape)]
+    total = past + steps
+    kinds = {each.name: each.dtype for each in inputs}
+    if MASK in kinds:
+        mask = found.setdefault(MASK, np.ones((count, total), kinds[MASK]))
+        if mask.shape[-1:] != (total,):
+            raise CalibrationError(
+                f"{where}: {MASK} is for {mask.shape[-1]} tokens, and there are {past} earlier and {steps} new ones"
+            )
+    if POSITIONS in kinds:
+        found.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=kinds[POSITIONS]), (count, 1)))
+    return found
+
+
+def _empty_cache(where: str, cache: Input, count: int) -> Array:
+    axis = _open_axis(where, cache)
+    return np.zeros((count, *(0 if k == axis else size for k, size in enumerate(cache.shape) if k)), cache.dtype)
+
+
+def _open_axis(where: str, cache: Input) -> int:
+    """The axis that counts earlier tokens: the one that is open, but for the batch."""
+    axes = [axis for axis, size in enumerate(cache.shape) if axis and size is None]
+    if len(axes) != 1:
+        raise CalibrationError(
+            f"{where} has no array {cache.name!r} ({cache}), and which of its axes counts tokens is not known; give it"
+        )
+    return axes[0]
+
+
+# What is quantised ----------------------------------------------------------------------------------------------
+
+
+def not_products(model: onnx.ModelProto) -> list[str]:
+    """Names of Adds that add no bias to a product. Every node of `model` has a name.
+
+    With the others and PRODUCTS all that the accelerator computes is quantised, and what goes round the products,
+    as the sum of residuals and the mask, is not.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    products = {node.output[0] for node in model.graph.node if node.op_type in PRODUCTS}
+
+    def is_bias(node: onnx.NodeProto) -> bool:
+        return constants.intersection(node.input) != set() and products.intersection(node.input) != set()
+
+    return [node.name for node in model.graph.node if node.op_type == "Add" and not is_bias(node)]
+
+
+# Perplexity -----------------------------------------------------------------------------------------------------
+
+
+def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
+    """The sum of -ln p of the tokens that come next, and their number: logits float [1, steps, vocabulary] of TOKENS
+    [1, steps], whose next ones are themselves shifted by one. What MASK [1, total] leaves out is not counted."""
+    tokens = sample[TOKENS][0]
+    known = sample[MASK][0, -len(tokens) :] != 0 if MASK in sample else np.ones(len(tokens), bool)
+    counted = known[:-1] & known[1:]
+    rows = logits[0, :-1].astype(np.float64)
+    rows -= rows.max(-1, keepdims=True)
+    picked = np.take_along_axis(rows, tokens[1:, None], -1)[:, 0] - np.log(np.exp(rows).sum(-1))
+    return -float(picked[counted].sum()), int(counted.sum())
+
+
+def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:
+    """Of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
+    sums = [surprise(found, sample) for found, sample in zip(logits, samples)]
+    count = sum(number for _, number in sums)
+    return float(np.exp(sum(total for total, _ in sums) / count)) if count else None
