@@ -210,7 +210,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
     scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
     zero_x = stored_zero(node.inputs[2])
     requantise = requantisation(scales, zero_x, stored_zero(node.inputs[y_zero]), weights, bias)
-    x_form = rows_form(p, value)
+    x_form = rows_form(p, value, node.outputs[0])
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))

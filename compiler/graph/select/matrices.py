@@ -28,11 +28,12 @@ def multiplies(cfg: Config) -> bool:
     return cfg.batch == 1 and cfg.block_in == cfg.block_out
 
 
-def rows_form(p: Placement, value: ir.Value) -> Form:
-    """Of an operand of a product by a constant matrix: rows are pixels of one image where a product of two activations
-    could read them, else images of one pixel."""
+def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> Form:
+    """Of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where a
+    product of two activations could read them, else images of one pixel."""
     dims = shape_of(value)
-    rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or (len(dims) == 2 and _has_rows(p, value))
+    matrix = len(dims) == 2 and (_has_rows(p, value) or (p.held(value) is None and _becomes_heads(result)))
+    rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or matrix
     if multiplies(p.cfg) and rows:
         return Form((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
@@ -45,6 +46,15 @@ def _has_rows(p: Placement, value: ir.Value) -> bool:
         return held is not None and held.fold == "rows"
     before = shape(producer.inputs[0])
     return before is not None and len(before) > 2 and before[-1] == shape_of(value)[-1] > 1
+
+
+def _becomes_heads(value: ir.Value) -> bool:
+    """Whether a matrix is read as a tensor of more axes only, the last of which is a part of its rows."""
+    readers = [use.node for use in value.uses()]
+    shapes = [shape(node.outputs[0]) or () for node in readers]
+    columns = shape_of(value)[-1]
+    parts = all(len(dims) > 2 and dims[-1] < columns and columns % dims[-1] == 0 for dims in shapes)
+    return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and parts
 
 
 def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
