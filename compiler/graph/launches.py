@@ -91,9 +91,7 @@ class Scheduler:
         if not all(self._reachable(value) for value, _ in choice.reads.values()):
             return False
         held = [act for act in inputs(choice.layer) if act.storage not in choice.reads]
-        return all(
-            id(maker) in self.launched or id(maker) in inside for act in held for maker in self._makers(act)
-        )
+        return all(id(maker) in self.launched or id(maker) in inside for act in held for maker in self._makers(act))
 
     # Tensors on the host ---------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Activation, Lattice, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
-from celosia.compiler.program.model import FormInfo
 from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.model import FormInfo
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
 from celosia.sim.device import DeviceError
@@ -193,8 +193,8 @@ class _Check:
         return self._value(value) if found is None else self._part_form(node, found).restore(found, dims)
 
     def _part_form(self, node: ir.Node, part: Codes) -> FormInfo:
-        """How the tensor of which the accelerator holds `part`, [images, channels, rows, columns], is arranged there, as
-        an operand of the concatenation `node`."""
+        """How an operand of the concatenation `node`, of which the accelerator holds `part` [images, channels, rows,
+        columns], is arranged there."""
         return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
     def _keep(self, choice: Choice, data: Codes) -> None:

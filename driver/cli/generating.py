@@ -85,7 +85,7 @@ def generate(
         with decoder:
             begin = _tokens(decoder, model, prompt, ids)
             session = decoder.session()
-            session.require_room(begin)
+            session.check(begin)
             decoder.open(len(begin))
             with stages.paused():
                 _write(decoder, begin, session.generate(begin, tokens, Sampler(temperature, top, seed)), prompt)

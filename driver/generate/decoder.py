@@ -142,23 +142,32 @@ class Decoder:
 
 
 class Session:
-    """A sequence of tokens, and the caches that the model has of it. usage: what its runs have taken."""
+    """A sequence of tokens that the model has seen. caches: [1, heads, length - 1, size] by input, with a row for each.
+    logits: [vocabulary] of what comes next. usage: what its runs have taken."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.tokens: list[int] = []
         self.usage = Usage(decoder.config)
-        self._caches = decoder.empty_caches()
+        self.caches = decoder.empty_caches()
+        self.logits: Array = np.zeros(0, np.float32)
 
     @property
     def length(self) -> int:
         """Tokens that the model has seen."""
         return len(self.tokens)
 
-    def require_room(self, tokens: Sequence[int]) -> None:
-        """InputError where there are no tokens, or more than fit behind those that were seen."""
+    def check(self, tokens: Sequence[int]) -> None:
+        """InputError where there are no tokens, more than fit behind those that were seen, or one that the model does
+        not know."""
+        known = next(
+            each.shape[-1] for each in self.decoder.program().outputs if each.name == self.decoder.roles.logits
+        )
         if not tokens:
             raise InputError("there are no tokens; give at least one")
+        for token in tokens:
+            if not 0 <= token < known:
+                raise InputError(f"token {token} is none of the model's, which are 0 to {known - 1}")
         if self.length + len(tokens) > self.decoder.length:
             raise InputError(
                 f"{self.length + len(tokens)} tokens are more than a sequence of {self.decoder.length} has room for; "
@@ -166,14 +175,14 @@ class Session:
             )
 
     def feed(self, tokens: Sequence[int]) -> Array:
-        """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as
-        `require_room`; the sequence is then as it was."""
+        """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
+        the sequence is then as it was."""
         tokens, decoder = [int(token) for token in tokens], self.decoder
-        self.require_room(tokens)
+        self.check(tokens)
         while len(tokens) > 1:
             self._run(tokens[: decoder.chunk], decoder.chunk)
             tokens = tokens[decoder.chunk :]
-        return self._run(tokens, 1) if tokens else self._logits
+        return self._run(tokens, 1) if tokens else self.logits
 
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
@@ -184,7 +193,7 @@ class Session:
         default the likeliest. InputError as `feed`.
         """
         choose = choose or Sampler()
-        logits = self.feed(prompt) if len(prompt) or not self.length else self._logits
+        logits = self.feed(prompt) if len(prompt) or not self.length else self.logits
         for number in range(count):
             token = choose(logits)
             yield token
@@ -195,22 +204,28 @@ class Session:
     def _run(self, tokens: list[int], steps: int) -> Array:
         """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
-        past = np.arange(decoder.length - 1 + steps)
-        seen = (past < before) | ((past >= decoder.length - 1) & (past < decoder.length - 1 + count))
+        seen = seen_tokens(decoder.length - 1, before, steps, count)
         filled = np.array([tokens + tokens[-1:] * (steps - count)])
         places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
         given = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
         inputs = {name: array.astype(roles.kinds[name]) for name, array in given.items() if name}
-        result = decoder.run(steps, inputs | self._caches)
+        result = decoder.run(steps, inputs | self.caches)
         for cache in roles.caches:
             rows = result.outputs[cache.present][:, :, :count]
-            room = self._caches[cache.past][:, :, before : before + count]  # the last token of all needs no row
+            room = self.caches[cache.past][:, :, before : before + count]  # the last token of all needs no row
             room[...] = rows[:, :, : room.shape[CACHE_AXIS]]
         self.tokens += tokens
         self.usage.add(steps, result.report, count)
-        logits: Array = result.outputs[roles.logits][0, count - 1]
-        self._logits = logits
-        return logits
+        self.logits = result.outputs[roles.logits][0, count - 1]
+        return self.logits
+
+
+def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
+    """Which of a cache with room for `past` tokens, and of `steps` new ones, hold tokens: the first `before`, and the
+    first `count`."""
+    places = np.arange(past + steps)
+    held: NDArray[np.bool_] = (places < before) | ((places >= past) & (places < past + count))
+    return held
 
 
 def _length(wanted: int | None, most: int | None) -> int:

@@ -132,7 +132,9 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
         raise OnCpu("the host arranges it for the products that read it")
     if p.held(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
-        raise OnCpu("the accelerator appends rows that it holds itself to those of the host, in whole groups of channels")
+        raise OnCpu(
+            "the accelerator appends rows that it holds itself to those of the host, in whole groups of channels"
+        )
     form = matrices_form(p.cfg, y, "rows", block=p.cfg.block_out)
     whole = p.activation(y, form)
     rows = matrix_counts("rows", shape_of(first))[2], matrix_counts("rows", shape_of(others[0]))[2]
