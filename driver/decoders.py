@@ -63,7 +63,8 @@ def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) 
 
 def _empty_cache(where: str, cache: Input, count: int) -> Array:
     axis = _open_axis(where, cache)
-    return np.zeros((count, *(0 if k == axis else size for k, size in enumerate(cache.shape) if k)), cache.dtype)
+    sizes = [0 if k == axis else size or 0 for k, size in enumerate(cache.shape)]
+    return np.zeros((count, *sizes[1:]), cache.dtype)
 
 
 def _open_axis(where: str, cache: Input) -> int:
@@ -92,6 +93,30 @@ def not_products(model: onnx.ModelProto) -> list[str]:
         return constants.intersection(node.input) != set() and products.intersection(node.input) != set()
 
     return [node.name for node in model.graph.node if node.op_type == "Add" and not is_bias(node)]
+
+
+def with_float_caches(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, in which outputs that no product makes are floats from now on, as caches; products read them quantised.
+
+        x = Concat(past, new)                       present = Concat(past, new)
+        present = Dequantize(Quantize(x))     ->    y = Dequantize(Quantize(present))
+        MatMul(..., present)                        MatMul(..., y)
+
+    The quantiser writes the left one, with which a cache is copied as bytes, and loses what is out of their range.
+    """
+    graph = model.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    for output in (value.name for value in graph.output):
+        leaves = makers.get(output)
+        enters = makers.get(leaves.input[0]) if leaves and leaves.op_type == "DequantizeLinear" else None
+        if enters is None or enters.op_type != "QuantizeLinear" or makers[enters.input[0]].op_type in PRODUCTS:
+            continue
+        before, quantised = enters.input[0], f"{output}_DequantizeLinear_Output"
+        for node in graph.node:
+            for names, old, new in ((node.input, output, quantised), (node.input, before, output),
+                                    (node.output, output, quantised), (node.output, before, output)):  # fmt: skip
+                names[:] = [new if name == old else name for name in names]
+    return model
 
 
 # Perplexity -----------------------------------------------------------------------------------------------------
