@@ -26,7 +26,7 @@ from celosia.compiler.program.files import OutputError, check_writable, replacin
 from celosia.driver import quantize_report as reporting
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
-from celosia.driver.decoders import PRODUCTS, completed, is_decoder, not_products, with_float_caches
+from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError
 from celosia.hw.config import Config, did_you_mean
@@ -285,11 +285,11 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
     if choices.operators == "products":
         prepared = _with_names(onnx.load(source))
         onnx.save(prepared, source)
-        which = {
-            "nodes_to_exclude": [*choices.exclude, *not_products(prepared)],
-            "op_types_to_quantize": [*PRODUCTS, "Add"],
-            "extra_options": {"ActivationSymmetric": int8},  # else products of activations cost thrice: attention.md
-        }
+        which["nodes_to_quantize"] = [name for name in products_of(prepared) if name not in choices.exclude]
+        if not which["nodes_to_quantize"]:  # which would stand for all of them
+            raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
+        # With zero points a product of two activations takes three times as long: docs/attention.md
+        which["extra_options"] = {"ActivationSymmetric": int8}
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
@@ -301,7 +301,7 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
     if choices.operators == "products":
-        onnx.save(with_float_caches(onnx.load(result)), result)
+        onnx.save(with_float_neighbours(onnx.load(result), which["nodes_to_quantize"]), result)
 
 
 def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
