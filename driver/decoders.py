@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,8 @@ def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) 
 
 def _empty_cache(where: str, cache: Input, count: int) -> Array:
     axis = _open_axis(where, cache)
-    return np.zeros((count, *(0 if k == axis else size for k, size in enumerate(cache.shape) if k)), cache.dtype)
+    sizes = [0 if k == axis else size or 0 for k, size in enumerate(cache.shape)]
+    return np.zeros((count, *sizes[1:]), cache.dtype)
 
 
 def _open_axis(where: str, cache: Input) -> int:
@@ -79,19 +80,48 @@ def _open_axis(where: str, cache: Input) -> int:
 # What is quantised ----------------------------------------------------------------------------------------------
 
 
-def not_products(model: onnx.ModelProto) -> list[str]:
-    """Names of Adds that add no bias to a product. Every node of `model` has a name.
-
-    With the others and PRODUCTS all that the accelerator computes is quantised, and what goes round the products,
-    as the sum of residuals and the mask, is not.
-    """
+def products_of(model: onnx.ModelProto) -> list[str]:
+    """Names of PRODUCTS, and of Adds that add a bias to one of them. Every node of `model` has a name."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    products = {node.output[0] for node in model.graph.node if node.op_type in PRODUCTS}
+    made = {node.output[0] for node in model.graph.node if node.op_type in PRODUCTS}
+    return [
+        node.name for node in model.graph.node if node.op_type in PRODUCTS
+        or (node.op_type == "Add" and constants.intersection(node.input) and made.intersection(node.input))
+    ]  # fmt: skip
 
-    def is_bias(node: onnx.NodeProto) -> bool:
-        return constants.intersection(node.input) != set() and products.intersection(node.input) != set()
 
-    return [node.name for node in model.graph.node if node.op_type == "Add" and not is_bias(node)]
+def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
+    """`model`, in which what `products` do not make is read quantised by them alone. It is changed.
+
+        x = Concat(past, new)                       present = Concat(past, new)
+        present = Dequantize(Quantize(x))     ->    y = Dequantize(Quantize(present))
+        scores = MatMul(..., present)               scores = MatMul(..., y)
+
+    The quantiser writes the left one: the cache, or a residual that is an operand, too, would lose what it rounds.
+    """
+    graph = model.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    outputs = {value.name for value in graph.output}
+    for leaves in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
+        enters = makers.get(leaves.input[0])
+        if enters is None or (enters.input[0] in makers and makers[enters.input[0]].name in products):
+            continue
+        if leaves.output[0] in outputs:
+            name = leaves.output[0]
+            _rename(graph, {enters.input[0]: name, name: f"{name}_DequantizeLinear_Output"})
+            makers = {name: node for node in graph.node for name in node.output}
+        for node in graph.node:
+            if node.name not in products:
+                names = [enters.input[0] if name == leaves.output[0] else name for name in node.input]
+                node.input[:] = names
+    return model
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Call tensors by other names, all at once; inputs and outputs of the graph keep theirs."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
 
 
 # Perplexity -----------------------------------------------------------------------------------------------------

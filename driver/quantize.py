@@ -6,8 +6,8 @@ import contextlib
 import io
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import is_quantised, resized
 from celosia.compiler.graph.lenient import conform, for_checker
@@ -24,23 +23,18 @@ from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
+from celosia.driver import quantize_report as reporting
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
-from celosia.driver.compare import Graph, add_noise
-from celosia.driver.decoders import LOGITS, PRODUCTS, TOKENS, completed, is_decoder, not_products, perplexity
+from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.images import Pixels
-from celosia.driver.oracle import MissingLibrary, OracleError, session, tensors
+from celosia.driver.oracle import MissingLibrary, OracleError
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
 ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
-POOR_DB, POOR_AGREEMENT = 20.0, 0.95
-"""An output below these, an error of a tenth of it or another class for one sample of twenty, needs advice."""
-LOSES_DB, TOLD = 3.0, 3
-"""Operators that lose more are told, so many of them."""
-SAMPLES_ENOUGH = 100
 MAX_BYTES = 2**31 - 2**20
 """What a protobuf can hold."""
 
@@ -49,11 +43,31 @@ class QuantizeError(ValueError):
     """A model that cannot be quantised; one sentence with the reason."""
 
 
+@dataclass(frozen=True)
+class QuantizerChoices:
+    """What onnxruntime's quantiser is told, as `quantize` says; ValueError for a name that there is not."""
+
+    per_channel: bool
+    activations: str
+    method: str
+    operators: str
+    exclude: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.activations not in ACTIVATIONS:
+            raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {self.activations!r}")
+        if self.method not in METHODS:
+            raise ValueError(f"the method is {', '.join(METHODS)}, not {self.method!r}")
+        if self.operators not in OPERATORS:
+            raise ValueError(f"operators are {' or '.join(OPERATORS)}, not {self.operators!r}")
+
+
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
     activations: str = "int8", method: str = "minmax", operators: str | None = None, samples: int | None = None,
-    exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
-    progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
+    exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
+    config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
+    told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
@@ -76,54 +90,68 @@ def quantize(
     (64, True)
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime;
-    for a decoder's logits also the `perplexity` of both), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse
-    than POOR `losing` (the layers that lose most) and `advice` (what to try), else both empty. told: called with a
-    sentence for each image that is resized or converted. Raises ModelError,
-    CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
+    for a decoder's logits also the `perplexity` of both), `operators` (quantised or why not), `accelerator` (its share
+    of the multiplications), and where an output is worse than POOR `losing` (the layers that lose most) and `advice`
+    (what to try), else both empty. told: called with a sentence for each image that is resized or converted. Raises
+    ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    _check(model, output, activations, method, operators)
+    choices = QuantizerChoices(per_channel, activations, method, operators or OPERATORS[0], tuple(exclude))
+    _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
-    inputs = _inputs(proto)
-    decoder = is_decoder(inputs)
-    operators = operators or ("products" if decoder else "all")
-    complete = completed if decoder else None
-    chosen = open_samples(calibration, inputs, samples, Pixels(tuple(mean), tuple(std), told), complete)
-    if not decoder:
+    inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
+    if decoder := is_decoder(inputs):
+        chosen = open_samples(calibration, inputs, samples, pixels, completed)
+        choices = replace(choices, operators=operators or "products")
+    else:
+        chosen = open_samples(calibration, inputs, samples, pixels)
         proto = _of_sizes(proto, chosen.inputs)
-    fitting, measured = _split(chosen)
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
-        say("preparing the model")
-        prepared = _prepared(proto, Path(scratch))
-        result = Path(scratch) / "int8.onnx"
-        _quantise(prepared, result, fitting, per_channel, activations, method, operators, exclude, say)
-        quantised = onnx.load(result)
-        outputs = _measure(proto, quantised, measured, decoder, say)
-        losing = _losing(prepared, result, next(iter(measured))) if poor(outputs) else []
-    rows = _operators(quantised, operators, exclude)
-    if not any(row["quantised"] for row in rows):
+    quantised, report = _int8(proto, chosen, choices, decoder, say)
+    if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
-    accelerator = _accelerator(quantised, cfg, chosen.inputs if decoder else ())
+    share = reporting.accelerator(quantised, cfg, chosen.inputs if decoder else ())
     with replacing(output) as temporary:
         onnx.save(quantised, temporary)
-    return {
-        "model": str(model), "output": str(output), "per_channel": per_channel, "activations": activations,
-        "method": method, "samples_calibration": len(fitting), "samples_measured": len(measured),
-        "held_out": fitting is not measured, "outputs": outputs, "operators": rows, "accelerator": accelerator,
-        "losing": losing, "advice": _advice(losing, per_channel, method, len(fitting)) if poor(outputs) else [],
+    return {"model": str(model), "output": str(output), **report, "accelerator": share}
+
+
+def _int8(
+    float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, decoder: bool, say: Callable[[str], None]
+) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """The quantised model, and the report but for the accelerator's share."""
+    fitting, measured = _split(samples)
+    with tempfile.TemporaryDirectory() as scratch, _quiet():
+        say("preparing the model")
+        prepared, result = _prepared(float_model, Path(scratch)), Path(scratch) / "int8.onnx"
+        say(f"calibrating with {len(fitting)} samples")
+        _quantise(prepared, result, fitting, choices)
+        quantised = onnx.load(result)
+        say(f"measuring with {len(measured)} samples")
+        outputs = _measured(float_model, quantised, measured, decoder)
+        poor = reporting.poor(outputs)
+        losing = reporting.losing(prepared, result, next(iter(measured))) if poor else []
+    tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting)) if poor else []
+    return quantised, {
+        "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
+        "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
+        "outputs": outputs, "operators": reporting.operators(quantised, choices.operators, choices.exclude),
+        "losing": losing, "advice": tried,
     }  # fmt: skip
 
 
-def _check(model: str | Path, output: str | Path, activations: str, method: str, operators: str | None) -> None:
-    if activations not in ACTIVATIONS:
-        raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations!r}")
-    if method not in METHODS:
-        raise ValueError(f"the method is {', '.join(METHODS)}, not {method!r}")
-    if operators not in (None, *OPERATORS):
-        raise ValueError(f"operators are {' or '.join(OPERATORS)}, not {operators!r}")
+def _measured(
+    float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
+) -> list[dict[str, Any]]:
+    try:
+        return reporting.measure(float_model, quantised, samples, decoder)
+    except OracleError as error:
+        raise QuantizeError(str(error)) from None
+
+
+def _check(model: str | Path, output: str | Path) -> None:
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
@@ -236,10 +264,7 @@ def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
     return prepared
 
 
-def _quantise(
-    source: Path, result: Path, samples: Samples, per_channel: bool, activations: str, method: str, operators: str,
-    exclude: Sequence[str], say: Callable[[str], None],
-) -> None:  # fmt: skip
+def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,
@@ -248,8 +273,6 @@ def _quantise(
         quantize_static,
     )
 
-    say(f"calibrating with {len(samples)} samples")
-
     class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.samples = iter(samples)
@@ -257,24 +280,28 @@ def _quantise(
         def get_next(self) -> dict[str, Array] | None:
             return next(self.samples, None)
 
-    chosen: dict[str, Any] = {"nodes_to_exclude": list(exclude)}
-    if operators == "products":
+    int8 = choices.activations == "int8"
+    which: dict[str, Any] = {"nodes_to_exclude": list(choices.exclude)}
+    if choices.operators == "products":
         prepared = _with_names(onnx.load(source))
         onnx.save(prepared, source)
-        # A product of two activations takes three times as long with zero points: docs/attention.md
-        chosen = {"op_types_to_quantize": [*PRODUCTS, "Add"], "nodes_to_exclude": [*exclude, *not_products(prepared)],
-                  "extra_options": {"ActivationSymmetric": activations == "int8"}}  # fmt: skip
+        which["nodes_to_quantize"] = [name for name in products_of(prepared) if name not in choices.exclude]
+        if not which["nodes_to_quantize"]:  # which would stand for all of them
+            raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
+        # With zero points a product of two activations takes three times as long: docs/attention.md
+        which["extra_options"] = {"ActivationSymmetric": int8}
     try:
         quantize_static(
-            source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=per_channel,
-            weight_type=QuantType.QInt8,
-            activation_type=QuantType.QInt8 if activations == "int8" else QuantType.QUInt8,
-            calibrate_method=CalibrationMethod[METHODS[method]], **chosen,
+            source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
+            weight_type=QuantType.QInt8, activation_type=QuantType.QInt8 if int8 else QuantType.QUInt8,
+            calibrate_method=CalibrationMethod[METHODS[choices.method]], **which,
         )  # fmt: skip
     except InputError:  # a sample's
         raise
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
+    if choices.operators == "products":
+        onnx.save(with_float_neighbours(onnx.load(result), which["nodes_to_quantize"]), result)
 
 
 def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -285,151 +312,3 @@ def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
             node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in taken)
             taken.add(node.name)
     return model
-
-
-# Report ---------------------------------------------------------------------------------------------------------
-
-
-def _measure(
-    float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Errors of each float output over `samples`, both models under onnxruntime."""
-    say(f"measuring with {len(samples)} samples")
-    try:
-        sessions = [session(float_model), session(quantised)]
-    except OracleError as error:
-        raise QuantizeError(str(error)) from None
-    names = [value.name for value in float_model.graph.output]
-    found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
-    for sample in samples:
-        expected, got = (each.run(names, sample) for each in sessions)
-        for name, a, b in zip(names, expected, got):
-            if isinstance(a, np.ndarray) and a.dtype.kind == "f":
-                found[name].append((a, b))
-    rows = [_errors(name, pairs) for name, pairs in found.items() if pairs]
-    for row in rows:
-        row["perplexity"] = _perplexity(found[row["name"]], samples) if decoder and row["name"] == LOGITS else None
-    return rows
-
-
-def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
-    """Of the float and the int8 model; None where there are no tokens that logits [1, steps, vocabulary] are for."""
-    if TOKENS not in {each.name for each in samples.inputs} or pairs[0][0].ndim != 3:
-        return None
-    return {kind: perplexity((pair[k] for pair in pairs), samples) for k, kind in enumerate(("float", "int8"))}
-
-
-def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
-    """sqnr_db: power of the float output over that of the error, None where there is no error."""
-    wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
-    errors = [np.abs(a - b) for a, b in wide]
-    elements = sum(a.size for a, _ in wide)
-    noise, signal = sum(float((e**2).sum()) for e in errors), sum(float((a**2).sum()) for a, _ in wide)
-    return {
-        "name": name,
-        "max_abs": max((float(e.max()) for e in errors if e.size), default=0.0),
-        "mean_abs": sum(float(e.sum()) for e in errors) / max(elements, 1),
-        "largest": max((float(np.abs(a).max()) for a, _ in wide if a.size), default=0.0),
-        "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None,
-        "top1_agreement": _agreement(wide),
-    }
-
-
-def _agreement(pairs: list[tuple[Array, Array]]) -> float | None:
-    """Share of equal largest classes, for outputs [batch, classes] (further axes of 1); None for others."""
-    shape = pairs[0][0].shape
-    if len(shape) < 2 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
-        return None
-    return float(np.mean([a.argmax(1) == b.argmax(1) for a, b in pairs]))
-
-
-# Advice ---------------------------------------------------------------------------------------------------------
-
-
-def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an output is far from the float model's."""
-    return any(
-        (row["sqnr_db"] is not None and row["sqnr_db"] < POOR_DB) or (row["top1_agreement"] or 1.0) < POOR_AGREEMENT
-        for row in outputs
-    )
-
-
-def _losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
-    """The operators whose outputs lose most against their operands, of one sample: name, op, sqnr_db and lost_db."""
-    proto = onnx.load(result)
-    graph, found = Graph(proto), tensors(result, sample, optimised=False)
-    rows: list[dict[str, Any]] = [
-        {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
-         "sqnr_db": None, "lost_db": None} for name in graph.made if isinstance(found.get(name), np.ndarray)
-    ]  # fmt: skip
-    add_noise(proto, graph, rows, found, sample, prepared)
-    best: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["lost_db"] or 0.0, reverse=True):
-        if row["node"] and row["op"] not in ("QuantizeLinear", "DequantizeLinear") and (row["lost_db"] or 0) > LOSES_DB:
-            kept = {"name": row["node"], "op": row["op"], "sqnr_db": row["sqnr_db"], "lost_db": row["lost_db"]}
-            best.setdefault(row["node"], kept)
-    return list(best.values())[:TOLD]
-
-
-def _advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int) -> list[str]:
-    """What to try where the result is poor, the cheapest first."""
-    found = []
-    if not per_channel:
-        found.append("leave --per-tensor out: a scale for each output channel costs nothing on the accelerator")
-    if samples < SAMPLES_ENOUGH:
-        found.append(f"more samples for --calibration, as the model sees them in use: {samples} are few")
-    others = [name for name in ("percentile", "entropy", "minmax") if name != method]
-    found.append(f"other ranges: --method {others[0]}, or {others[1]}")
-    if losing:
-        found.append(f"keep what loses most in floats, on the CPU: --exclude {losing[0]['name']}")
-    found.append("train the model with quantisation, so that it gets used to it: docs/pytorch.md")
-    return found
-
-
-def _operators(quantised: onnx.ModelProto, operators: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
-    """Each operator of the model, and why it is not quantised."""
-    from onnxruntime.quantization.registry import QDQRegistry
-
-    nodes = [node for node in quantised.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
-    pairs = {n.output[0] for n in quantised.graph.node if n.op_type == "DequantizeLinear"}
-    floats = _floats(quantised) - pairs
-    rows = []
-    for node in nodes:
-        reason = ""
-        if not pairs.intersection(node.input) or floats.intersection(node.input):
-            if node.name in exclude:
-                reason = "it is excluded"
-            elif operators == "products" and node.op_type not in PRODUCTS:
-                reason = "it is no product"
-            elif node.op_type not in QDQRegistry:
-                reason = "onnxruntime's quantiser has no rule for it"
-            else:
-                reason = "the quantiser's rule does not apply: no constant weights, no floats, or float neighbours"
-        rows.append({"name": node.name, "op": node.op_type, "quantised": not reason, "reason": reason})
-    return rows
-
-
-def _floats(model: onnx.ModelProto) -> set[str]:
-    """Names of all values of a floating-point type."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    kinds = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info, *graph.output)}
-    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
-    return {name for name, kind in kinds.items() if kind in floats}
-
-
-def _accelerator(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
-    """What the accelerator takes of the quantised model, for `inputs` where sizes are open, and why it does not take the rest."""
-    try:
-        program = compile_model(quantised, cfg, shapes={each.name: [n or 0 for n in each.shape] for each in inputs})
-    except ModelError as error:
-        return {"config": cfg.name, "error": str(error)}
-    reasons = Counter((row["op"], row["reason"]) for row in program.placements if row["place"] == "cpu")
-    return {
-        "config": cfg.name,
-        "macs_total": program.macs_total,
-        "macs_accelerator": program.macs_accelerator,
-        "operators": dict(Counter(row["place"] for row in program.placements)),
-        "cpu": [{"op": op, "count": count, "reason": reason} for (op, reason), count in reasons.most_common()],
-    }

@@ -9,6 +9,8 @@ caches as those that optimum exports do: see `celosia.models.gpt_path`.
 import json
 import math
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -19,12 +21,9 @@ import numpy as np
 import onnx
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import track
 
-from celosia.driver.decoders import perplexity
-from celosia.driver.oracle import session
-from celosia.driver.quantize import quantize
+from celosia.models.train_resnet8 import console, describe, fail, session
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,7 +41,6 @@ PAIRS = [f"{layer}.{what}" for layer in range(LAYERS) for what in ("key", "value
 PAST, PRESENT = [f"past_key_values.{pair}" for pair in PAIRS], [f"present.{pair}" for pair in PAIRS]
 
 Tokens = NDArray[np.int64]
-console = Console()
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -52,7 +50,7 @@ def read_topics() -> str:
     """Python's help topics, joined in the order of their names; printable ASCII and newlines."""
     from pydoc_data.topics import topics
 
-    text = "\n".join(topics[name] for name in sorted(topics)).translate(str.maketrans(ASCII))
+    text = "\n".join(topics[name] for name in sorted(topics)).translate({ord(c): ASCII[c] for c in ASCII})
     return "".join(c if c == "\n" or " " <= c <= "~" else " " for c in text)
 
 
@@ -204,7 +202,7 @@ def export(network: "nn.Module", path: Path) -> None:
     logits = proto.graph.output[0].type.tensor_type.shape.dim
     logits[0].dim_value, logits[2].dim_value = 1, network.head.out_features  # which the exporter does not know
     onnx.save(proto, path)
-    model = session(path, threads=1)
+    model = session(path)
     for steps, past in ((1, 0), (7, 0), (CONTEXT, 0), (1, 9), (4, 20), (1, CONTEXT - 1)):
         inputs = example(steps, past)
         found = model.run(made, {name: value.numpy() for name, value in zip(given, inputs)})
@@ -227,35 +225,30 @@ def example(steps: int, past: int) -> tuple["Tensor", ...]:
 
 
 def quantise(float_path: Path, int8_path: Path, tokens: Tokens) -> None:
-    """Write the int8 model, calibrated with windows from all of `tokens`."""
+    """Write the int8 model as `celosia quantize` makes it of windows from all of `tokens`."""
     rows = windows(tokens)
-    chosen = rows[np.linspace(0, len(rows) - 1, CALIBRATION_WINDOWS).astype(int)]
-    quantize(float_path, {"input_ids": chosen}, int8_path)
+    samples = float_path.with_name("samples.npz")
+    np.savez(samples, input_ids=rows[np.linspace(0, len(rows) - 1, CALIBRATION_WINDOWS).astype(int)])
+    command = [sys.executable, "-m", "celosia.driver.cli", "quantize"]
+    subprocess.run([*command, float_path, "--calibration", samples, "-o", int8_path], check=True)
 
 
-def perplexity_of(path: Path, tokens: Tokens) -> float:
+def perplexity(path: Path, tokens: Tokens) -> float:
     """Perplexity of the model at `path` under onnxruntime: of `tokens` in windows of CONTEXT, all but the first of
     each window."""
-    model = session(path, threads=1)
-    samples = [
-        {
-            "input_ids": row[None],
-            "attention_mask": np.ones((1, CONTEXT), np.int64),
-            "position_ids": np.arange(CONTEXT)[None],
-            **{name: np.zeros((1, HEADS, 0, HEAD_SIZE), np.float32) for name in PAST},
-        }
-        for row in windows(tokens)
-    ]
-    logits = [model.run(["logits"], each)[0] for each in track(samples, f"testing {path.stem}", console=console)]
-    return perplexity(logits, samples) or math.inf
+    import torch
+    from torch.nn import functional as F
+
+    model, losses = session(path), []
+    fixed = {"attention_mask": np.ones((1, CONTEXT), np.int64), "position_ids": np.arange(CONTEXT)[None]}
+    fixed |= {name: np.zeros((1, HEADS, 0, HEAD_SIZE), np.float32) for name in PAST}
+    for row in track(windows(tokens), f"testing {path.stem}", console=console):
+        logits = model.run(["logits"], {"input_ids": row[None], **fixed})[0][0]
+        losses.append(F.cross_entropy(torch.from_numpy(logits[:-1]), torch.from_numpy(row[1:])).item())
+    return math.exp(np.mean(losses))
 
 
 # Command ------------------------------------------------------------------------------------------------------------
-
-
-def fail(message: str) -> typer.Exit:
-    console.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
-    return typer.Exit(1)
 
 
 def main(
@@ -264,7 +257,7 @@ def main(
     float_model: Annotated[Path | None, typer.Option(help="Also keep the float ONNX model, in this file.")] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="Weights of PyTorch: read where the file exists, instead of training, else kept."),
+        typer.Option(help="PyTorch's weights: from this file where it exists, else kept there."),
     ] = None,
 ) -> None:
     """Train a GPT on Python's help topics, quantise it and write gpt_topics_int8.onnx."""
@@ -290,8 +283,8 @@ def main(
         float_path = float_model or Path(scratch) / "gpt_topics_float.onnx"
         export(network, float_path)
         quantise(float_path, int8_path, tokens)
-        float_perplexity = perplexity_of(float_path, held_out)
-    int8_perplexity = perplexity_of(int8_path, held_out)
+        float_perplexity = perplexity(float_path, held_out)
+    int8_perplexity = perplexity(int8_path, held_out)
     describe(
         int8_path,
         {
@@ -305,14 +298,6 @@ def main(
     console.print(f"{parameters:,} parameters, {len(tokens):,} characters to train with, {len(held_out):,} held out")
     console.print(f"perplexity of a held-out character: float {float_perplexity:.4f}, int8 {int8_perplexity:.4f}")
     console.print(f"{int8_path}: {int8_path.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
-
-
-def describe(path: Path, properties: dict[str, str]) -> None:
-    """Write `properties` into the metadata of the model at `path`."""
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, properties)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
 
 
 if __name__ == "__main__":

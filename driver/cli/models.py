@@ -292,8 +292,9 @@ PerTensor = Annotated[
 ]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]
 Method = Annotated[str, opt.one_of(names=METHODS, help="How ranges come from the samples.")]
-Operators = Annotated[
-    str | None, opt.one_of(names=OPERATORS, help="What is quantised; by default products for decoders, else all.")
+Kinds = Annotated[
+    str | None,
+    opt.one_of("--operators", names=OPERATORS, help="What is quantised; by default products for decoders, else all."),
 ]
 Exclude = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
@@ -308,7 +309,7 @@ def quantize(
     per_tensor: PerTensor = False,
     activations: Activations = ACTIVATIONS[0],
     method: Method = "minmax",
-    operators: Operators = None,
+    operators: Kinds = None,
     samples: opt.Samples = None,
     exclude: Exclude = None,
     mean: opt.Mean = None,
