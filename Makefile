@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo torch test check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove \
+.PHONY: help demo demo-generate torch test check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove \
 	post-synthesis format clean
 
 help:  ## Print this.
@@ -15,6 +15,9 @@ help:  ## Print this.
 
 demo: $(INSTALLED)  ## Classify images on the RTL simulator.
 	@$(BIN)/celosia demo
+
+demo-generate: $(INSTALLED)  ## Write text with a small decoder on the RTL simulator.
+	@$(BIN)/celosia generate models/gpt_topics_int8.onnx --prompt "The for statement " --temperature 0.7 --seed 2 --device rtl
 
 torch: $(VENV)/.torch  ## Install PyTorch beside the rest, some GB; `make test` tests it from then on.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pass, Pipeline, Watch
 from celosia.compiler.graph.quantized import Integerise
+from celosia.compiler.graph.select.placement import CACHE
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.graph.tables import compose_tables
@@ -52,7 +53,7 @@ from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import seldom_collected
-from celosia.hw.config import Config
+from celosia.hw.config import Config, did_you_mean
 
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
@@ -90,11 +91,13 @@ def compile(source: Source, options: Options) -> Program:
     the model leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which
     may stay so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the
     model, or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across
-    them and blocks do not keep them on chip; outputs stay what they are, cycles do not. records: what `celosia tune`
-    has measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer
-    cycles, and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the
-    compiler decides. tuned: decisions by workload, as a search finds them in what `network_of` gives; they go before
-    those of records. DecisionsError where a layer cannot follow them.
+    them and blocks do not keep them on chip; outputs stay what they are, cycles do not. caches: inputs [...,
+    rows, columns] of which few rows differ from run to run: the accelerator's memory keeps the others, as
+    `ProgramRuntime.run_on` says. records: what `celosia tune` has measured, beside what comes with Celosia for the
+    presets; it decides layers where the whole then takes fewer cycles, and the Program's `schedules` says what it did;
+    kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
+    search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
+    follow them.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
@@ -189,6 +192,7 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
     require_memory(found.graph)
     options.say("graph passes")
     kept = Kept(found.graph, options.keep)
+    _mark_caches(found.graph, options.caches)
     originals: list[Original] = []
     watch = options.watch
     if options.check:
@@ -198,6 +202,14 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
     passes = PASSES.run(found.graph, kept.watched(watch))
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+
+
+def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
+    inputs = {value.name: value for value in model.graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise ModelError(f"cache {name!r} is no input{did_you_mean(name, filter(None, inputs))}")
+        inputs[name].meta[CACHE] = True
 
 
 def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:

@@ -25,10 +25,11 @@ class Untileable(ValueError):
 @dataclass(frozen=True, eq=False)
 class Storage:
     """Memory of activations, with `groups` channel groups for each image. The object is its identity; `name` is for
-    messages, and may be empty or that of another."""
+    messages, and may be empty or that of another. lasting: what it holds stays there from run to run."""
 
     name: str
     groups: int
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,11 @@ class Activation:
     lattice: Lattice | None = None
 
     @staticmethod
-    def alone(cfg: Config, name: str, images: int, channels: int, height: int, width: int) -> Activation:
+    def alone(
+        cfg: Config, name: str, images: int, channels: int, height: int, width: int, lasting: bool = False
+    ) -> Activation:
         """An activation in a storage of its own."""
-        storage = Storage(name, padded_groups(cfg, channels))
+        storage = Storage(name, padded_groups(cfg, channels), lasting)
         return Activation(name, images, channels, height, width, storage)
 
     @property

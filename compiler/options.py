@@ -35,6 +35,7 @@ class Options:
     decisions: str | Path | Mapping[str, Any] | None = None
     shapes: Shapes | None = None
     keep: str | Sequence[str] = ()
+    caches: Sequence[str] = ()
     records: str | Path | None = SHIPPED
     tuned: Tuned | None = None
 

@@ -21,7 +21,7 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
-from celosia.compiler.graph.select.placement import Reads
+from celosia.compiler.graph.select.placement import Reads, cache_of
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
@@ -44,6 +44,7 @@ from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
+from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.config import Config
 
@@ -287,7 +288,9 @@ class Assembler:
         packs, unpacks = [], []
         given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
         for storage, (value, form) in given.items():
-            packs.append(Pack(self._keep(value), form.info, self.image.addresses[storage], storage.groups))
+            cache = cache_of(value) if storage.lasting and form.fold in BY_ROWS else None
+            whose = "" if cache is None else cache.name or ""
+            packs.append(Pack(self._keep(value), form.info, self.image.addresses[storage], storage.groups, whose))
         for value in plan.taken:
             info = self._tensor(value)
             self.owned.add(info.name)

@@ -99,6 +99,9 @@ def lifetimes(
         for storage in out_of:
             use(storage, step)
         step += 1
+    for storage in sizes:
+        if storage.lasting:
+            first[storage], last[storage] = 0, step
     return [Lifetime(storage, size, first[storage], last[storage]) for storage, size in sizes.items()]
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 from celosia.compiler.program.host.op import bodies
 from celosia.compiler.program.model import (
+    BY_ROWS,
     MATRICES,
     Contents,
     CpuStep,
     FormInfo,
     HostStep,
     LaunchStep,
+    Pack,
     ProgramError,
     TensorInfo,
     matrix_counts,
@@ -143,6 +145,7 @@ def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
         _require(kind is not None and kind[0] in ("int8", "uint8"), f"tensor {pack.value!r} holds no bytes")
         _form(pack.form, kind[1] if kind else (), pack.value)
         _require(0 < pack.groups <= MOST_DRAM and 0 <= pack.address < MOST_DRAM, f"tensor {pack.value!r} has no place")
+        _cache(program, pack, kind[1] if kind else ())
     for unpack in step.unpack:
         dtype, shape = _of(program, unpack.value)
         sound = dtype in ("int8", "uint8") and unpack.form.fold in ("", *MATRICES)
@@ -152,6 +155,15 @@ def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
         inside = unpack.offset >= 0 and channels <= unpack.groups * program.config.group <= MOST_DRAM
         _require(inside and 0 <= unpack.address < MOST_DRAM, f"tensor {unpack.value!r} has no place")
     return {unpack.value: _of(program, unpack.value) for unpack in step.unpack}
+
+
+def _cache(program: Contents, pack: Pack, shape: tuple[int, ...]) -> None:
+    """The first rows of a tensor of this shape, which memory keeps from run to run, are those of an input."""
+    if pack.cache:
+        of = next((each.shape for each in program.inputs if each.name == pack.cache), ())
+        rows = len(of) > 1 and of[:-2] == shape[:-2] and of[-1] == shape[-1] and 0 <= of[-2] <= shape[-2]
+        sound = rows and pack.form.fold in BY_ROWS and program.config.batch == 1
+        _require(sound, f"tensor {pack.value!r} does not begin with the rows of {pack.cache!r}")
 
 
 def _form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:

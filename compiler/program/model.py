@@ -111,6 +111,8 @@ class FormInfo:
 
 MATRICES = {"rows": (0, 2, 1), "columns": (0, 1, 2), "heads": (2, 0, 1)}
 """Folds in which a tensor is matrices, in the order of [matrix, channel, pixel] in which its last axes are."""
+BY_ROWS = "rows", "columns"
+"""Those of which the host can arrange some rows alone."""
 
 
 def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -136,12 +138,14 @@ def matrix_counts(fold: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Pack:
-    """Put tensor `value` into DRAM at `address`, in a storage of `groups` channel groups."""
+    """Put tensor `value` into DRAM at `address`, in a storage of `groups` channel groups. cache: the input whose rows
+    it has first, where the memory keeps them from run to run."""
 
     value: str
     form: FormInfo
     address: int
     groups: int
+    cache: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Decoder:
         self._device, self._where, self._options = None if isinstance(device, str) else device, device, options
         self._threads, self._check, self._say = threads, check, progress or (lambda stage: None)
         self._runtimes: dict[int, ProgramRuntime] = {}
-        self._latest: ProgramRuntime | None = None
+        self._latest: _Latest | None = None
 
     def session(self) -> Session:
         """A sequence, with nothing in it; several may take turns."""
@@ -74,13 +75,19 @@ class Decoder:
         """The Program for so many tokens at once: 1, or `chunk`."""
         return self._runtime(steps).program
 
-    def run(self, steps: int, inputs: dict[str, Array]) -> Result:
-        """Run the Program for `steps` tokens."""
+    def run(self, steps: int, inputs: dict[str, Array], session: Session) -> Result:
+        """Run the Program for `steps` tokens of `session`. The accelerator's memory keeps caches from run to run: it is
+        given the rows that are new."""
         runtime = self._runtime(steps)
-        if runtime is not self._latest and runtime.program.launches:
+        latest, self._latest = self._latest, None  # where the run fails, nothing is sure to lie there
+        if (latest is None or latest.runtime is not runtime) and runtime.program.launches:
             runtime.attach(self._opened())
-        self._latest = runtime
-        return runtime.run(inputs, trace=False)
+        changed = None
+        if latest is not None and latest.session is session:
+            changed = {cache.past: range(latest.seen, session.length) for cache in self.roles.caches}
+        result = runtime.run_on(inputs, changed)
+        self._latest = _Latest(runtime, session, session.length)
+        return result
 
     def open(self, prompt: int = 1) -> None:
         """Compile and open the device now, for a prompt of so many tokens: the first time, the RTL simulator is built
@@ -97,14 +104,13 @@ class Decoder:
 
     def _runtime(self, steps: int) -> ProgramRuntime:
         if steps not in self._runtimes:
-            what = "a token" if steps == 1 else f"{steps} tokens"
+            self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(
                 self._step.proto, self.config, shapes=self._shapes(steps), check=self._check,
-                progress=lambda stage: self._say(f"compiling for {what} at once: {stage}"),
+                caches=[cache.past for cache in self.roles.caches],
             )  # fmt: skip
             program.name = self.name
-            where = "functional" if isinstance(self._where, str) else self._where
-            self._runtimes[steps] = ProgramRuntime(program, where, self._threads)
+            self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
         return self._runtimes[steps]
 
     def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
@@ -139,6 +145,15 @@ class Decoder:
     def __repr__(self) -> str:
         where = self._where if isinstance(self._where, str) else type(self._where).__name__
         return f"<Decoder {self.name!r} on {where}, Config {self.config.name}: sequences of {self.length} tokens>"
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """The last run: of a session that had `seen` so many tokens before it."""
+
+    runtime: ProgramRuntime
+    session: Session
+    seen: int
 
 
 class Session:
@@ -209,7 +224,7 @@ class Session:
         places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
         given = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
         inputs = {name: array.astype(roles.kinds[name]) for name, array in given.items() if name}
-        result = decoder.run(steps, inputs | self.caches)
+        result = decoder.run(steps, inputs | self.caches, self)
         for cache in roles.caches:
             rows = result.outputs[cache.present][:, :, :count]
             room = self.caches[cache.past][:, :, before : before + count]  # the last token of all needs no row

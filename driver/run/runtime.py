@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from celosia.compiler.program import (
     TensorInfo,
     Unpack,
 )
-from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import fresh
@@ -31,6 +31,7 @@ from celosia.driver.run.devices import open_device, require_device
 from celosia.driver.run.interface import Running
 from celosia.driver.run.prepare import require_memory, views, with_kernels
 from celosia.driver.run.report import report_of
+from celosia.driver.run.resident import Changed, Resident
 from celosia.driver.run.result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
 from celosia.sim.device import Counters, Device, DeviceError
@@ -69,6 +70,7 @@ class ProgramRuntime(Running):
         wanted |= {name for name, _ in self._returned}
         self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
         self._device: Device | None = None
+        self._resident = Resident(program.config)
         self._name, self._options = "", options
         self.build_seconds = 0.0
         if isinstance(device, str):
@@ -92,7 +94,7 @@ class ProgramRuntime(Running):
                 f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
                 f"the device has {device.config.name} ({device.config.digest[:8]}); compile it again with --config"
             )
-        self._device = device
+        self._device, self._resident = device, Resident(self.program.config)
         device.allocate(self.program.dram_size)
         device.write(self.program.image_address, self.program.image)
 
@@ -142,6 +144,13 @@ class ProgramRuntime(Running):
                 return self._in_parts(checked, keep, trace)
             return self._run(checked, keep, trace)
 
+    def run_on(self, inputs: Mapping[str, Array], changed: Changed | None) -> Result:
+        """As `run`, with caches (see `compile`) that are what they were in the run before but for the rows `changed`,
+        each a range by input: only these are written to the accelerator's memory. None: all may differ."""
+        checked = self.check(inputs)
+        with self._busy:
+            return self._run(checked, None, False, changed)
+
     def _samples(self, checked: Mapping[str, Array]) -> int:
         return len(checked[self.program.batched[0]])
 
@@ -175,9 +184,12 @@ class ProgramRuntime(Running):
 
         return self._result(outputs, outputs, counters, times, len(parts))
 
-    def _run(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+    def _run(
+        self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
+    ) -> Result:
         if self._device is None and self._launches:
             self.open()
+        self._resident.begin(changed)
         started = time.perf_counter()
         values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
         counters: list[Counters] = []
@@ -196,6 +208,7 @@ class ProgramRuntime(Running):
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
+        self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
         returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
         outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
         if kept:
@@ -324,7 +337,8 @@ class ProgramRuntime(Running):
         assert device is not None
         for pack in step.pack:
             try:
-                device.write(pack.address, self._packed(pack, values[pack.value]))
+                for address, data in self._packed(pack, values[pack.value]):
+                    device.write(address, data)
             except ValueError as error:
                 raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
         counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
@@ -335,8 +349,9 @@ class ProgramRuntime(Running):
                 raise ProgramError(f"the program is damaged: tensor {unpack.value!r}: {error}") from None
         return counters
 
-    def _packed(self, pack: Pack, array: Array) -> NDArray[np.uint8]:
-        return pack_activation(self.program.config, pack.form.arrange(_stored(array)), pack.groups)
+    def _packed(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        past = self._known[pack.cache].shape[-2] if pack.cache else 0
+        return self._resident.writes(pack, _stored(array), past)
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
         cfg, info = self.program.config, self.program.tensors[unpack.value]

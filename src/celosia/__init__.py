@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from celosia.driver.compare import compare
     from celosia.driver.evaluate import evaluate
     from celosia.driver.explore.explore import explore
+    from celosia.driver.generate.decoder import Decoder
     from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
     from celosia.driver.run.result import Result
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from celosia.hw.config import Config
 
 __all__ = [
-    "CelosiaQuantizer", "Config", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "explore",
+    "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "explore",
     "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
@@ -41,6 +42,7 @@ _MODULES = {"language": "celosia.language", "models": "celosia.models"}
 _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",
+    "Decoder": "celosia.driver.generate.decoder",
     "Program": "celosia.compiler.program",
     "Result": "celosia.driver.run.result",
     "Runtime": "celosia.driver.runtime",

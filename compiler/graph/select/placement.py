@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.values import constant, operands
+from celosia.compiler.graph.values import constant, is_op, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.config import Config
 
+CACHE = "cache"
+"""Of the meta of an input that is a cache."""
 Reads = dict[Storage, tuple[ir.Value, Form]]
 """For each storage that the host fills: the tensor that it holds and its form."""
 
@@ -61,6 +63,15 @@ def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
         elif act is not None:
             found.add(value)
     return found
+
+
+def cache_of(value: ir.Value) -> ir.Value | None:
+    """The input whose rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
+    producer = value.producer()
+    if producer is not None and is_op(producer, "Concat"):
+        first = producer.inputs[0]
+        return cache_of(first) if first is not None and first.producer() is None else None
+    return value if value.meta.get(CACHE) else None
 
 
 class Placement:
@@ -145,7 +156,7 @@ class Placement:
 
     def activation(self, value: ir.Value, form: Form) -> Activation:
         """`value` in a storage of its own."""
-        return Activation.alone(self.cfg, value.name or "", *form.dims)
+        return Activation.alone(self.cfg, value.name or "", *form.dims, lasting=cache_of(value) is not None)
 
     def common_form(self, *values: ir.Value) -> Form:
         """The form in which the accelerator holds one of `values`, or the first one's natural form."""

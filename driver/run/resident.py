@@ -1,0 +1,71 @@
+"""What the accelerator's memory keeps of caches from run to run, and what of them is written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import Pack
+from celosia.compiler.program.activations import pack_activation
+from celosia.compiler.program.model import matrix_sizes
+from celosia.hw.config import Config
+
+Bytes = NDArray[np.uint8]
+Changed = Mapping[str, range]
+"""By cache: rows that are not what they were in the run before; all others are."""
+
+
+class Resident:
+    """Which packs of a Program lie in the memory of a device as the run before has left them."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._held: set[tuple[int, str]] = set()
+        self._changed: Changed | None = None
+
+    def begin(self, changed: Changed | None) -> None:
+        """A run begins; until it has ended nothing is sure to lie there. changed: None where all may have."""
+        self._changed = changed
+        if changed is None:
+            self._held = set()
+        self._kept, self._held = self._held, set()
+
+    def end(self, packs: list[Pack]) -> None:
+        """The run has ended well."""
+        self._held = {(pack.address, pack.cache) for pack in packs if pack.cache}
+
+    def writes(self, pack: Pack, array: NDArray[np.int8], past: int) -> Iterator[tuple[int, Bytes]]:
+        """Addresses and bytes to write for `array`, [..., rows, columns] as the accelerator stores its bytes. past: how
+        many rows are the cache's; those behind them are new in every run."""
+        rows = (self._changed or {}).get(pack.cache)
+        if rows is None or (pack.address, pack.cache) not in self._kept:
+            yield pack.address, pack_activation(self.config, pack.form.arrange(array), pack.groups)
+            return
+        for each in (rows, range(past, array.shape[-2])):
+            if each:
+                yield from rows_of(self.config, pack, array, each)
+
+
+def rows_of(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:
+    """Addresses and bytes of what holds these rows of `array` [..., rows, columns], which is packed by rows or columns.
+
+    By rows, each channel group has them one after the other; by columns, they are channels of some groups of each
+    matrix, which are written whole.
+    """
+    count, group = matrix_sizes(array.shape)[0], cfg.group
+    channels, pixels = pack.form.dims[1], pack.form.dims[3]
+    if pack.form.fold == "rows":
+        dims = 1, channels, 1, len(rows)
+        first, groups, apart = rows.start, 1, pixels
+    else:
+        start, end = rows.start // group * group, min(-(-rows.stop // group) * group, channels // count)
+        rows = range(start, min(end, array.shape[-2]))
+        dims = 1, count * (end - start), 1, pixels
+        first, groups, apart = start // group * pixels, (end - start) // group, channels // count // group * pixels
+    part = replace(pack.form, dims=dims).arrange(np.ascontiguousarray(array[..., rows.start : rows.stop, :]))
+    packed = pack_activation(cfg, part, dims[1] // group).reshape(-1, groups * dims[3] * cfg.piece_bytes)
+    for number, data in enumerate(packed):
+        yield pack.address + (number * apart + first) * cfg.piece_bytes, data
