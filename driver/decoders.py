@@ -36,45 +36,32 @@ def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) 
     """`arrays` of samples, with what a decoder takes besides TOKENS [n, steps] made where it is missing.
 
     Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
-    int64 [n, steps] count from past. where: what errors name. CalibrationError where sizes contradict each other.
+    int64 [n, steps] count from past. Nothing is made where it is not one axis of each cache that is open, besides the
+    batch. where: what errors name. CalibrationError where sizes contradict each other.
     """
-    found = dict(arrays)
-    tokens = found.get(TOKENS)
-    if tokens is None or tokens.ndim < 2 or TOKENS not in {each.name for each in inputs}:
-        return found  # which `array_readers` refuses, or not
-    count, steps, past = len(tokens), tokens.shape[-1], 0
-    for each in filter(_is_cache, inputs):
+    found, tokens, caches = dict(arrays), arrays.get(TOKENS), [each for each in inputs if _is_cache(each)]
+    axes = {each.name: [k for k, size in enumerate(each.shape) if k and size is None] for each in caches}
+    if tokens is None or tokens.ndim < 2 or any(len(open_ones) != 1 for open_ones in axes.values()):
+        return found
+    past = 0
+    for each in caches:
+        (axis,) = axes[each.name]
         if each.name not in found:
-            found[each.name] = _empty_cache(where, each, count)
-        elif None in each.shape[1:] and found[each.name].ndim > 1:
-            past = found[each.name].shape[_open_axis(where, each) - len(each.shape)]
-    total = past + steps
+            sizes = [0 if k == axis else size or 1 for k, size in enumerate(each.shape)]
+            found[each.name] = np.zeros((len(tokens), *sizes), each.dtype)
+        elif found[each.name].ndim >= len(each.shape):
+            past = found[each.name].shape[axis - len(each.shape)]
+    count, total = len(tokens), past + tokens.shape[-1]
     kinds = {each.name: each.dtype for each in inputs}
     if MASK in kinds:
         mask = found.setdefault(MASK, np.ones((count, total), kinds[MASK]))
         if mask.shape[-1:] != (total,):
             raise CalibrationError(
-                f"{where}: {MASK} is for {mask.shape[-1]} tokens, and there are {past} earlier and {steps} new ones"
+                f"{where}: {MASK} is for {mask.shape[-1]} tokens, but {past} are of caches and {total - past} are new"
             )
     if POSITIONS in kinds:
         found.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=kinds[POSITIONS]), (count, 1)))
     return found
-
-
-def _empty_cache(where: str, cache: Input, count: int) -> Array:
-    axis = _open_axis(where, cache)
-    sizes = [0 if k == axis else size or 0 for k, size in enumerate(cache.shape)]
-    return np.zeros((count, *sizes[1:]), cache.dtype)
-
-
-def _open_axis(where: str, cache: Input) -> int:
-    """The axis that counts earlier tokens: the one that is open, but for the batch."""
-    axes = [axis for axis, size in enumerate(cache.shape) if axis and size is None]
-    if len(axes) != 1:
-        raise CalibrationError(
-            f"{where} has no array {cache.name!r} ({cache}), and which of its axes counts tokens is not known; give it"
-        )
-    return axes[0]
 
 
 # What is quantised ----------------------------------------------------------------------------------------------
@@ -128,14 +115,15 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
-    """The sum of -ln p of the tokens that come next, and their number: logits float [1, steps, vocabulary] of TOKENS
-    [1, steps], whose next ones are themselves shifted by one. What MASK [1, total] leaves out is not counted."""
-    tokens = sample[TOKENS][0]
-    known = sample[MASK][0, -len(tokens) :] != 0 if MASK in sample else np.ones(len(tokens), bool)
-    counted = known[:-1] & known[1:]
-    rows = logits[0, :-1].astype(np.float64)
+    """The sum of -ln p of the tokens that come next, and their number: logits float [batch, steps, vocabulary] of
+    TOKENS [batch, steps], whose next ones are themselves shifted by one. What MASK [batch, total] leaves out is not
+    counted."""
+    tokens = sample[TOKENS]
+    known = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
+    counted = known[:, :-1] & known[:, 1:]
+    rows = logits[:, :-1].astype(np.float64)
     rows -= rows.max(-1, keepdims=True)
-    picked = np.take_along_axis(rows, tokens[1:, None], -1)[:, 0] - np.log(np.exp(rows).sum(-1))
+    picked = np.take_along_axis(rows, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(rows).sum(-1))
     return -float(picked[counted].sum()), int(counted.sum())
 
 

@@ -46,8 +46,9 @@ def measure(
 
 
 def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
-    """Of the float and the int8 model; None where there are no tokens that logits [1, steps, vocabulary] are for."""
-    if TOKENS not in {each.name for each in samples.inputs} or pairs[0][0].ndim != 3:
+    """Of the float and the int8 model; None where there are no tokens [batch, steps] that logits are for."""
+    tokens = next((each.shape for each in samples.inputs if each.name == TOKENS), ())
+    if len(tokens) != 2 or pairs[0][0].shape[:-1] != tokens:
         return None
     return {kind: perplexity((pair[k] for pair in pairs), samples) for k, kind in enumerate(("float", "int8"))}
 

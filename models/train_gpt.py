@@ -1,6 +1,6 @@
 """Train a small character-level GPT on Python's help topics, quantise it to int8, and write the demo decoder.
 
-    python models/train_gpt.py --steps 2500
+    python models/train_gpt.py --steps 3500
 
 The text is what `help("topics")` of Python shows, so nothing is downloaded. The exported model takes and returns its
 caches as those that optimum exports do: see `celosia.models.gpt_path`.
@@ -32,6 +32,7 @@ LAYERS, WIDTH, HEADS, CONTEXT = 4, 128, 4, 128
 HEAD_SIZE = WIDTH // HEADS
 UNSEEN = -1e9
 """What is added to a score of which softmax shall make 0."""
+BATCH, RATE = 16, 3e-3
 CALIBRATION_WINDOWS = 100
 OPSET = 17
 ASCII = {"–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "…": "..."}
@@ -103,7 +104,7 @@ def gpt(vocabulary: int) -> "nn.Module":
             key = torch.cat([past_key, self.heads(self.key(rows), batch)], 2)
             value = torch.cat([past_value, self.heads(self.value(rows), batch)], 2)
             scores = self.heads(self.query(rows), batch) @ key.transpose(2, 3) * HEAD_SIZE**-0.5
-            mixed = self.dropout(F.softmax(scores + mask, -1)) @ value
+            mixed = F.softmax(scores + mask, -1) @ value
             x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(-1, WIDTH)))
             x = x + self.dropout(self.narrow(F.gelu(self.wide(self.norm2(x)))))
             return x, key, value
@@ -147,7 +148,7 @@ def empty_caches(batch: int) -> list["Tensor"]:
     return [torch.zeros(batch, HEADS, 0, HEAD_SIZE) for _ in range(2 * LAYERS)]
 
 
-def train(tokens: Tokens, vocabulary: int, steps: int, batch: int = 16) -> "nn.Module":
+def train(tokens: Tokens, vocabulary: int, steps: int) -> "nn.Module":
     """Train on windows of CONTEXT tokens at random places; returns the network in evaluation mode."""
     import torch
     from torch.nn import functional as F
@@ -157,14 +158,14 @@ def train(tokens: Tokens, vocabulary: int, steps: int, batch: int = 16) -> "nn.M
     matrices = [parameter for parameter in network.parameters() if parameter.dim() == 2]
     others = [parameter for parameter in network.parameters() if parameter.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False)
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.05, cycle_momentum=False)
     text, places = torch.from_numpy(tokens), torch.arange(CONTEXT + 1)
-    mask, caches = torch.ones(batch, CONTEXT, dtype=torch.int64), empty_caches(batch)
+    mask, caches = torch.ones(BATCH, CONTEXT, dtype=torch.int64), empty_caches(BATCH)
     total, began = 0.0, time.monotonic()
     for step in range(1, steps + 1):
-        rows = text[torch.randint(len(text) - CONTEXT, (batch, 1)) + places]
-        logits = network(rows[:, :-1], mask, places[:-1].expand(batch, -1), *caches)[0]
+        rows = text[torch.randint(len(text) - CONTEXT, (BATCH, 1)) + places]
+        logits = network(rows[:, :-1], mask, places[:-1].expand(BATCH, -1), *caches)[0]
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -252,7 +253,7 @@ def perplexity(path: Path, tokens: Tokens) -> float:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, of 16 windows of 128 characters each.")] = 2000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, of 16 windows of 128 characters each.")] = 3500,
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path(__file__).parent,
     float_model: Annotated[Path | None, typer.Option(help="Also keep the float ONNX model, in this file.")] = None,
     weights: Annotated[

@@ -324,6 +324,7 @@ def quantize(
     Examples:
       celosia quantize model.onnx --calibration samples.npz -o model_int8.onnx
       celosia quantize model.onnx --calibration photos/ --mean 0.5 --std 0.5 -o model_int8.onnx --report report.json
+      celosia quantize decoder.onnx --calibration tokens.npz -o decoder_int8.onnx
     """
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model, calibration], output, report)
