@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks import (
     compile_time,
     cpu,
+    decoders,
     encoders,
     explore,
     figures,
@@ -50,7 +51,11 @@ SECTIONS = (
     "differential", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
-KNOWN_MODELS = tuple(dict.fromkeys((*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS, *encoders.ENCODERS)))
+KNOWN_MODELS = tuple(
+    dict.fromkeys(
+        (*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS, *encoders.ENCODERS, *encoders.ATTENTIONS, *decoders.DECODERS)
+    )
+)
 
 
 def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[str], None]) -> Iterator[Row]:

@@ -253,6 +253,27 @@ TRANSFORMERS = tuple(
     )
     for kind in ("int8", "uint8")
 )  # fmt: skip
+DECODERS = tuple(
+    Figure(
+        f"decoder-{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`: {what}", unit, MACHINE,
+        f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/step",), value,
+        most=most, least=least,
+    )
+    for name, label in (("gpt_10m", "a GPT of 10.6 M parameters"), ("llama_10m", "a Llama-like one"))
+    for part, what, unit, value, most, least in (
+        ("cycles", "cycles, timed", "cycles", of("cycles"), None, None),
+        ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 95),
+        ("launches", "launches, six layers", "", of("launches"), 18, None),
+    )
+)  # fmt: skip
+ATTENTION = tuple(
+    Figure(
+        f"attention-{tokens}", f"attention, 12 heads of 32, {tokens} tokens, on `pynq`: cycles over products / 256", "",
+        MACHINE, f"{BENCH} transformers --models attention_{tokens} --config pynq --memory zynq-hp",
+        (f"transformers/attention_{tokens}/int8",), of("ratio"), most=1.25,
+    )
+    for tokens in (64, 128, 512, 1024)
+)  # fmt: skip
 
 # Times ---------------------------------------------------------------------------------------------------------------
 
@@ -387,6 +408,6 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
-    "Transformers": TRANSFORMERS,
+    "Transformers": (*TRANSFORMERS, *ATTENTION, *DECODERS),
     "Tables of other pages": TABLES,
 }

@@ -37,6 +37,9 @@ class Decoder:
     seed: int = 0
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
+    gated: set[str] = field(default_factory=set, init=False)
+    """Names of the products of SwiGLU."""
+    known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
 
     @property
     def channels(self) -> int:
@@ -48,7 +51,7 @@ class Decoder:
 
     def model(self) -> onnx.ModelProto:
         """The ONNX model."""
-        self.random, self.nodes, self.constants = np.random.default_rng(self.seed), [], []
+        self.random, self.nodes, self.constants, self.known = np.random.default_rng(self.seed), [], [], []
         x = self._op("Gather", self._normal(self.vocabulary, self.channels), "input_ids")
         if not self.rotary:
             x = self._op("Add", x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
@@ -58,10 +61,8 @@ class Decoder:
             x = self._op("Add", x, self._products(self._norm(x)))
         logits = self._linear(self._norm(x), self.channels, self.vocabulary)
         self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
-        graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.checker.check_model(model)
-        return model
+        graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants, value_info=self.known)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def _interface(self) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
         def tensor(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -114,9 +115,9 @@ class Decoder:
         scale = self._constant(1 + 0.2 * self.random.normal(size=self.channels))
         if not self.rotary:
             return self._op("LayerNormalization", x, scale, self._constant(np.zeros(self.channels)), axis=-1)
-        mean = self._op("ReduceMean", self._op("Mul", x, x), axes=[-1])
-        root = self._op("Sqrt", self._op("Add", mean, self._constant(1e-6)))
-        return self._op("Mul", self._op("Div", x, root), scale)
+        y = self._op("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=1e-6)
+        self.known.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, [1, "steps", self.channels]))
+        return y
 
     def _size(self, x: str, axis: int) -> str:
         return self._op("Gather", self._op("Shape", x), self._constant(axis, np.int64))
@@ -180,6 +181,7 @@ class Decoder:
         if self.rotary:
             gate = self._linear(x, self.channels, self.wide)
             hidden = self._op("Mul", self._op("Mul", gate, self._op("Sigmoid", gate)), up)
+            self.gated.update(node.name for node in self.nodes[-2:])
         else:
             both = self._op("Add", self._op("Erf", self._op("Mul", up, self._constant(0.5**0.5))), self._constant(1))
             hidden = self._op("Mul", self._op("Mul", up, both), self._constant(0.5))
@@ -201,7 +203,8 @@ DECODERS = {
 
 
 def quantised(decoder: Decoder, folder: Path, steps: int = 1, past: int = 127) -> Path:
-    """The file of the model after onnxruntime's static quantisation of its products, activations symmetric."""
+    """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
+    activations symmetric."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
@@ -211,10 +214,12 @@ def quantised(decoder: Decoder, folder: Path, steps: int = 1, past: int = 127) -
         def get_next(self) -> dict[str, Array] | None:
             return next(self.left, None)
 
-    onnx.save(decoder.model(), folder / "float.onnx")
+    model = decoder.model()
+    onnx.save(model, folder / "float.onnx")
     quantize_static(
         folder / "float.onnx", folder / "quantised.onnx", DecoderSamples(), weight_type=QuantType.QInt8,
-        activation_type=QuantType.QInt8, op_types_to_quantize=["MatMul"], per_channel=True,
+        activation_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Sigmoid", "Mul"], per_channel=True,
+        nodes_to_exclude=[n.name for n in model.graph.node if n.op_type == "Mul" and n.name not in decoder.gated],
         extra_options={"ActivationSymmetric": True},
     )  # fmt: skip
     return folder / "quantised.onnx"

@@ -18,7 +18,8 @@ Floats = NDArray[np.float32]
 @dataclass
 class Encoder:
     """Layers of attention and two products, in floats, of `batch` sequences. named: whether operators have names.
-    turned: keys are transposed in two steps. masked: a row is added to the scores. bias: products have one."""
+    turned: keys are transposed in two steps. masked: a row is added to the scores. bias: products have one.
+    alone: the input is Q, K and V, and what the heads make of it comes out."""
 
     tokens: int
     heads: int
@@ -30,6 +31,7 @@ class Encoder:
     masked: bool = False
     bias: bool = True
     batch: int = 1
+    alone: bool = False
     seed: int = 0
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
@@ -47,8 +49,8 @@ class Encoder:
     def model(self) -> onnx.ModelProto:
         """The ONNX model, with random weights: x to y."""
         self.random, self.nodes, self.constants = np.random.default_rng(self.seed), [], []
-        x = "x"
-        for _ in range(self.layers):
+        x = self._attention("x") if self.alone else "x"
+        for _ in range(0 if self.alone else self.layers):
             x = self._norm(self._op("Add", x, self._attention(x)))
             hidden = self._op("Relu", self._linear(x, self.channels, self.wide))
             x = self._norm(self._op("Add", x, self._linear(hidden, self.wide, self.channels)))
@@ -81,7 +83,8 @@ class Encoder:
         return self._op("Transpose", self._op("Reshape", x, heads), perm=perm)
 
     def _attention(self, x: str) -> str:
-        queries, keys, values = (self._linear(x, self.channels, self.channels) for _ in range(3))
+        own = (x if self.alone else self._linear(x, self.channels, self.channels) for _ in range(3))
+        queries, keys, values = own
         if self.turned:
             keys = self._op("Transpose", self._split(keys, (0, 2, 1, 3)), perm=(0, 1, 3, 2))
         else:
@@ -93,9 +96,8 @@ class Encoder:
             scores = self._op("Add", scores, self._constant(mask.reshape(1, 1, 1, -1)))
         mixed = self._op("MatMul", self._op("Softmax", scores, axis=-1), self._split(values, (0, 2, 1, 3)))
         joined = self._op("Transpose", mixed, perm=(0, 2, 1, 3))
-        return self._linear(
-            self._op("Reshape", joined, self._constant(self.shape, np.int64)), self.channels, self.channels
-        )
+        joined = self._op("Reshape", joined, self._constant(self.shape, np.int64))
+        return joined if self.alone else self._linear(joined, self.channels, self.channels)
 
 
 ENCODERS = {
@@ -104,6 +106,12 @@ ENCODERS = {
     "deit_tiny": Encoder(tokens=197, heads=3, inner=64, wide=768, layers=12),
 }
 """MiniLM-L6's dimensions, and the layers of DeiT-tiny at 224 pixels; random weights."""
+
+ATTENTIONS = {
+    f"attention_{tokens}": Encoder(tokens=tokens, heads=12, inner=32, wide=0, alone=True)
+    for tokens in (64, 128, 512, 1024)
+}  # fmt: skip
+"""That of MiniLM's heads alone."""
 
 
 def quantised(model: onnx.ModelProto, shape: tuple[int, ...], folder: Path, signed: bool, qdq: bool = True) -> Path:

@@ -1,30 +1,40 @@
-"""Rows of `transformers`: encoders by onnxruntime's default quantisation, timed, against onnxruntime."""
+"""Rows of `transformers`: encoders, attention alone, decoders; quantised by onnxruntime, timed, and against it."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import celosia
-from benchmarks.encoders import ENCODERS, quantised, sample
+from benchmarks import decoders
+from benchmarks.decoders import DECODERS
+from benchmarks.encoders import ATTENTIONS, ENCODERS, quantised, sample
 from benchmarks.rows import Row
 from celosia.driver.oracle import session
 from celosia.hw.config import Config
 from celosia.sim.memory import MemoryModel
 
+TOKENS, PROMPT = 128, 112
+"""Of a decoder's sequence, and of its prompt."""
 TARGETS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
 
 
 def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each encoder, or those of `models`, with symmetric int8 activations and with uint8 ones."""
+    """A row for each network, or those of `models`: encoders with symmetric int8 activations and with uint8 ones."""
     cfg = Config.load(config or "pynq")
-    for name in models or tuple(ENCODERS):
-        for kind in ("int8", "uint8"):
-            yield _row(name, kind, cfg, memory, say)
+    for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS):
+        if name in DECODERS:
+            yield _step(name, cfg, memory, say)
+        elif name in ATTENTIONS:
+            yield _attention(name, cfg, memory, say)
+        else:
+            for kind in ("int8", "uint8"):
+                yield _row(name, kind, cfg, memory, say)
 
 
 def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
@@ -52,3 +62,73 @@ def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
     target, kept = TARGETS[name], not wrong and share >= 0.999 and ratio <= TARGETS[name]
     return Row(f"transformers/{name}/{kind}", what, f"≤ {target}, ≥ 99.9%, 0 differ", text, kept, command, details)
+
+
+def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+    """Q and K and V to the heads' results, and nothing else: what scores and softmax cost."""
+    attention = ATTENTIONS[name]
+    say(f"{name}: quantising, compiling, running")
+    x = sample(attention.shape, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        path = quantised(attention.model(), attention.shape, Path(folder), signed=True)
+        program = celosia.compile(path, config=cfg)
+        (expected,) = session(path, int8=True).run(None, {"x": x})
+    result = celosia.Runtime(program, "timed", memory=memory).run({"x": x})
+    report, wrong = result.report, int(np.sum(result.outputs["y"] != expected))
+    ratio = report["cycles"] * cfg.macs_per_cycle / report["macs_total"]
+    scores = 2 * attention.heads * attention.tokens**2  # stored, and loaded as the operand of the second product
+    details = {"cycles": report["cycles"], "ratio": ratio, "scores": scores, "different": wrong, "config": cfg.name}
+    return Row(
+        f"transformers/{name}/int8", f"{name}, on {cfg.name}, timed: cycles over products / {cfg.macs_per_cycle}",
+        "≤ 1.25, no bytes of scores in DRAM, 0 differ",
+        f"{ratio:.3f} ({report['cycles']:,} cycles), {scores:,} bytes of scores moved, {wrong} values differ",
+        False, f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
+    )  # fmt: skip
+
+
+def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+    """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows."""
+    network = DECODERS[name]
+    say(f"{name}: quantising, compiling, running")
+    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1)
+        with celosia.Decoder(path, "timed", config=cfg, length=TOKENS, options={"memory": memory}) as decoder:
+            run, wrong = decoder.session(), 0
+            found = [run.feed(prompt)]
+            while run.length < TOKENS:
+                found.append(run.feed([int(np.argmax(found[-1]))]))
+        expected = _growing(path, network, run.tokens)
+    wrong = int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
+    usage = run.usage.report()
+    steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
+    least = steps["macs"] / (steps["cycles"] * cfg.bus_bytes)  # each product of a step takes a byte of its own
+    launches = usage["launches"] / network.layers
+    details = {
+        "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
+        "least": least, "different": wrong, "config": cfg.name,
+    }  # fmt: skip
+    text = (
+        f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
+        f"{share:.2%} of the products, {launches:.2f} launches a layer, {wrong} logits differ"
+    )
+    kept = not wrong and share >= 0.999 and launches <= 3 and bus >= 0.95
+    command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
+    what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {cfg.name}, timed: bytes loaded over the bus"
+    return Row(f"transformers/{name}/step", what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
+
+
+def _growing(path: Path, network: decoders.Decoder, tokens: list[int]) -> Any:
+    """onnxruntime's logits [tokens, vocabulary], a token at a time."""
+    run, made = session(path, int8=True), []
+    given = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if name.startswith("past")}
+    for place, token in enumerate(tokens):
+        whole = {
+            "input_ids": np.array([[token]]), "attention_mask": np.ones((1, place + 1), np.int64),
+            "position_ids": np.array([[place]]),
+        }  # fmt: skip
+        names = [each.name for each in run.get_outputs()]
+        found = dict(zip(names, run.run(names, whole | given)))
+        made.append(found["logits"][0, 0])
+        given = {name.replace("present", "past_key_values"): array for name, array in found.items() if name != "logits"}
+    return np.array(made)

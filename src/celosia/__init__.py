@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from celosia.hw.config import Config
 
 __all__ = [
-    "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "evaluate", "explore",
-    "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
+    "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "evaluate",
+    "explore", "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
 _MODULES = {"language": "celosia.language", "models": "celosia.models"}
