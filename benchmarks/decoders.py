@@ -46,6 +46,12 @@ class Decoder:
         """Of all heads."""
         return self.heads * self.inner
 
+    def bytes_of_a_step(self, tokens: int) -> int:
+        """Weights of all products and caches of so many tokens, in bytes of int8: what a step has to load."""
+        across = self.groups * self.inner
+        products = (2 * self.channels + 2 * across + (3 if self.rotary else 2) * self.wide) * self.channels
+        return self.layers * (products + 2 * tokens * across) + self.channels * self.vocabulary
+
     def __post_init__(self) -> None:
         self.groups = self.groups or self.heads
 

@@ -102,7 +102,7 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     wrong = int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
     usage = run.usage.report()
     steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
-    least = steps["macs"] / (steps["cycles"] * cfg.bus_bytes)  # each product of a step takes a byte of its own
+    least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
     launches = usage["launches"] / network.layers
     details = {
         "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,

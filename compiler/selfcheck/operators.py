@@ -33,7 +33,7 @@ from celosia.compiler.selfcheck import kernels
 Codes = NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
 """About as much of a convolution's windows is written out at a time: it stays in the cache."""
-MOVING = ("Slice", "Resize", "Upsample", "Pad", "DepthToSpace", "SpaceToDepth", "Gather", "Transpose")
+MOVING = ("Slice", "Resize", "Upsample", "Pad", "DepthToSpace", "SpaceToDepth", "Gather", "Transpose", "Expand")
 """Operators whose every output is an input, or a constant."""
 GROUPED_COLUMNS = 16
 """Channels of a grouped convolution that are computed together, with zeros where groups do not meet."""

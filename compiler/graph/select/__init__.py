@@ -17,6 +17,7 @@ from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.matrices import is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
@@ -82,7 +83,7 @@ def _select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str], unmoved: 
 
 
 def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int, in_floats: bool) -> None:
-    if is_op(node, *SAME_BYTES) and is_view(p, node):
+    if is_repeated(p, node) or (is_op(node, *SAME_BYTES) and is_view(p, node)):
         return
     if (own := custom(node)) is not None:
         if node in refused:

@@ -77,20 +77,20 @@ def product(p: Placement, node: ir.Node) -> None:
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
         raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
     count, inner, rows = matrix_counts("rows", shape_of(a))
-    columns = shape_of(b)[-1]
+    columns, (shared, times, fold) = shape_of(b)[-1], shared_operand(b)
     if count > MOST_PRODUCTS:
         raise OnCpu(f"it multiplies {count} matrices, more than {MOST_PRODUCTS}")
     zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
     x_form = matrices_form(cfg, a, "rows", zeros[0])
-    w_form = matrices_form(cfg, b, "columns", zeros[1], cfg.block_out)
+    w_form = matrices_form(cfg, shared, fold, zeros[1], cfg.block_out)
     y_form = matrices_form(cfg, y, "rows")
     offsets = -zeros[0], -zeros[1]
-    if p.held(a) != x_form and p.held(b) != w_form and len(summands(1 - offsets[0])) < len(summands(offsets[0])):
+    if p.held(a) != x_form and p.held(shared) != w_form and len(summands(1 - offsets[0])) < len(summands(offsets[0])):
         # The host arranges both. With all bits turned round each is -1 minus itself: an offset of 128 becomes -127.
         x_form, w_form = replace(x_form, inverted=True), replace(w_form, inverted=True)
         offsets = 1 - offsets[0], 1 - offsets[1]
     reads: Reads = {}
-    x, w, whole = p.read(a, x_form, reads), p.read(b, w_form, reads), p.activation(y, y_form)
+    x, w, whole = p.read(a, x_form, reads), p.read(shared, w_form, reads), p.activation(y, y_form)
     if inner % cfg.group and not reads:
         raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}")
     for number in (1, 4, 6):
@@ -102,7 +102,7 @@ def product(p: Placement, node: ir.Node) -> None:
         ActivationProduct(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
-            w.region((1, inner, 1, w.width), number * pack.blocks(inner, cfg.group), w.pixels),
+            w.region((1, inner, 1, w.width), number // times * pack.blocks(inner, cfg.group), w.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
             *offsets, requantise,
         )
@@ -112,6 +112,80 @@ def product(p: Placement, node: ir.Node) -> None:
         p.add(node, replace(layers[0], y=whole), reads, y_form)
     else:
         p.assemble(node, list[Layer](layers), reads, whole, y_form)
+
+
+# Operands of several heads ------------------------------------------------------------------------------------------
+
+
+def shared_operand(value: ir.Value) -> tuple[ir.Value, int, str]:
+    """Where the second operand of a product lies, how many of its matrices in a row are the same one there, and how it
+    is held: rows or columns of each matrix are pixels."""
+    producer = value.producer()
+    if producer is not None and _swaps(producer):
+        source, times = _repeated(producer.inputs[0])
+        if times > 1:
+            return source, times, "rows"
+    return *_repeated(value), "columns"
+
+
+def _repeated(value: ir.Value | None) -> tuple[ir.Value, int]:
+    """What [n, groups * times, rows, columns] repeats each matrix of, and how often: Reshape(Expand(Unsqueeze(x)))."""
+    assert value is not None
+    chain, source = [], value
+    for op in ("Reshape", "Expand", "Unsqueeze"):
+        producer = source.producer()
+        if producer is None or not is_op(producer, op) or producer.inputs[0] is None:
+            return value, 1
+        chain.append(shape(source))
+        source = producer.inputs[0]
+    before, (after, many, one) = shape(source), chain
+    if before is None or after is None or many is None or len(before) < 3 or len(many) != len(before) + 1:
+        return value, 1
+    heads, matrix, times = before[:-2], before[-2:], many[-3]
+    same = one == (*heads, 1, *matrix) and many == (*heads, times, *matrix)
+    return (source, times) if same and after == (*heads[:-1], heads[-1] * times, *matrix) else (value, 1)
+
+
+def _swaps(node: ir.Node) -> bool:
+    """Whether it is a Transpose of rows and columns."""
+    perm = attribute(node, "perm") if is_op(node, "Transpose") else None
+    rank = len(perm or ())
+    return perm is not None and list(perm) == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def is_repeated(p: Placement, node: ir.Node) -> bool:
+    """Whether `node` stands between matrices and the products that share them: these read what it reads."""
+    if not multiplies(p.cfg) or not is_op(node, "Unsqueeze", "Expand", "Reshape", "Transpose"):
+        return False
+    ends = _multiplying(node.outputs[0])
+    found = bool(ends) and all(shared_operand(end)[1] > 1 and node.outputs[0] in _between(end) for end in ends or ())
+    if found:
+        p.selection.views[node] = "part of the products that read it"
+    return found
+
+
+def _between(end: ir.Value) -> list[ir.Value]:
+    """Tensors from the one that several products share, which is left out, to the operand `end`."""
+    source, between = shared_operand(end)[0], []
+    while end is not source:
+        between.append(end)
+        end = end.producer().inputs[0]  # type: ignore[union-attr,assignment]
+    return between
+
+
+def _multiplying(value: ir.Value) -> list[ir.Value] | None:
+    """The tensors, made of `value` by changes of shape, by which products multiply; None where others read it, too."""
+    found = []
+    for use in value.uses():
+        if is_op(use.node, "QLinearMatMul") and use.idx == 3:
+            found.append(value)
+            continue
+        passed = is_op(use.node, "Unsqueeze", "Expand", "Reshape") or _swaps(use.node)
+        after = _multiplying(use.node.outputs[0]) if passed and use.idx == 0 else None
+        if after is None:
+            return None
+        found += after
+    return None if value.is_graph_output() else found
 
 
 # Caches -----------------------------------------------------------------------------------------------------------
@@ -148,14 +222,15 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
 
 def _multiplied(value: ir.Value) -> tuple[bool, bool]:
     """Whether all who read `value` multiply by it as it is, and whether all do so by its transpose."""
-    readers = [(use.node, use.idx) for use in value.uses()]
-    turned = [node for node, _ in readers if is_op(node, "Transpose")]
-    after = [(use.node, use.idx) for node in turned for use in node.outputs[0].uses()]
+    ends = _multiplying(value) or []
+    turned = [end.producer() is not None and _swaps(end.producer()) for end in ends]  # type: ignore[arg-type]
+    sources = all(end is value or shared_operand(end)[0] is value or _source(end) is value for end in ends)
+    return bool(ends) and sources and not any(turned), bool(ends) and sources and all(turned)
 
-    def multiply(found: list[tuple[ir.Node, int]]) -> bool:
-        return bool(found) and all(is_op(node, "QLinearMatMul") and number == 3 for node, number in found)
 
-    return multiply(readers), len(turned) == len(readers) and multiply(after)
+def _source(end: ir.Value) -> ir.Value | None:
+    producer = end.producer()
+    return producer.inputs[0] if producer is not None and _swaps(producer) else None
 
 
 # Views ------------------------------------------------------------------------------------------------------------
