@@ -18,7 +18,7 @@ HIDDEN = -1e4
 
 
 @dataclass
-class Decoder:
+class DecoderNetwork:
     """A decoder in floats, with random weights: layers of attention and two products (GELU), or three (SwiGLU).
 
     rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
@@ -200,15 +200,15 @@ def caches(layers: int) -> Iterator[tuple[int, str]]:
 
 
 DECODERS = {
-    "gpt_10m": Decoder(heads=6, inner=64, wide=1536, layers=6, vocabulary=96, most=256),
-    "llama_10m": Decoder(
+    "gpt_10m": DecoderNetwork(heads=6, inner=64, wide=1536, layers=6, vocabulary=96, most=256),
+    "llama_10m": DecoderNetwork(
         heads=6, groups=2, inner=64, wide=1024, layers=6, vocabulary=96, most=256, rotary=True, seed=1
     ),
 }
 """A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
 
 
-def quantised(decoder: Decoder, folder: Path, steps: int = 1, past: int = 127) -> Path:
+def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127) -> Path:
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
     activations symmetric."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static

@@ -118,7 +118,7 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     return Row(f"transformers/{name}/step", what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
 
 
-def _growing(path: Path, network: decoders.Decoder, tokens: list[int]) -> Any:
+def _growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:
     """onnxruntime's logits [tokens, vocabulary], a token at a time."""
     run, made = session(path, int8=True), []
     given = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if name.startswith("past")}

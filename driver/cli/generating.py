@@ -126,7 +126,7 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
     if prompt is not None:
         if decoder.vocabulary is None:
             raise InputError(f"{model} has no vocabulary in its metadata; give the tokens themselves with --ids")
-        return decoder.vocabulary.encode(prompt)
+        return decoder.vocabulary.tokens_of(prompt)
     try:
         return [int(text) for text in (ids or "").split(",")]
     except ValueError:
@@ -140,7 +140,7 @@ def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str 
     def text(tokens: list[int]) -> str:
         if prompt is None or decoder.vocabulary is None:
             return "".join(f"{token} " for token in tokens)
-        return lines(decoder.vocabulary.decode(tokens))
+        return lines(decoder.vocabulary.text_of(tokens))
 
     typer.echo(text(begin), nl=False)
     for token in made:

@@ -18,7 +18,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.driver.generate.roles import CACHE_AXIS, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
-from celosia.driver.generate.usage import Usage
+from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result
@@ -38,7 +38,7 @@ class Decoder:
     >>> import celosia
     >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
     ...     session = decoder.session()
-    ...     text = decoder.vocabulary.decode(list(session.generate(decoder.vocabulary.encode("The "), 3)))
+    ...     text = decoder.vocabulary.text_of(list(session.generate(decoder.vocabulary.tokens_of("The "), 3)))
     >>> len(text), session.length
     (3, 6)
 
@@ -163,7 +163,7 @@ class Session:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.tokens: list[int] = []
-        self.usage = Usage(decoder.config)
+        self.usage = SessionUsage(decoder.config)
         self.caches = decoder.empty_caches()
         self.logits: Array = np.zeros(0, np.float32)
 

@@ -27,14 +27,14 @@ VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
-class Step:
+class Stepping:
     """proto: the model. dtypes: element type of each cache, by its input."""
 
     proto: onnx.ModelProto
     dtypes: dict[str, str]
 
 
-def stepping(proto: onnx.ModelProto, roles: Roles) -> Step:
+def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
     """`proto`, which stays as it is, with rows instead of caches. ModelError for one that does not append to them."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
@@ -42,7 +42,7 @@ def stepping(proto: onnx.ModelProto, roles: Roles) -> Step:
     dtypes = {cache.past: editor.shorten(cache) for cache in roles.caches}
     del made.graph.node[:]
     made.graph.node.extend(editor.nodes)
-    return Step(made, dtypes)
+    return Stepping(made, dtypes)
 
 
 class _Editor:

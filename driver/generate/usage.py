@@ -10,7 +10,7 @@ from celosia.sim.boards import clock_mhz
 
 
 @dataclass
-class Runs:
+class RunTotals:
     """Runs of one Program. bytes_loaded: by launches, instructions not counted."""
 
     runs: int = 0
@@ -33,12 +33,12 @@ class Runs:
 
 
 @dataclass
-class Usage:
+class SessionUsage:
     """steps: runs of one token; prompt: of several at once."""
 
     config: Config
-    steps: Runs = field(default_factory=Runs)
-    prompt: Runs = field(default_factory=Runs)
+    steps: RunTotals = field(default_factory=RunTotals)
+    prompt: RunTotals = field(default_factory=RunTotals)
     launches: int = 0
     share: float | None = None
     """Of the multiplications of a step that the accelerator does."""

@@ -24,10 +24,10 @@ class Vocabulary:
             raise ModelError(f"the metadata's {KEY} has a text twice, or an empty one")
         self._longest = max(map(len, self.texts), default=0)
 
-    def encode(self, text: str) -> list[int]:
+    def tokens_of(self, text: str) -> list[int]:
         """Tokens of `text`, each the longest that fits. InputError at the first character that begins none.
 
-        >>> Vocabulary(["a", "b", "ab"]).encode("aabb")
+        >>> Vocabulary(["a", "b", "ab"]).tokens_of("aabb")
         [0, 2, 1]
         """
         tokens, place = [], 0
@@ -43,7 +43,7 @@ class Vocabulary:
             place = end
         return tokens
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def text_of(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`."""
         return "".join(self.texts[token] for token in tokens)
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks.decoders import DECODERS, quantised
-from benchmarks.decoders import Decoder as Network
+from benchmarks.decoders import DecoderNetwork as Network
 from numpy.typing import NDArray
 from onnx import helper
 from typer.testing import CliRunner
@@ -286,10 +286,10 @@ def test_vocabularies_that_are_none(text: str) -> None:
 
 def test_text_and_tokens() -> None:
     vocabulary = Vocabulary(["a", "b", "ab", "\n"])
-    assert vocabulary.encode("abba\n") == [2, 1, 0, 3]
-    assert vocabulary.decode([2, 1, 0, 3]) == "abba\n"
+    assert vocabulary.tokens_of("abba\n") == [2, 1, 0, 3]
+    assert vocabulary.text_of([2, 1, 0, 3]) == "abba\n"
     with pytest.raises(InputError, match="no token for 'c', character 2"):
-        vocabulary.encode("abc")
+        vocabulary.tokens_of("abc")
 
 
 # The command ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.decoders import Decoder as Network
+from benchmarks.decoders import DecoderNetwork as Network
 from benchmarks.decoders import quantised
 from hypothesis import given, settings
 from hypothesis import strategies as st
