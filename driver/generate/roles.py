@@ -47,11 +47,6 @@ class Roles:
     """Element type of each input."""
 
 
-def is_decoder(proto: onnx.ModelProto) -> bool:
-    """Whether a model has inputs of a cache, and outputs that continue it."""
-    return bool(_pairs(proto))
-
-
 def roles_of(proto: onnx.ModelProto) -> Roles:
     """The roles of what goes into `proto` and comes out. ModelError where it is no such decoder, with what it lacks."""
     inputs = inputs_of(proto)
