@@ -16,6 +16,8 @@ TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids",
 """Names that exporters give to what all decoders take and return."""
 CACHES = "past"
 """What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
+BY_ELEMENT = ("Add", "Div", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Mul", "Relu", "Sigmoid", "Swish", "Tanh")
+"""Operators of which functions of one number are made: GELU, SiLU and the like."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 
@@ -68,13 +70,29 @@ def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) 
 
 
 def products_of(model: onnx.ModelProto) -> list[str]:
-    """Names of PRODUCTS, and of Adds that add a bias to one of them. Every node of `model` has a name."""
+    """Names of PRODUCTS, of Adds that add a bias to one of them, and of Muls by which one gates another for products
+    alone, as in SwiGLU. Every node of `model` has a name."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    made = {node.output[0] for node in model.graph.node if node.op_type in PRODUCTS}
-    return [
-        node.name for node in model.graph.node if node.op_type in PRODUCTS
-        or (node.op_type == "Add" and constants.intersection(node.input) and made.intersection(node.input))
-    ]  # fmt: skip
+    readers: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    ends = {value.name for value in model.graph.output}
+    of: dict[str, str] = {}
+    """The product of whose result alone a tensor is made, element by element."""
+    found = []
+    for node in model.graph.node:
+        varying = [name for name in node.input if name and name not in constants]
+        sources = {of.get(name, "") for name in varying}
+        gates = node.op_type == "Mul" and len(sources) == len(varying) == 2 and "" not in sources
+        alone = readers.get(node.output[0], set()) <= {*PRODUCTS} and node.output[0] not in ends
+        bias = node.op_type == "Add" and constants.intersection(node.input) and sources <= {*varying}
+        if node.op_type in PRODUCTS or (gates and alone) or (bias and "" not in sources):
+            found.append(node.name)
+            of[node.output[0]] = node.output[0]
+        elif node.op_type in BY_ELEMENT and len(sources) == 1:
+            of[node.output[0]] = sources.pop()
+    return found
 
 
 def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:

@@ -121,3 +121,32 @@ def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, which is changed, with types of tensors that ONNX's inference does not find, as behind operators that are
+    onnxruntime's own. Raises MissingLibrary, OracleError."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    missing = [name for node in graph.node for name in node.output if name and name not in known]
+    if not missing:
+        return model
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+    for value in session(asked, "DISABLE_ALL").get_outputs():
+        if value.name in missing and (kind := _ELEMENTS.get(value.type)) is not None:
+            made = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
+            model.graph.value_info.append(made)
+    return model
+
+
+_ELEMENTS = {
+    f"tensor({name})": kind
+    for name, kind in {
+        "float": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16, "double": onnx.TensorProto.DOUBLE,
+        "bool": onnx.TensorProto.BOOL, "int64": onnx.TensorProto.INT64, "int32": onnx.TensorProto.INT32,
+        "int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8,
+    }.items()
+}  # fmt: skip
+"""onnxruntime's names of types."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.interface import is_quantised, resized
-from celosia.compiler.graph.lenient import conform, for_checker
+from celosia.compiler.graph.lenient import as_onnxruntime_has_it, conform, for_checker
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
@@ -28,7 +28,7 @@ from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.images import Pixels
-from celosia.driver.oracle import MissingLibrary, OracleError
+from celosia.driver.oracle import MissingLibrary, OracleError, with_types
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
@@ -195,7 +195,7 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     for name in exclude:
         if name not in names:
             raise QuantizeError(f"{path} has no operator {name!r} to exclude{did_you_mean(name, names)}")
-    return _of_opset(proto, path)
+    return _of_opset(as_onnxruntime_has_it(proto), path)
 
 
 def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
@@ -261,6 +261,7 @@ def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
+    onnx.save(with_types(onnx.load(prepared)), prepared)
     return prepared
 
 

@@ -91,6 +91,14 @@ def _name_domains(proto: ModelProto) -> None:
             node.domain = "com.microsoft"
 
 
+def as_onnxruntime_has_it(proto: ModelProto) -> ModelProto:
+    """`proto`, as `conform` leaves it, for onnxruntime, which has OF_ONNXRUNTIME in ONNX's domain. It is changed."""
+    for node in nodes(proto.graph):
+        if node.domain == "com.microsoft" and node.op_type in OF_ONNXRUNTIME:
+            node.domain = ""
+    return proto
+
+
 def _domains(proto: ModelProto) -> set[str]:
     """Domains of all operators, those inside functions too."""
     return {node.domain for node in (*nodes(proto.graph), *(n for f in proto.functions for n in f.node))}
