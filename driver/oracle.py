@@ -124,7 +124,7 @@ def _line(error: Exception) -> str:
 
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, which is changed, with types of tensors that ONNX's inference does not find, as behind operators that are
+    """`model`, changed: with types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}

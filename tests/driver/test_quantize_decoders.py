@@ -302,7 +302,7 @@ def test_operators_are_a_choice(tmp_path: Path, files: tuple[Path, Path, dict[st
 
 
 def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
-    """SwiGLU, behind normalisations whose type ONNX does not know: a layer takes four launches, rotary positions one."""
+    """SwiGLU, behind normalisations whose type ONNX does not know: four launches a layer, one of rotary positions."""
     network = DecoderNetwork(heads=2, groups=1, inner=16, wide=48, layers=1, vocabulary=20, most=32, rotary=True)
     model = network.model()
     onnx.save(model, tmp_path / "float.onnx")
