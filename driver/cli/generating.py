@@ -71,6 +71,9 @@ def generate(
     """
     from celosia.driver.generate.sampling import Sampler
 
+    if not temperature < float("inf"):
+        raise typer.BadParameter(f"--temperature {temperature} is no temperature; take 0, 1 or between")
+    choose = Sampler(temperature, top, seed)
     options = device_options(device, memory, address)
     common.check_source(model)
     common.check_destinations([model], report)
@@ -86,9 +89,10 @@ def generate(
             begin = _tokens(decoder, model, prompt, ids)
             session = decoder.session()
             session.check(begin)
-            decoder.open(len(begin))
+            decoder.compile(len(begin))
             with stages.paused():
-                _write(decoder, begin, session.generate(begin, tokens, Sampler(temperature, top, seed)), prompt)
+                decoder.open()
+                _write(decoder, begin, session.generate(begin, tokens, choose), prompt)
     made = session.usage.report()
     common.write_json(report, made)
     if not quiet:

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.driver.generate.roles import CACHE_AXIS, roles_of
@@ -89,11 +89,14 @@ class Decoder:
         self._latest = _Latest(runtime, session, session.length)
         return result
 
-    def open(self, prompt: int = 1) -> None:
-        """Compile and open the device now, for a prompt of so many tokens: the first time, the RTL simulator is built
-        here."""
-        programs = [self.program(steps) for steps in ({1, self.chunk} if prompt > 1 else {1})]
-        if any(program.launches for program in programs):
+    def compile(self, prompt: int) -> None:
+        """Compile now what a prompt of so many tokens needs, and the steps behind it."""
+        for steps in {1, self.chunk} if prompt > 1 else {1}:
+            self._runtime(steps)
+
+    def open(self) -> None:
+        """Open the device now, if the Programs have launches: the first time, the RTL simulator is built here."""
+        if self.program().launches:
             self._opened()
 
     def _opened(self) -> Device:
@@ -110,8 +113,21 @@ class Decoder:
                 caches=[cache.past for cache in self.roles.caches],
             )  # fmt: skip
             program.name = self.name
+            if self.vocabulary is not None and len(self.vocabulary.texts) != self._known(program):
+                raise ModelError(
+                    f"the model has {self._known(program)} tokens, and the vocabulary in its metadata "
+                    f"{len(self.vocabulary.texts)}"
+                )
             self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
         return self._runtimes[steps]
+
+    def _known(self, program: Program) -> int:
+        return next(each.shape[-1] for each in program.outputs if each.name == self.roles.logits)
+
+    @property
+    def known(self) -> int:
+        """How many tokens the model knows."""
+        return self._known(self.program())
 
     def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
         roles, past = self.roles, self.length - 1
@@ -175,9 +191,7 @@ class Session:
     def check(self, tokens: Sequence[int]) -> None:
         """InputError where there are no tokens, more than fit behind those that were seen, or one that the model does
         not know."""
-        known = next(
-            each.shape[-1] for each in self.decoder.program().outputs if each.name == self.decoder.roles.logits
-        )
+        known = self.decoder.known
         if not tokens:
             raise InputError("there are no tokens; give at least one")
         for token in tokens:

@@ -59,7 +59,7 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
     given = {past for past, _ in pairs}
     outputs = {value.name: value for value in proto.graph.output}
     kinds = {name: _kind(value) for name, value in inputs.items()}
-    ids = [name for name, kind in kinds.items() if name not in given and kind.startswith("int")]
+    ids = [name for name, kind in kinds.items() if name not in given and kind.startswith(("int", "bool"))]
     masks = [name for name in ids if "mask" in name.lower()]
     positions = [name for name in ids if "position" in name.lower()]
     tokens = [name for name in ids if name not in (*masks, *positions)]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.program import InputError
+
 
 @dataclass
 class Sampler:
@@ -27,7 +29,7 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
 
     def __call__(self, logits: NDArray[Any]) -> int:
-        """A token, from float logits [vocabulary].
+        """A token, from float logits [vocabulary]. InputError where it is to be drawn and they are no numbers.
 
         >>> Sampler()(np.array([0.5, 2.0, 1.0]))
         1
@@ -38,5 +40,7 @@ class Sampler:
         if 0 < self.top < len(scaled):
             least = np.partition(scaled, -self.top)[-self.top]
             scaled = np.where(scaled >= least, scaled, -np.inf)
+        if not np.isfinite(scaled.max()):
+            raise InputError("the model's logits are no numbers, of which none can be drawn")
         chances = np.exp(scaled - scaled.max())
         return int(self._random.choice(len(chances), p=chances / chances.sum()))

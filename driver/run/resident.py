@@ -24,6 +24,7 @@ class Resident:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._held: set[tuple[int, str]] = set()
+        self._kept = self._held
         self._changed: Changed | None = None
 
     def begin(self, changed: Changed | None) -> None:

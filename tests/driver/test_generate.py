@@ -44,6 +44,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def short(files: dict[str, Path]) -> Iterator[Decoder]:
+    with Decoder(files["gpt"], length=24) as decoder:
+        yield decoder
+
+
 class Oracle:
     """onnxruntime with a cache that grows."""
 
@@ -130,29 +136,25 @@ def test_tokens_of_the_rtl(files: dict[str, Path]) -> None:
     assert report["steps"]["runs"] == 4  # the last of the prompt, and three that were fed
 
 
-def test_sessions_take_turns(files: dict[str, Path]) -> None:
-    with Decoder(files["gpt"], length=24) as decoder:
-        alone = [list(decoder.session().generate([first, 2], 6)) for first in (1, 9)]
-        both = [decoder.session().generate([first, 2], 6) for first in (1, 9)]
-        assert list(zip(*both)) == list(zip(*alone))
+def test_sessions_take_turns(short: Decoder) -> None:
+    alone = [list(short.session().generate([first, 2], 6)) for first in (1, 9)]
+    both = [short.session().generate([first, 2], 6) for first in (1, 9)]
+    assert list(zip(*both)) == list(zip(*alone))
 
 
-def test_what_lies_in_unused_rows_does_not_matter(files: dict[str, Path]) -> None:
-    with Decoder(files["gpt"], length=24) as decoder:
-        expected = list(decoder.session().generate([4, 5], 6))
-        session = decoder.session()
-        for cache in session.caches.values():
-            cache[...] = np.random.default_rng(1).integers(-128, 128, cache.shape)
-        assert list(session.generate([4, 5], 6)) == expected
+def test_what_lies_in_unused_rows_does_not_matter(short: Decoder) -> None:
+    expected = list(short.session().generate([4, 5], 6))
+    session = short.session()
+    for cache in session.caches.values():
+        cache[...] = np.random.default_rng(1).integers(-128, 128, cache.shape)
+    assert list(session.generate([4, 5], 6)) == expected
 
 
-def test_a_mask_that_lets_unused_rows_through_is_seen(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_lets_unused_rows_through_is_seen(short: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault for the tests above."""
-    right = decoding.seen_tokens
-    with Decoder(files["gpt"], length=24) as decoder:
-        expected = decoder.session().feed([4, 5, 6])
-        monkeypatch.setattr(decoding, "seen_tokens", lambda *sizes: right(*sizes) | True)
-        assert not np.array_equal(decoder.session().feed([4, 5, 6]), expected)
+    right, expected = decoding.seen_tokens, short.session().feed([4, 5, 6])
+    monkeypatch.setattr(decoding, "seen_tokens", lambda *sizes: right(*sizes) | True)
+    assert not np.array_equal(short.session().feed([4, 5, 6]), expected)
 
 
 def test_where_a_sequence_ends(files: dict[str, Path]) -> None:
@@ -271,6 +273,8 @@ def test_what_is_drawn() -> None:
     assert {Sampler(1.0, top=2, seed=seed)(logits) for seed in range(50)} == {0, 1}
     assert [Sampler(1.0, seed=7)(logits) for _ in range(3)] == [Sampler(1.0, seed=7)(logits)] * 3
     assert Sampler()(logits) == Sampler(1e-9)(logits) == 0
+    with pytest.raises(InputError, match="no numbers"):
+        Sampler(1.0)(np.full(4, np.nan))
     for wrong in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top": -1}):
         with pytest.raises(ValueError, match="not"):
             Sampler(**wrong)
@@ -345,12 +349,20 @@ def test_text_that_no_terminal_obeys(speaking: Path, monkeypatch: pytest.MonkeyP
         ("--ids 1,x", 2, "no whole numbers"), ("--prompt ä", 1, "no token for 'ä'"),
         ("--ids 1,99", 1, "token 99 is none of the model's"), ("--prompt aaaaaaaaa --length 8", 1, "9 tokens are more"),
         ("--prompt a --length 99", 1, "positions for 40 tokens"), ("--prompt a --device nowhere", 2, "nowhere"),
+        ("--prompt a --temperature nan", 2, "temperature"), ("--prompt a --temperature inf", 2, "no temperature"),
         ("--prompt a --memory pynq-z2", 2, "--memory needs"), ("--ids 1 --report /nowhere/r.json", 1, "nowhere"),
     ],
 )  # fmt: skip
 def test_wrong_command_lines(options: str, code: int, message: str, speaking: Path) -> None:
     found, _, said = called(f"generate {speaking} {options} --no-check")
     assert (found, message in " ".join(said.split())) == (code, True), said
+
+
+def test_a_vocabulary_of_another_model(files: dict[str, Path]) -> None:
+    model = onnx.load(files["gpt"])
+    model.metadata_props.add(key="vocabulary", value=json.dumps(["a", "b"]))
+    with pytest.raises(ModelError, match="has 30 tokens, and the vocabulary in its metadata 2"):
+        Decoder(model, length=16).program()
 
 
 def test_a_model_without_words(files: dict[str, Path]) -> None:
