@@ -36,18 +36,16 @@ module {MODEL} #(parameter STAGES = 1) (
   reg [PLACE_BITS - 1:0] place;
   integer lane;
   always @(posedge clk) begin
-    automatic reg {acc} entering;
     automatic reg {acc} leaving;
+    automatic reg {acc} sums;
     place <= place + 1;
-    if (enter) begin
-      celosia_products(inp, wgt, entering);
-      ring[place] <= entering;
-    end
     if (leave) begin
       leaving = ring[PLACE_BITS'(place - STAGES)];
       for (lane = 0; lane < {cfg.lanes}; lane = lane + 1)
-        total[32 * lane +: 32] <= (first ? 32'd0 : total[32 * lane +: 32]) + leaving[32 * lane +: 32];
+        sums[32 * lane +: 32] = (first ? 32'd0 : total[32 * lane +: 32]) + leaving[32 * lane +: 32];
+      total <= sums;
     end
+    if (enter) celosia_products(inp, wgt, ring[place]);  // after what leaves: the ring is nobody else's
   end
 endmodule
 """

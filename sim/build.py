@@ -43,8 +43,11 @@ FAST_CLOCK = "fast_clk"
 """The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
+REHEARSAL = Path(__file__).with_name("rehearsal.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
 """What makes another text of the Verilog of a large array."""
+WATCHED, REHEARSED = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
+"""Flags for what is compiled before the rehearsal (rehearsal.py), and after it."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -93,6 +96,10 @@ def _processor() -> str:
 
 def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
+
+
+def _is_rehearsed(cfg: Config, source: str | None) -> bool:
+    return source is None and _is_large(cfg)
 
 
 def _optimisation(cfg: Config) -> str:
@@ -155,12 +162,12 @@ def _version(tool: str) -> str:
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
     """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
-    files = (HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ()))
+    files = (HARNESS, PRODUCTS, *((*FASTER, REHEARSAL) if _is_rehearsed(cfg, source) else ()))
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
         metadata.version("verilator"), _version(compiler()), _processor(), *VERILATOR_FLAGS, *CXX_FLAGS,
-        _optimisation(cfg),
+        *WATCHED, *REHEARSED, _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
@@ -224,7 +231,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
 
     from celosia.sim.terminal import Console
 
-    cxx, root = compiler(), verilator_root()
+    root = verilator_root()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
     what = f"Building the simulator of {cfg.name} (once)"
@@ -251,22 +258,59 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
         if re.search(rf"\b{FAST_CLOCK}\b", text):  # of a device, whose array has a clock of its own
             macros["TWO_CLOCKS"] = 1
-        defined = [f"-D{name}={value}" for name, value in macros.items()]
-        include = [f"-I{folder}", *includes(root), *defined]
-        sources, seldom = _cxx_sources(work, _is_large(cfg))
-        sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
-        flags = {seldom: "-O0", **dict.fromkeys(sources, _optimisation(cfg))}
-        stage = "C++"
-        progress.update(task, description=f"{what}: {stage}", total=len(flags) + 1)
-        commands = [
-            [cxx, *CXX_FLAGS, flag, *include, "-c", str(path), "-o", str(work / f"{path.stem}.o")]
-            for path, flag in flags.items()
-        ]
-        _call_all(commands, work, lambda: progress.advance(task))
-        objects = [str(runtime(cxx, root)), *(str(work / f"{path.stem}.o") for path in flags)]
-        _call([cxx, "-shared", *objects, "-o", str(work / "simulator.so"), "-lpthread"], work)
+        include = [f"-I{folder}", *includes(root), *(f"-D{name}={value}" for name, value in macros.items())]
+
+        def begin(name: str, steps: int | None) -> None:
+            nonlocal stage
+            stage = name
+            progress.reset(task, description=f"{what}: {stage}", total=steps)
+
+        _compile(cfg, work, include, _is_rehearsed(cfg, source), begin, lambda: progress.advance(task))
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         os.replace(work / "simulator.so", path)
+
+
+def _compile(
+    cfg: Config, work: Path, include: list[str], rehearsed: bool, begin: Callable[[str, int | None], None],
+    done: Callable[[], None],
+) -> None:  # fmt: skip
+    """`work`/simulator.so, from the C++ there. begin: told of a stage and its number of steps; done: of each step.
+
+    rehearsed: compiled twice, where that can be done: the second time the compiler knows what a run does.
+    """
+    cxx = compiler()
+    sources, seldom = _cxx_sources(work, _is_large(cfg))
+    sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
+    objects = {each: work / f"{each.stem}.o" for each in (seldom, *sources)}
+
+    def compiled(*flags: str) -> None:
+        line = [cxx, *CXX_FLAGS, _optimisation(cfg), *flags]
+        commands = [[*line, *include, "-c", str(each), "-o", str(objects[each])] for each in sources]
+        if not objects[seldom].exists():
+            commands.insert(0, [cxx, *CXX_FLAGS, "-O0", *include, "-c", str(seldom), "-o", str(objects[seldom])])
+        begin("C++", len(commands) + 1)
+        _call_all(commands, work, done)
+        parts = [str(runtime(cxx, verilator_root())), *map(str, objects.values())]
+        _call([cxx, "-shared", *flags, *parts, "-o", str(work / "simulator.so"), "-lpthread"], work)
+
+    if rehearsed:
+        try:
+            compiled(*WATCHED)
+            begin("rehearsal", None)
+            _rehearse(cfg, work)
+            compiled(*REHEARSED)
+            return
+        except (BuildError, OSError):
+            pass  # not every compiler keeps such profiles
+    compiled()
+
+
+def _rehearse(cfg: Config, work: Path) -> None:
+    """Run `work`/simulator.so, which leaves a profile of each object beside it. BuildError where it does not."""
+    (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
+    _call([sys.executable, "-m", "celosia.sim.rehearsal", str(work / "simulator.so"), str(work / "config.toml")], work)
+    if not any(work.glob("*.gcda")):
+        raise BuildError("the rehearsal has left no profile")
 
 
 def _call_all(commands: list[list[str]], folder: Path, done: Callable[[], None]) -> None:

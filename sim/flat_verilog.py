@@ -22,6 +22,9 @@ _SLICES = re.compile(r"\[[^\]]*\]")
 _IF = re.compile(r" *if \(([^()]*)\) ?(.*)")
 _ELSE_IF = re.compile(r"    else if \(([^()]*)\) ?(.*)")
 _WRITE = re.compile(r" *(?:\\(\S+) |([A-Za-z_][\w$]*)) *\[(.*)\]\[(\d+:\d+|\d+)\] <= (.*);")
+_A_NAME = r"(\\\S+ |[A-Za-z_][\w$]*)"
+_WIDTH = re.compile(rf"^  (?:wire|reg) (?:\[(\d+):0\] )?{_A_NAME};", re.M)
+_SHIFT = re.compile(rf"^  assign {_A_NAME} = {_A_NAME} >> \{{ 1'h0, {_A_NAME}, (\d+)'h0+ \}};", re.M)
 DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z_][\w$]*))(.*);")
 
 
@@ -62,6 +65,26 @@ def condition_of(atom: str) -> str:
     """An atom as Verilog."""
     base = base_of(atom)
     return f"{'!' if atom[0] == '!' else ''}{written(base)}{atom.removeprefix('!')[len(base) :]}"
+
+
+def selected(text: str) -> str:
+    """Flat Verilog in which one entry of a wide register is selected, not shifted down with all behind it.
+
+    >>> text = ["reg [63:0] t;", "wire [2:0] n;", "wire [7:0] a;", "assign a = t >> { 1'h0, n, 3'h0 };"]
+    >>> print(selected("".join(f"  {line}\\n" for line in text)).splitlines()[-1])
+      assign a = t[{ n, 3'h0 } +: 8];
+    """
+    widths = {name: int(high or 0) + 1 for high, name in _WIDTH.findall(text)}
+
+    def select(found: re.Match[str]) -> str:
+        left, wide, number, zeros = found.groups()
+        entry = 1 << int(zeros)
+        width = widths.get(left, entry + 1)
+        if width > entry or widths.get(wide) != entry << widths.get(number, 0):
+            return found[0]
+        return f"  assign {left} = {wide}[{{ {number}, {zeros}'h0 }} +: {width}];"
+
+    return _SHIFT.sub(select, text)
 
 
 @dataclass(eq=False)

@@ -44,6 +44,7 @@ from celosia.sim.flat_verilog import (
     base_of,
     condition_of,
     names_in,
+    selected,
     variable,
     word_of,
     written,
@@ -194,7 +195,7 @@ def _meet(paths: set[Path]) -> set[Path]:
 
 def gated(text: str) -> str:
     """The flat Verilog module `text` of Yosys, its logic in the conditions of the registers that use it."""
-    module = Module(text)
+    module = Module(selected(text))
     gating = _Gating(module)
     assigns: defaultdict[Path, list[Assign]] = defaultdict(list)
     registers: defaultdict[Path, list[Register]] = defaultdict(list)

@@ -84,6 +84,7 @@ class RtlDevice(Memory):
     seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
         it is written.
     source: Verilog of its top module in place of what `hw.verilog` writes, as a netlist (see build.py).
+    simulator: the library itself, where it is not to be built.
     """
 
     def __init__(
@@ -95,13 +96,14 @@ class RtlDevice(Memory):
         quiet: bool = False,
         seed: int = 0,
         source: str | None = None,
+        simulator: Path | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
-        self._lib = _load(library(config, quiet, source))
+        self._lib = _load(simulator or library(config, quiet, source))
         self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
         self._using = RLock()  # while the simulator is at work, another thread must not take it away
         self.control = Control(self._read, self._write)

@@ -106,7 +106,7 @@ def test_same_sums_in_dsp_blocks(name: str, tmp_path: Path) -> None:
     [
         ("PLACE_BITS'(place - STAGES)", "PLACE_BITS'(place - STAGES + 1)"),  # a cycle too early
         ("first ? 32'd0 : total", "total"),
-        ("int32_t sum = 0", "int16_t sum = 0"),
+        ("+ terms[2 * i + 1]", "- terms[2 * i + 1]"),
         ("const int8_t*>(wgt)", "const uint8_t*>(wgt)"),
         ("(o / GROUP * BATCH + b) * GROUP + o % GROUP", "b * BLOCK_OUT + o"),
     ],

@@ -1,0 +1,66 @@
+"""Simulators that are compiled twice: what is rehearsed is legal, and a compiler that keeps no profile does no harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.programs import CONFIGS
+
+from celosia.hw.config import Config
+from celosia.hw.verilog import verilog
+from celosia.sim import build
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rehearsal import rehearse
+from celosia.sim.rtlsim import RtlDevice
+
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo "$0" && exit
+echo "$*" >> "$0.log"
+"""
+SHAM = """while [ "$1" != -o ]; do shift; done
+echo > "$2"
+"""
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "pynq"])
+def test_the_rehearsal_is_legal(name: str) -> None:
+    cfg = CONFIGS.get(name) or Config.load(name)
+    rehearse(FunctionalDevice(cfg), rounds=10)
+
+
+def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[Path, list[str]]:
+    """A rehearsed simulator of `4x4` by a compiler that does what `script` says, and how that was called."""
+    compiler, log = folder / "compiler", folder / "compiler.log"
+    compiler.write_text(COMPILER + script)
+    compiler.chmod(0o755)
+    source = verilog(CONFIGS["4x4"], simulation=True)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("CELOSIA_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(build, "_is_rehearsed", lambda *_: True)
+    path = build.library(CONFIGS["4x4"], quiet=True, source=source)
+    return path, [line for line in log.read_text().splitlines() if "often.cpp" in line]
+
+
+@pytest.mark.rtl
+def test_a_rehearsed_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = RtlDevice(CONFIGS["4x4"], quiet=True)
+    path, said = built(tmp_path, monkeypatch, 'exec g++ "$@"\n')
+    assert ["-fprofile-generate" in said[0], "-fprofile-use" in said[1], len(said)] == [True, True, 2]
+    assert [each.name for each in path.parent.iterdir() if each.is_dir()] == []
+    rehearsed = RtlDevice(CONFIGS["4x4"], simulator=path)
+    assert rehearse(rehearsed) == rehearse(plain)
+    assert (rehearsed.dram == plain.dram).all()
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SHAM, id="no profile"),
+        pytest.param('case "$*" in *-fprofile-generate*) exit 1;; esac\n' + SHAM, id="unknown flag"),
+    ],
+)
+def test_a_compiler_that_keeps_no_profile(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said = built(tmp_path, monkeypatch, script)
+    assert path.exists() and ["-fprofile" in line for line in said] == [True, False]
