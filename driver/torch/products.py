@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator as python
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -40,8 +39,8 @@ class ActivationProducts:
 
     nodes: products of two float32 tensors, neither of which is constant, with as many matrices each, [..., m, k] and
     [..., k, n]. operands: whatever shares a scale with an operand of one, from what made it on; one zero point, 0, for
-    all of them makes the products cheap. scaled: results of products times a number. masks: what softmax reads between
-    a product and itself, and the masks that come in there, whose -1e9 would take the whole range of int8.
+    all of them makes the products cheap. scaled: views of results, and results times a number. masks: what softmax
+    reads between a product and itself, and the masks that come in there, whose -1e9 would take the range of int8.
     """
 
     def __init__(self, graph: Graph, exclude: Callable[[Node], bool]) -> None:
@@ -70,34 +69,36 @@ class ActivationProducts:
         return seen if ends & self.nodes else set()
 
 
-def with_slices(model: GraphModule, products: ActivationProducts) -> bool:
-    """Take the parts of a tensor that become operands of products one by one, so that they can share its scale; whether
-    there were any.
+def with_slices(model: GraphModule, products: ActivationProducts) -> None:
+    """Take the parts of a tensor that become operands of products one by one, so that they can share its scale.
 
-        unbind, getitem 0, getitem 1   ->   select 0, select 1
+    unbind, getitem 0, getitem 1   ->   select 0, select 1
     """
-    parts = [node for node in products.operands if _is_part(node)]
-    for node in parts:
-        whole, number = node.args
-        x, given, made = whole.args[0], whole.meta["val"], node.meta["val"]
-        place = whole.args[1] if name_of(whole) == "unbind" and len(whole.args) > 1 else _axis(whole)
+    for node in [node for node in model.graph.nodes if node in products.operands and _is_part(node)]:
+        whole: Any = node.args[0]
         with model.graph.inserting_before(node):
-            if name_of(whole) == "unbind":
-                part = model.graph.call_function(aten.select.int, (x, place, number))
-            else:
-                ends = list(accumulate(each.shape[place] for each in given[: number + 1]))
-                begin = ends[-1] - given[number].shape[place]
-                part = model.graph.call_function(aten.slice.Tensor, (x, place, begin, ends[-1]))
-        part.meta = {**whole.meta, "val": made}
-        node.replace_all_uses_with(part)
+            part = _part(model.graph, whole, node.args[1])
+        if part is not None:
+            part.meta = {**whole.meta, "val": node.meta["val"]}
+            node.replace_all_uses_with(part)
     model.graph.eliminate_dead_code()
     model.recompile()
-    return bool(parts)
 
 
-def _axis(whole: Node) -> int:
-    """Of a split; the first where it says nothing."""
-    return int(whole.args[2] if len(whole.args) > 2 else whole.kwargs.get("dim", 0))
+def _part(graph: Graph, whole: Node, number: int) -> Node | None:
+    """Of what `whole` splits; None where its sizes are open."""
+    if name_of(whole) == "unbind":
+        return graph.call_function(aten.select.int, (whole.args[0], _axis(whole, 1), number))
+    axis = _axis(whole, 2)
+    sizes = [each.shape[axis] for each in whole.meta["val"][: number + 1]]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return graph.call_function(aten.slice.Tensor, (whole.args[0], axis, sum(sizes[:-1]), sum(sizes)))
+
+
+def _axis(whole: Node, place: int) -> int:
+    """The argument `dim`; the first axis where there is none."""
+    return int(whole.args[place] if len(whole.args) > place else whole.kwargs.get("dim", 0))
 
 
 def _varying(graph: Graph) -> set[Node]:
