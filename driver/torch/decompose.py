@@ -35,11 +35,12 @@ def native_multi_head_attention(
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query, key, value: [samples, tokens, embed_dim]. What a mask leaves out is true in it, or no 0."""
-    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    q, k, v = (
-        F.linear(x, weight, bias).unflatten(2, (num_head, -1)).transpose(1, 2)
-        for x, weight, bias in zip((query, key, value), weights, biases)
-    )
+    if query is key and key is value:  # then the weights stay whole, and a quantizer knows them
+        parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+    else:
+        inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+        parts = tuple(F.linear(x, weight, bias) for x, weight, bias in inputs)
+    q, k, v = (part.unflatten(2, (num_head, -1)).transpose(1, 2) for part in parts)
     scores = (q * (embed_dim // num_head) ** -0.5) @ k.transpose(2, 3)
     shares = scores.softmax(3) if mask is None else masked_softmax(scores, mask, 3, mask_type)
     y = F.linear((shares @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
@@ -143,11 +144,11 @@ def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
     """The operators of `function` in the place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
-    given = [each for each in leaves if isinstance(each, Node)]
+    given = list(dict.fromkeys(each for each in leaves if isinstance(each, Node)))
 
     def call(*inputs: Any) -> Any:
-        left = iter(inputs)
-        args, kwargs = tree_unflatten([next(left) if isinstance(each, Node) else each for each in leaves], form)
+        found = dict(zip(given, inputs))
+        args, kwargs = tree_unflatten([found[each] if isinstance(each, Node) else each for each in leaves], form)
         return function(*args, **kwargs)
 
     made = make_fx(call, pre_dispatch=True)(*(each.meta["val"] for each in given)).graph
@@ -161,7 +162,8 @@ def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> 
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])
     for user in list(node.users):  # which take their parts of a tuple
-        user.replace_all_uses_with(copies[result[user.args[1]]])
+        if isinstance(part := result[user.args[1]], Node):  # else nobody asked for it
+            user.replace_all_uses_with(copies[part])
         model.graph.erase_node(user)
     model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it
 

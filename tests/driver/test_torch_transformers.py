@@ -245,6 +245,10 @@ def notes(graph: Any, *names: str) -> list[Any]:
     return [node.meta.get(KEY) for node in graph.nodes if products.name_of(node) in names]
 
 
+def linears(graph: Any) -> list[Any]:
+    return [node for node in graph.nodes if products.name_of(node) == "linear"]
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "weight"),
     [
@@ -360,6 +364,23 @@ def test_fused_kernels_are_written_out() -> None:
     exported = written_out(function, x, *parts)
     for found, expected in zip(exported(x, *parts), m(x, x, x), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_weights_of_fused_kernels_are_known() -> None:
+    """The three products of one input are one, by the module's own weights."""
+    m, x = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval(), torch.randn(1, 5, WIDTH)
+    parts = m.in_proj_bias, m.out_proj.weight, m.out_proj.bias
+
+    def function(module: Any, x: Tensor) -> Any:
+        return aten._native_multi_head_attention.default(x, x, x, WIDTH, HEADS, module.weight, *parts, None, False)[0]
+
+    whole = Of(function)
+    whole.weight = m.in_proj_weight
+    exported = torch.export.export(whole.eval(), (x,)).module()
+    quantizer = CelosiaQuantizer()
+    graph = quantizer.annotate(quantizer.transform_for_annotation(exported)).graph
+    assert [node.op for node in graph.nodes if node in {each.args[1] for each in linears(graph)}] == ["get_attr"] * 2
+    assert len(notes(graph, "matmul")) == 2 and all(notes(graph, "matmul", "slice", "transpose"))
 
 
 def test_parts_are_taken_one_by_one() -> None:
