@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import onnx
 import typer
 from rich.progress import track
 
@@ -105,9 +104,8 @@ def export(network: "nn.Module", path: Path) -> None:
     """Write the float model for one image, `image` float32 [1, 1, 32, 32] to `logits` [1, 10]."""
     import torch
 
-    from celosia.driver.torch.export import to_onnx
-
-    onnx.save(to_onnx(network, torch.zeros(1, 1, SIZE, SIZE), input_names=["image"], output_names=["logits"]), path)
+    image, names = torch.zeros(1, 1, SIZE, SIZE), {"input_names": ["image"], "output_names": ["logits"]}
+    torch.onnx.export(network, (image,), path, dynamo=True, external_data=False, verbose=False, **names)
 
 
 def quantised(float_path: Path, int8_path: Path, images: Images) -> dict[str, Any]:
