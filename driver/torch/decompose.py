@@ -1,4 +1,5 @@
-"""PyTorch's fused kernels as the operators that they stand for: torch.onnx knows those alone.
+"""PyTorch's fused kernels as the operators that they stand for: torch.onnx knows those alone, and a quantizer has
+to see the products in them.
 
 Modules take these kernels by themselves in evaluation mode (nn.TransformerEncoderLayer, nn.MultiheadAttention), for
 speed on PyTorch's side; docs call it their fast path.
@@ -12,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
 
@@ -31,11 +35,12 @@ def native_multi_head_attention(
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query, key, value: [samples, tokens, embed_dim]. What a mask leaves out is true in it, or no 0."""
-    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    q, k, v = (
-        F.linear(x, weight, bias).unflatten(2, (num_head, -1)).transpose(1, 2)
-        for x, weight, bias in zip((query, key, value), weights, biases)
-    )
+    if query is key and key is value:  # then the weights stay whole, and a quantizer knows them
+        parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+    else:
+        inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+        parts = tuple(F.linear(x, weight, bias) for x, weight, bias in inputs)
+    q, k, v = (part.unflatten(2, (num_head, -1)).transpose(1, 2) for part in parts)
     scores = (q * (embed_dim // num_head) ** -0.5) @ k.transpose(2, 3)
     shares = scores.softmax(3) if mask is None else masked_softmax(scores, mask, 3, mask_type)
     y = F.linear((shares @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
@@ -87,6 +92,80 @@ FUSED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._masked_softmax.default: masked_softmax,
     aten._addmm_activation.default: addmm_activation,
 }
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32. attn_mask: bool, of
+    what is looked at, or floats that are added. The scores are scaled behind their product, as one table there, and not
+    before it in two.
+    """
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = (query @ key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    shares = scores.softmax(-1)
+    if attn_mask is not None:  # which may leave out all keys of a query
+        shares = shares.masked_fill(shares.isnan(), 0.0)
+    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
+
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta x + alpha a b. x: [n, m, k] or what becomes that, a: [n, m, i], b: [n, i, k]."""
+    product = torch.bmm(a, b)
+    return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
+
+
+PRODUCTS: dict[Any, Callable[..., Any]] = {
+    **FUSED,
+    aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+    aten.baddbmm.default: baddbmm,
+}
+"""FUSED ones, and what torch.onnx knows but has products of two activations inside."""
+
+
+def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
+    """Write the products in `model` out, in place, where `keep` is false of the operator that they are in."""
+    for node in list(model.graph.nodes):
+        if node.target in PRODUCTS and not keep(node):
+            _write_out(model, node, PRODUCTS[node.target])
+    model.graph.eliminate_dead_code()
+    model.recompile()
+
+
+def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
+    """The operators of `function` in the place of `node`, in the same module."""
+    leaves, form = tree_flatten((node.args, node.kwargs))
+    given = list(dict.fromkeys(each for each in leaves if isinstance(each, Node)))
+
+    def call(*inputs: Any) -> Any:
+        found = dict(zip(given, inputs))
+        args, kwargs = tree_unflatten([found[each] if isinstance(each, Node) else each for each in leaves], form)
+        return function(*args, **kwargs)
+
+    made = make_fx(call, pre_dispatch=True)(*(each.meta["val"] for each in given)).graph
+    copies = dict(zip(made.find_nodes(op="placeholder"), given))
+    with model.graph.inserting_before(node):
+        for each in made.nodes:
+            if each.op == "call_function":
+                copies[each] = model.graph.node_copy(each, copies.__getitem__)
+                copies[each].meta = {**node.meta, "val": each.meta["val"]}
+    (result,) = made.output_node().args
+    if isinstance(result, Node):
+        node.replace_all_uses_with(copies[result])
+    for user in list(node.users):  # which take their parts of a tuple
+        if isinstance(part := result[user.args[1]], Node):  # else nobody asked for it
+            user.replace_all_uses_with(copies[part])
+        model.graph.erase_node(user)
+    model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it
 
 
 def without_fused(program: ExportedProgram) -> ExportedProgram:

@@ -1,7 +1,9 @@
 """A quantizer for PT2E (torchao.quantization.pt2e) that asks for what the accelerator computes.
 
 What only moves elements, the largest of a window, and the parts of a concatenation share one scale, so that nothing is
-computed between them. Biases stay float: the compiler takes them into the int32 sums.
+computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products of two
+activations have 0 as their zero point, since another one would be multiplied, too; masks and what they are added to
+stay float, up to softmax.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from celosia.driver.torch.decompose import with_products
+from celosia.driver.torch.products import MOVES, ActivationProducts, name_of, with_slices
+
 KEY = "quantization_annotation"
 """Where PT2E looks for what is asked of an operator."""
 SMALLEST_SCALE = 2.0**-16
@@ -44,10 +49,6 @@ FUNCTIONS = CLAMPS | {
     "hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "leaky_relu", "elu", "avg_pool2d",
     "adaptive_avg_pool2d", "mean", "softmax",
 }  # fmt: skip
-MOVES = {
-    "max_pool2d", "flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "clone",
-    "dropout", "upsample_nearest2d", "slice", "select", "alias", "detach",
-}  # fmt: skip
 
 
 class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
@@ -57,8 +58,9 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     qat: for `prepare_qat_pt2e`, which trains with fake quantisation, instead of `prepare_pt2e`. exclude: names of
     submodules, as of `named_modules()`, that stay float with all that is inside them.
 
-    Products with weights are quantised wherever they stand; additions, functions, pooling, views and concatenations
-    where all that they read is quantised or an input of the module.
+    Products with weights, and of two activations, are quantised wherever they stand; additions, functions, pooling,
+    views and concatenations where all that they read is quantised or an input of the module. What has a product of two
+    activations as operand is symmetric, back to where it is computed.
     """
 
     def __init__(self, *, qat: bool = False, exclude: Sequence[str] = ()) -> None:
@@ -71,6 +73,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
             activation, weight = MinMaxObserver.with_args(eps=eps), PerChannelMinMaxObserver.with_args(eps=eps)
         self.whole = activation
         self.activation = QuantizationSpec(torch.int8, activation, -128, 127, torch.per_tensor_affine)
+        self.operand = replace(self.activation, qscheme=torch.per_tensor_symmetric)
         self.weight = QuantizationSpec(torch.int8, weight, -127, 127, torch.per_channel_symmetric, 0)
         self.exclude = tuple(exclude)
 
@@ -81,10 +84,18 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         for name in self.exclude:
             if not any(_inside(path, name) for path in found):
                 raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
+        self.products = ActivationProducts(model.graph, self._stays_float)
         known = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
         for node in model.graph.nodes:
-            if node.op == "call_function" and KEY not in node.meta and _is_float(node) and not self._stays_float(node):
+            stays = self._stays_float(node) or node in self.products.masks
+            if node.op == "call_function" and KEY not in node.meta and _is_float(node) and not stays:
                 self._annotate(node, known)
+        return model
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """PT2E's hook in front of `annotate`: write out attention in `model`, in place, so that its products show."""
+        with_products(model, self._stays_float)
+        with_slices(model, ActivationProducts(model.graph, self._stays_float))
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -94,15 +105,17 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
 
     def _annotate(self, node: Node, known: set[Node]) -> None:
-        op = _name(node)
+        op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:
             weight = self.weight if op in PRODUCTS else self._transposed_weight(node)
-            self._compute(node, {first: self.activation, node.args[1]: weight}, [NORMS, CLAMPS], known)
+            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], known)
+        elif node in self.products.nodes:
+            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [], known)
         elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:
-            self._compute(node, dict.fromkeys(node.args[:2], self.activation), [CLAMPS], known)
-        elif op in FUNCTIONS and first in known:
-            self._compute(node, {first: self.activation}, [], known)
+            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [CLAMPS], known)
+        elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in known:
+            self._compute(node, {first: self._spec(first)}, [], known)
         elif op in MOVES and first in known:
             self._share(node, [first], known)
         elif op == "cat" and set(first) <= known:
@@ -120,6 +133,10 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
             self.weight, observer_or_fake_quant_ctr=self.whole, qscheme=torch.per_tensor_symmetric, ch_axis=None
         )
 
+    def _spec(self, node: Node) -> QuantizationSpec:
+        """How an activation is quantised."""
+        return self.operand if node in self.products.operands else self.activation
+
     def _compute(
         self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], known: set[Node]
     ) -> None:
@@ -127,28 +144,20 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
         for ops in followers:
             (user, *more) = node.users or [None]
-            if user is None or more or _name(user) not in ops or self._stays_float(user):
+            if user is None or more or name_of(user) not in ops or self._stays_float(user):
                 continue
-            if _name(user) != "hardtanh" or user.args[1:2] == (0.0,):
+            if name_of(user) != "hardtanh" or user.args[1:2] == (0.0,):
                 node = user
                 node.meta[KEY] = QuantizationAnnotation(_annotated=True)
-        node.meta[KEY].output_qspec = self.activation
+        node.meta[KEY].output_qspec = self._spec(node)
         known.add(node)
 
     def _share(self, node: Node, parts: list[Node], known: set[Node]) -> None:
         """One scale for `parts` and the output of `node`."""
         shared = SharedQuantizationSpec((parts[0], node))
-        inputs = {**dict.fromkeys(parts, shared), parts[0]: self.activation}
+        inputs = {**dict.fromkeys(parts, shared), parts[0]: self._spec(parts[0])}
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=shared, _annotated=True)
         known.add(node)
-
-
-def _name(node: Node) -> str:
-    """The operator of ATen, without overload; "" for anything else."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return ""
-    return str(target._schema.name).removeprefix("aten::").removesuffix("_")
 
 
 def _is_float(node: Node) -> bool:

@@ -1,0 +1,164 @@
+"""Products of two activations in a traced module, as those of attention, and what stands around them.
+
+q -> view -> mul 0.25 -> matmul -> view -> div 4 -> add mask -> softmax -> matmul
+\\___ operands ______/            \\_ scaled _/      masks      \\ operand
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+MOVES = {
+    "max_pool2d", "flatten", "unflatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze",
+    "contiguous", "clone", "dropout", "upsample_nearest2d", "slice", "select", "alias", "detach",
+}  # fmt: skip
+"""Operators of ATen that only move elements, or take the largest of a window."""
+SPLITS = {"unbind", "split", "split_with_sizes", "chunk"}
+"""What makes several tensors of one."""
+MASKS = {"add", "sub", "mul", "div", "masked_fill", "where"}
+"""What masks are made of, and added by, between a product and softmax."""
+aten = torch.ops.aten
+
+
+def name_of(node: Node) -> str:
+    """The operator of ATen, without overload and for the form that works in place, too; "" for anything else."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target._schema.name).removeprefix("aten::").removesuffix("_")
+
+
+class ActivationProducts:
+    """What a quantizer asks of `graph`. exclude: tells which operators stay float.
+
+    nodes: products of two float32 tensors, neither of which is constant, with as many matrices each, [..., m, k] and
+    [..., k, n]. operands: whatever shares a scale with an operand of one, from what made it on; one zero point, 0, for
+    all of them makes the products cheap. scaled: views of results, and results times a number. masks: what softmax
+    reads between a product and itself, and the masks that come in there, whose -1e9 would take the range of int8.
+    """
+
+    def __init__(self, graph: Graph, exclude: Callable[[Node], bool]) -> None:
+        varying = _varying(graph)
+        self.nodes = {node for node in graph.nodes if _multiplies(node, varying) and not exclude(node)}
+        self.operands = _joined(each for node in self.nodes for each in node.args[:2])
+        self.scaled = _forward(self.nodes)
+        softmaxes = [node for node in graph.nodes if name_of(node) == "softmax"]
+        self.masks = {each for node in softmaxes for each in self._masks(node)} - self.scaled
+
+    def is_scaling(self, node: Node) -> bool:
+        """Whether a number times the result or an operand of a product: of bytes, the same bytes in another scale."""
+        return _is_scaling(node) and (node in self.scaled or node in self.operands)
+
+    def _masks(self, softmax: Node) -> set[Node]:
+        """Nothing where no product leads there: what softmax reads is as quantised as anything else."""
+        seen: set[Node] = set()
+        left, ends = [softmax.args[0]], set[Node]()
+        while left:
+            node = left.pop()
+            if name_of(node) not in MASKS | MOVES:
+                ends.add(node)
+            elif node not in seen:
+                seen.add(node)
+                left += node.all_input_nodes
+        return seen if ends & self.nodes else set()
+
+
+def with_slices(model: GraphModule, products: ActivationProducts) -> None:
+    """Take the parts of a tensor that become operands of products one by one, so that they can share its scale.
+
+    unbind, getitem 0, getitem 1   ->   select 0, select 1
+    """
+    for node in [node for node in model.graph.nodes if node in products.operands and _is_part(node)]:
+        whole: Any = node.args[0]
+        with model.graph.inserting_before(node):
+            part = _part(model.graph, whole, node.args[1])
+        if part is not None:
+            part.meta = {**whole.meta, "val": node.meta["val"]}
+            node.replace_all_uses_with(part)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+
+
+def _part(graph: Graph, whole: Node, number: int) -> Node | None:
+    """Of what `whole` splits; None where its sizes are open."""
+    if name_of(whole) == "unbind":
+        return graph.call_function(aten.select.int, (whole.args[0], _axis(whole, 1), number))
+    axis = _axis(whole, 2)
+    sizes = [each.shape[axis] for each in whole.meta["val"][: number + 1]]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return graph.call_function(aten.slice.Tensor, (whole.args[0], axis, sum(sizes[:-1]), sum(sizes)))
+
+
+def _axis(whole: Node, place: int) -> int:
+    """The argument `dim`; the first axis where there is none."""
+    return int(whole.args[place] if len(whole.args) > place else whole.kwargs.get("dim", 0))
+
+
+def _varying(graph: Graph) -> set[Node]:
+    """What depends on an input of the module."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" or any(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _multiplies(node: Node, varying: set[Node]) -> bool:
+    if name_of(node) not in ("matmul", "bmm") or not varying.issuperset(node.args[:2]):
+        return False
+    a, b = (each.meta["val"] for each in node.args[:2])
+    if a.dtype != torch.float32 or min(a.dim(), b.dim()) < 2 or a.dim() != b.dim():
+        return False
+    return all(statically_known_true(x == y) for x, y in zip(a.shape[:-2], b.shape[:-2]))
+
+
+def _is_scaling(node: Node) -> bool:
+    return name_of(node) in ("mul", "div") and len(node.args) == 2 and isinstance(node.args[1], (int, float))
+
+
+def _is_part(node: Node) -> bool:
+    return node.target is python.getitem and name_of(node.args[0]) in SPLITS
+
+
+def _sources(node: Node) -> list[Node]:
+    """What shares its scale, or a multiple of it, with `node`, which was made of it."""
+    if name_of(node) == "cat":
+        return list(node.args[0])
+    if _is_part(node):
+        return [node.args[0].args[0]]
+    return [node.args[0]] if name_of(node) in MOVES or _is_scaling(node) else []
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    for user in node.users:
+        if name_of(user) in SPLITS:
+            yield from user.users
+        elif node in _sources(user):
+            yield user
+
+
+def _joined(operands: Iterable[Any]) -> set[Node]:
+    found, left = set[Node](), list(operands)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += [*_sources(node), *_readers(node)]
+    return found
+
+
+def _forward(products: Iterable[Node]) -> set[Node]:
+    found, left = set[Node](), list(products)
+    while left:
+        for user in left.pop().users:
+            if user not in found and (name_of(user) in MOVES or _is_scaling(user)):
+                found.add(user)
+                left.append(user)
+    return found
