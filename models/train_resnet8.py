@@ -246,6 +246,24 @@ def fail(message: str) -> typer.Exit:
     return typer.Exit(1)
 
 
+def ready(data: Path, threads: int, extra: str = "train") -> list[tuple[Images, Images]]:
+    """Images and labels to train and to test with, read before anything slow; PyTorch gets `threads`. typer.Exit with a
+    sentence where the data or a library of `extra` is missing."""
+    try:
+        found = [read_dataset(data, part) for part in ("train", "t10k")]
+    except FileNotFoundError as error:
+        raise fail(
+            f"{error.filename} not found: apt-get install dataset-fashion-mnist, or name another folder with --data"
+        ) from None
+    try:
+        import onnxruntime  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise fail(f"{error.name} is not installed: pip install 'celosia\\[{extra}]'") from None
+    torch.set_num_threads(threads)
+    return found
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Folder of the four Fashion-MNIST files.")] = Path(
         "/usr/share/datasets/fashion-mnist"
@@ -258,19 +276,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of PyTorch.")] = 1,
 ) -> None:
     """Train ResNet-8 on Fashion-MNIST, quantise it and write resnet8_fashion_int8.onnx and fashion_test.npz."""
-    try:
-        train_images, train_labels = read_dataset(data, "train")
-        test_images, test_labels = read_dataset(data, "t10k")
-    except FileNotFoundError as error:
-        raise fail(
-            f"{error.filename} not found: apt-get install dataset-fashion-mnist, or name another folder with --data"
-        ) from None
-    try:
-        import onnxruntime  # noqa: F401
-        import torch
-    except ImportError as error:
-        raise fail(f"{error.name} is not installed: pip install 'celosia\\[train]'") from None
-    torch.set_num_threads(threads)
+    (train_images, train_labels), (test_images, test_labels) = ready(data, threads)
     for folder in [out] + ([float_model.parent] if float_model else []):
         folder.mkdir(parents=True, exist_ok=True)  # now, not after the training
 

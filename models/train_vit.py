@@ -16,7 +16,7 @@ from rich.progress import track
 
 import celosia
 from celosia.models import preprocess
-from celosia.models.train_resnet8 import CALIBRATION_IMAGES, Images, accuracy, augment, console, fail, read_dataset
+from celosia.models.train_resnet8 import CALIBRATION_IMAGES, Images, accuracy, augment, console, ready
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,19 +122,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of PyTorch.")] = 1,
 ) -> None:
     """Train a vision transformer on Fashion-MNIST, quantise it, and print the accuracy of both models."""
-    try:
-        train_images, train_labels = read_dataset(data, "train")
-        test_images, test_labels = read_dataset(data, "t10k")
-    except FileNotFoundError as error:
-        raise fail(
-            f"{error.filename} not found: apt-get install dataset-fashion-mnist, or name another folder with --data"
-        ) from None
-    try:
-        import onnxruntime  # noqa: F401
-        import torch
-    except ImportError as error:
-        raise fail(f"{error.name} is not installed: pip install 'celosia\\[train,torch]'") from None
-    torch.set_num_threads(threads)
+    (train_images, train_labels), (test_images, test_labels) = ready(data, threads, "train,torch")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # now, not after the training
 

@@ -16,7 +16,7 @@ from celosia.driver.cli.errors import command
 from celosia.driver.cli.runs import Device, Threads, device_options
 
 if TYPE_CHECKING:
-    from celosia.driver.generate.decoder import Decoder
+    from celosia.driver.generate.decoder import Decoder, Session
     from celosia.driver.progress import Stages
 
 Prompt = Annotated[
@@ -93,12 +93,15 @@ def generate(
             with stages.paused():
                 decoder.open()
                 _write(decoder, begin, session.generate(begin, tokens, choose), prompt)
-    made = session.usage.report()
-    common.write_json(report, made)
+    common.write_json(report, session.usage.report())
     if not quiet:
-        from celosia.driver.show.generate import summary
+        _summarise(session)
 
-        common.show(["", summary(made, session.length, decoder)])
+
+def _summarise(session: Session) -> None:
+    from celosia.driver.show.generate import summary
+
+    common.show(["", summary(session.usage.report(), session.length, session.decoder)])
 
 
 @contextmanager
