@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -235,7 +236,7 @@ class _Check:
             channels, pixel = (start, 0) if images and axis % len(dims) == 1 else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             lattice = Lattice(whole.height, whole.width, row, column)
-            if whole.region(y.dims, channels // self.cfg.group, lattice) == y:
+            if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
                 return number
             start += dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")

@@ -1,4 +1,4 @@
-"""Rows that are appended to a cache, and keys and values that heads share, where products of two activations read them."""
+"""Rows that are appended to a cache, and keys and values that heads share, as products of two activations read them."""
 
 from __future__ import annotations
 
