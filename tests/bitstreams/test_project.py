@@ -108,6 +108,13 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
         manifest.check_files(folder / f"{name}.bit")
 
 
+@pytest.fixture
+def without_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accelerator's own Verilog, which takes ten seconds for a Config, is not what a test looks at."""
+    monkeypatch.setattr("celosia.hw.verilog.verilog", lambda *_, **__: "")
+
+
+@pytest.mark.usefixtures("without_top")
 @pytest.mark.parametrize("bus_bytes", [4, 8])
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Path) -> None:
@@ -131,6 +138,7 @@ def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Pa
     assert widths == (["64", "64"] if board.processor == "zynq" else 2 * [str(8 * bus_bytes)])
 
 
+@pytest.mark.usefixtures("without_top")
 @pytest.mark.parametrize("clock", [13, 50, 100, 123, 150, 200, 230])
 @pytest.mark.parametrize("name", ["pynq-z2", "ultra96"])
 def test_a_pumped_array_has_a_clock_of_its_own(name: str, clock: int, tmp_path: Path) -> None:
@@ -151,6 +159,7 @@ def test_a_pumped_array_has_a_clock_of_its_own(name: str, clock: int, tmp_path: 
     assert "clocks" not in single.cells and any({source, "celosia/clk"} < net for net in single.nets)
 
 
+@pytest.mark.usefixtures("without_top")
 @pytest.mark.parametrize(
     ("fault", "wrong", "message"),
     [
@@ -217,6 +226,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.usefixtures("without_top")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
     board = BOARDS["pynq-z1"]

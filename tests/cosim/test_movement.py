@@ -165,12 +165,13 @@ def test_in_bytes_on_the_cpu(name: str) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("config", ["tiny", "batch2"])
 def test_on_the_rtl(config: str) -> None:
+    """Each on one of two Configs, by turns; functionally each runs on four."""
     try:
         compiler(), verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
     device = RtlDevice({"tiny": PRESETS["tiny"], "batch2": SMALL_CONFIGS["batch2"]}[config], quiet=True)
-    for make in ACCELERATED.values():
+    for make in [*ACCELERATED.values()][config == "batch2" :: 2]:
         check(made(make), device)
 
 
