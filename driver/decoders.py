@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.program.traits import Kind
 from celosia.driver.calibration import CalibrationError, Input
 
 Array = NDArray[Any]
@@ -16,8 +18,6 @@ TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids",
 """Names that exporters give to what all decoders take and return."""
 CACHES = "past"
 """What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
-BY_ELEMENT = ("Add", "Div", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Mul", "Relu", "Sigmoid", "Swish", "Tanh")
-"""Operators of which functions of one number are made: GELU, SiLU and the like."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 
@@ -90,7 +90,7 @@ def products_of(model: onnx.ModelProto) -> list[str]:
         if node.op_type in PRODUCTS or (gates and alone) or (bias and "" not in sources):
             found.append(node.name)
             of[node.output[0]] = node.output[0]
-        elif node.op_type in BY_ELEMENT and len(sources) == 1:
+        elif traits(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
             of[node.output[0]] = sources.pop()
     return found
 

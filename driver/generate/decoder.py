@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
@@ -272,7 +273,7 @@ def positions_of(proto: onnx.ModelProto, name: str) -> int | None:
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
     aliases = {name}
     for node in proto.graph.node:
-        if node.op_type in ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze") and node.input[0] in aliases:
+        if (traits(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
         if node.op_type == "Gather" and name and node.input[1] in aliases and node.input[0] in tables:
             return int(tables[node.input[0]])

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program.traits import Moves
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
 
-MOVES = ("Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand")
-"""Operators that leave each value as it is."""
 VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
 """What stands between a cache and the output that returns it. Its bytes are the same however often they are taken."""
 
@@ -121,7 +121,11 @@ class _Editor:
                 scale, zero = (self.constants.get(each) for each in node.input[1:])
                 one = scale is not None and zero is not None and not scale.dims and not zero.dims
                 yield _Codes(numpy_helper.to_array(scale), numpy_helper.to_array(zero)) if one else None
-            elif node.op_type in MOVES and node.input[0] == name and node.output[0] not in self.outputs:
+            elif (
+                traits(node.op_type).moves in (Moves.ALL, Moves.SOME)
+                and node.input[0] == name
+                and node.output[0] not in self.outputs
+            ):
                 yield from self._ends(node.output[0], present)
             elif list(node.output) != [present]:
                 yield None
