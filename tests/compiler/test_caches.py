@@ -117,3 +117,41 @@ def test_a_cache_that_is_no_input(steps: dict[str, Stepping]) -> None:
     shapes = {name: array.shape for name, array in feed.items()}
     with pytest.raises(ModelError, match=r"cache 'past_key_values.0.keys' is no input .did you mean"):
         celosia.compile(steps["own heads"].proto, shapes=shapes, caches=["past_key_values.0.keys"])
+
+
+JOINED = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (int8[1, 1, 16, 16] past, int8[1, 1, 16, 16] other, int8[1, 2, 4, 16] q) => (int8[1, 2, 4, 16] y)
+<float s = {0.05}, float t = {0.5}, int8 z = {0}>
+{ v = Concat<axis = 1>(past, other) y = QLinearMatMul(q, s, z, v, s, z, t, z) }
+"""
+
+
+def test_rows_of_a_cache_are_those_of_its_concatenation_along_rows_alone() -> None:
+    """Here the cache is one of two heads: the other one may change in any row."""
+    model = onnx.parser.parse_model(JOINED)
+    program = celosia.compile(model, "pynq", caches=["past"])
+    assert program.launches and not any(pack.cache for launch in program.launches for pack in launch.pack)
+
+
+CHAINED = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (int8[1, 1, 4, 16] x, int8[1, 1, 7, 16] past, int8[1, 1, 9, 16] older) => (int8[1, 1, 4, 20] y)
+<int8[16, 16] w = {%s}, float s = {0.05}, float t = {0.5}, int8 z = {0}>
+{ k = QLinearMatMul(x, s, z, w, s, z, s, z)
+  recent = Concat<axis = 2>(past, k) all = Concat<axis = 2>(older, recent)
+  turned = Transpose<perm = [0, 1, 3, 2]>(all) y = QLinearMatMul(x, s, z, turned, s, z, t, z) }
+"""
+
+
+def test_rows_are_appended_to_what_has_others_behind_them() -> None:
+    weights = np.random.default_rng(0).integers(-127, 128, 256)
+    model = onnx.parser.parse_model(CHAINED % ", ".join(map(str, weights)))
+    random = np.random.default_rng(1)
+    feed = {
+        name: random.integers(-128, 128, (1, 1, rows, 16)).astype(np.int8)
+        for name, rows in (("x", 4), ("past", 7), ("older", 9))
+    }
+    (expected,) = opened(model).run(None, feed)
+    (found,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
+    np.testing.assert_array_equal(found, expected)

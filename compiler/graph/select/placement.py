@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.values import constant, is_op, operands
+from celosia.compiler.graph.values import attribute, constant, is_op, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.config import Config
 
@@ -67,10 +67,10 @@ def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
 
 def cache_of(value: ir.Value) -> ir.Value | None:
     """The input whose rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
-    producer = value.producer()
+    producer, rank = value.producer(), len(value.shape or ())
     if producer is not None and is_op(producer, "Concat"):
-        first = producer.inputs[0]
-        return cache_of(first) if first is not None and first.producer() is None else None
+        first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
+        return cache_of(first) if along_rows and first is not None and first.producer() is None else None
     return value if value.meta.get(CACHE) else None
 
 
