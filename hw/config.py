@@ -68,10 +68,11 @@ _LIMITS = {
     "residual_cycles": _Limits(1, 4),
     "ports": _Limits(1, 2),
     "pump": _Limits(1, 2),
+    "softmax": _Limits(0, 16, powers=False),
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
-_LATER = ("trace_depth", "alu", "int32", "pump")
+_LATER = ("trace_depth", "alu", "int32", "pump", "softmax")
 """Fields that Programs and records are older than: as they are by default they do not count in a digest."""
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
@@ -121,6 +122,11 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > cfg.block_out or not _is_power_of_two(cfg.softmax)):
+        raise ConfigError(
+            f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out, {cfg.block_out}, not "
+            f"{cfg.softmax}"
+        )
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,7 @@ class Config:
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
+    softmax: elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: it has none.
     """
 
     batch: int = 1
@@ -172,6 +179,7 @@ class Config:
     alu: bool = True
     int32: bool = True
     pump: int = 1
+    softmax: int = 0
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:

@@ -72,6 +72,10 @@ FIELDS = {
         "products that a DSP block makes in a cycle, in a clock of twice the rate",
         "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
     ),
+    "softmax": (
+        "elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: none",
+        "an adder of floats, a divider and a block RAM each; without, softmax runs on the CPU between launches",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

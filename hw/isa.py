@@ -46,6 +46,7 @@ class Buffer(IntEnum):
     PAR = 4
     LUT = 5
     TAP = 6
+    EXP = 7
 
 
 class ReduceOp(IntEnum):
@@ -214,7 +215,7 @@ def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
             *_header(),
-            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT or TAP."),
+            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT, TAP or EXP."),
             Field("widen", 1, "ACC only: the elements are int8 and become int32."),
             *spread,
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
@@ -256,6 +257,8 @@ def _gemm(cfg: Config, pads: Pads, limit: int | None) -> Format:
 def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
     bits = {name: pad.address_bits for name, pad in pads.items()}
     a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
+    softmax = cfg.softmax > 0
+    imm = "B where b_source is IMM." + " softmax: lanes of a row's last entry that are none of it." * softmax
     if cfg.forward:
         dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
     return Format(
@@ -273,6 +276,7 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
                 max(BinaryOp).bit_length(),
                 "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits).",
             ),
+            *([Field("softmax", 1, "Softmax of the lanes of VIN over loop n, for every x, alone.")] * softmax),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
             Field("table", bits["lut"], "Which table."),
@@ -289,7 +293,7 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
             *(_address("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
-            Field("imm", 32, "B where b_source is IMM.", signed=True),
+            Field("imm", 32, imm, signed=True),
             Field("zero_point", 8, "Added after requantising.", signed=True),
             Field("clip_lo", 8, "Smallest value of the int8 stage.", signed=True),
             Field("clip_hi", 8, "Largest value of the int8 stage.", signed=True),

@@ -69,8 +69,8 @@ def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
 
 def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
     """Rules about what not every Config has."""
-    last = buffers(cfg)[-1]
-    load: dict[str, Broken] = {"the buffer does not exist": lambda f: f["buffer"] > last}
+    has_not = [buffer for buffer in range(8) if buffer not in buffers(cfg)]
+    load: dict[str, Broken] = {"the buffer does not exist": _one_of("buffer", has_not)} if has_not else {}
     if not cfg.int32:
         load["int32 for ACC needs a Config with int32 = true"] = lambda f: (
             (f["buffer"] == Buffer.ACC) & (f["widen"] == 0)
@@ -84,7 +84,31 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
             if lacking:
                 names = ", ".join(value.name for value in lacking)
                 vector[f"{field} {names} needs a Config with {need} = true"] = _one_of(field, lacking)
+    if cfg.softmax:
+        vector |= _SOFTMAX
+        vector["softmax leaves out imm lanes, less than there are"] = _softmax_with(
+            lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
+        )
     return {Opcode.LOAD: load, Opcode.VECTOR: vector}
+
+
+def _softmax_with(*others: Broken) -> Broken:
+    return lambda f: (f["softmax"] == 1) & reduce(or_, (other(f) for other in others))
+
+
+_SOFTMAX: dict[str, Broken] = {
+    "softmax is of VIN alone": _softmax_with(
+        lambda f: (f["a_source"] != ASource.VIN) | (f["b_source"] != BSource.IMM),
+        lambda f: (f["binary_op"] != BinaryOp.NONE) | (f["taps"] == 1),
+    ),
+    "softmax goes to OUT or INP as it is": _softmax_with(
+        lambda f: (f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN),
+        lambda f: (f["requantise"] == 1) | (f["lookup"] == 1) | (f["rescale_add"] == 1),
+    ),
+    "softmax has rows along x": _softmax_with(
+        lambda f: (f["extent_y"] != 1) | (f["extent_r"] != 1) | (f["extent_s"] != 1)
+    ),
+}
 
 
 _RULES: dict[Opcode, dict[str, Broken]] = {

@@ -21,7 +21,11 @@ SPREAD_BEATS = 8
 """Beats of half an entry from which it pays to ask for it on its own: so many of each burst that may be under way at
 once cover what memory takes to answer."""
 
-_BITS = {"int8": 8, "int32": 32, "uint64": 64}
+POWERS = 512
+"""Entries of exp: the power that each distance from a row's largest element has, -255 to 0, and the same times the
+steps of the result."""
+
+_BITS = {"int8": 8, "int32": 32, "uint32": 32, "uint64": 64}
 
 
 class Part(NamedTuple):
@@ -42,6 +46,10 @@ class Part(NamedTuple):
 
 PAR = {"bias": Part(0, 32, signed=True), "multiplier": Part(32, 24), "shift": Part(56, 6)}
 """What par holds of one channel, in 64 bits of which the highest two are unused."""
+
+FLOAT = {"mantissa": Part(0, 24), "exponent": Part(24, 8)}
+"""What exp holds of a power, mantissa * 2^(exponent - 150): a float32 whose leading one is written out. Of those too
+small to have one, and of 0, the exponent is 1."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,8 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     if cfg.taps:
         shape, kept = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
         pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
+    if cfg.softmax:
+        pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="uint32", far=True))
     return MappingProxyType({pad.name: pad for pad in pads})
 
 

@@ -31,7 +31,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
-from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.hw.scratchpads import PAR, POWERS, scratchpads
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -54,6 +54,7 @@ class State:
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
     par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
     tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
+    exp [depth, 1] uint32, see `FLOAT`; [0, 1] where the Config has no softmax.
     """
 
     cfg: Config
@@ -65,12 +66,15 @@ class State:
     par: NDArray[np.uint64] = field(init=False)
     lut: Int8 = field(init=False)
     tap: Int8 = field(init=False)
+    exp: NDArray[np.uint32] = field(init=False)
 
     def __post_init__(self) -> None:
         for name, pad in scratchpads(self.cfg).items():
             setattr(self, name, np.zeros((pad.depth, *pad.shape), pad.element))
         if not self.cfg.taps:
             self.tap = np.zeros((0, 1, self.cfg.block_out), np.int8)
+        if not self.cfg.softmax:
+            self.exp = np.zeros((0, 1), np.uint32)
 
     def randomise(self, rng: np.random.Generator) -> None:
         """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""
@@ -191,6 +195,8 @@ def vector(state: State, f: Fields) -> None:
     """VECTOR. An instruction must not read an accumulator that it wrote itself."""
     cfg = state.cfg
     loops = VECTOR_LOOPS
+    if f.get("softmax"):
+        return softmax(state, f)
     if f["taps"]:
         a = _taps(state, f)
     elif f["a_source"] == ASource.ACC:
@@ -220,6 +226,33 @@ def vector(state: State, f: Fields) -> None:
     index = addresses(f, "dst", OUTER_LOOPS, len(target))
     for outer in np.ndindex(index.shape):
         target[index[outer]] = v[outer].astype(target.dtype)
+
+
+def softmax(state: State, f: Fields) -> None:
+    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. Those get what 0 would."""
+    cfg = state.cfg
+    a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
+    rows = np.swapaxes(a, 0, 1).reshape(f["extent_x"], -1)
+    limits = f["zero_point"], f["clip_lo"], f["clip_hi"]
+    powers, shares = state.exp.ravel()[: POWERS // 2], state.exp.ravel()[POWERS // 2 :]
+    result = np.full(rows.shape, min(max(f["zero_point"], f["clip_lo"]), f["clip_hi"]), np.int8)
+    count = rows.shape[1] - f["imm"]
+    result[:, :count] = softmax_rows(rows[:, :count], powers, shares, *limits)
+    target = destination(state, Destination(f["destination"]))
+    index = addresses(f, "dst", OUTER_LOOPS, len(target))[:, 0]
+    for n, x in np.ndindex(index.shape):
+        entry = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
+        target[index[n, x]] = entry
+
+
+def softmax_rows(
+    x: Int8, powers: NDArray[np.uint32], shares: NDArray[np.uint32], zero_point: int, low: int, high: int
+) -> Int8:
+    """Softmax of each row of x [rows, count]. powers, shares: [256], see `FLOAT`, of an element by its distance from
+    the largest one of its row, which has the last entry. The powers are added up in float32, from the left; each share over the
+    sum, in float32, is rounded to an integer, ties to even, and gets the zero point.
+    """
+    raise NotImplementedError  # comes with the RTL
 
 
 def destination(state: State, which: Destination) -> NDArray[Any]:

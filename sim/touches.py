@@ -28,7 +28,7 @@ from celosia.hw.isa import (
     element_bytes,
     formats,
 )
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.patterns import Steps, offsets, spans
 from celosia.sim.reference import Fields
 
@@ -75,6 +75,7 @@ OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
         Operand("vin", "b", OUTER_LOOPS, False, _is("b_source", BSource.VIN)),
         Operand("par", "par", OUTER_LOOPS, False, _is("requantise", 1)),
         Operand("lut", "table", (), False, _is("lookup", 1)),
+        Operand("exp", "exp", (), False, lambda f: f["softmax"] == 1),
         *(Operand(to.name.lower(), "dst", OUTER_LOOPS, True, _is("destination", to)) for to in Destination),
     ),
 }
@@ -133,9 +134,14 @@ def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
     found = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
-            each = cfg.taps if operand.name == "a" and f["taps"] else 1
-            found.append(Touch(operand.memory, operand.name, f[base], _steps(strides, f), each, pieces, operand.write))
+            first, each = f[base] if base else 0, int(_each(cfg, operand.name, f))
+            found.append(Touch(operand.memory, operand.name, first, _steps(strides, f), each, pieces, operand.write))
     return found
+
+
+def _each(cfg: Config, operand: str, f: Any) -> Any:
+    """Entries at each address, one after the other."""
+    return np.where(f["taps"], cfg.taps, 1) if operand == "a" else POWERS if operand == "exp" else 1
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
@@ -144,12 +150,13 @@ def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
 
 
 @cache
-def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str, tuple[tuple[str, str], ...] | None, int]]:
-    """Each operand with the field of its base, those of each loop's extent and stride, and the pieces of an address."""
+def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
+    """Each operand with the field of its base, if it is not always 0, those of each loop's extent and stride, and the
+    pieces of an address."""
     pads, found = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
-            base = "table" if operand.name == "table" else f"{operand.name}_base"
+            base = {"table": "table", "exp": None}.get(operand.name, f"{operand.name}_base")
             loops = operand.loops
             strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.
@@ -179,8 +186,8 @@ def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
     pads = scratchpads(cfg)
     found: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
-        each = np.where(f["taps"], cfg.taps, 1) if operand.name == "a" else 1
-        ends = _range(f[base], _steps(strides, f), each, pieces, pads[operand.memory].pieces)
+        bases = f[base] if base else np.zeros_like(f["opcode"])
+        ends = _range(bases, _steps(strides, f), _each(cfg, operand.name, f), pieces, pads[operand.memory].pieces)
         first, end = (bound.tolist() for bound in ends)
         for number in np.flatnonzero(operand.when(f)).tolist():
             found[number][operand.memory, first[number], end[number]] = operand.write

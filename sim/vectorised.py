@@ -156,6 +156,8 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 def vector(state: State, f: Fields) -> None:
     """As `reference.vector`."""
     cfg = state.cfg
+    if f.get("softmax"):
+        return reference.softmax(state, f)
     narrow = f["destination"] != Destination.ACC
     target: Array = destination(state, Destination(f["destination"]))
     plan = _vector(cfg, _VECTOR_KEY(f), len(target))
