@@ -25,7 +25,7 @@ POWERS = 512
 """Entries of exp: the power that each distance from a row's largest element has, -255 to 0, and the same times the
 steps of the result."""
 
-_BITS = {"int8": 8, "int32": 32, "uint32": 32, "uint64": 64}
+_BITS = {"int8": 8, "int32": 32, "float32": 32, "uint64": 64}
 
 
 class Part(NamedTuple):
@@ -47,9 +47,8 @@ class Part(NamedTuple):
 PAR = {"bias": Part(0, 32, signed=True), "multiplier": Part(32, 24), "shift": Part(56, 6)}
 """What par holds of one channel, in 64 bits of which the highest two are unused."""
 
-FLOAT = {"mantissa": Part(0, 24), "exponent": Part(24, 8)}
-"""What exp holds of a power, mantissa * 2^(exponent - 150): a float32 whose leading one is written out. Of those too
-small to have one, and of 0, the exponent is 1."""
+FLOAT = {"fraction": Part(0, 23), "exponent": Part(23, 8)}
+"""What of a float32 the hardware looks at: there are no negative ones, and an exponent of 255 is one as any other."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
         shape, kept = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
         pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
     if cfg.softmax:
-        pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="uint32", far=True))
+        pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="float32", far=True))
     return MappingProxyType({pad.name: pad for pad in pads})
 
 

@@ -31,7 +31,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
-from celosia.hw.scratchpads import PAR, POWERS, scratchpads
+from celosia.hw.scratchpads import PAR, scratchpads
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -54,7 +54,7 @@ class State:
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
     par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
     tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
-    exp [depth, 1] uint32, see `FLOAT`; [0, 1] where the Config has no softmax.
+    exp [depth, 1] float32, see `FLOAT`; [0, 1] where the Config has no softmax.
     """
 
     cfg: Config
@@ -66,7 +66,7 @@ class State:
     par: NDArray[np.uint64] = field(init=False)
     lut: Int8 = field(init=False)
     tap: Int8 = field(init=False)
-    exp: NDArray[np.uint32] = field(init=False)
+    exp: NDArray[np.float32] = field(init=False)
 
     def __post_init__(self) -> None:
         for name, pad in scratchpads(self.cfg).items():
@@ -74,7 +74,7 @@ class State:
         if not self.cfg.taps:
             self.tap = np.zeros((0, 1, self.cfg.block_out), np.int8)
         if not self.cfg.softmax:
-            self.exp = np.zeros((0, 1), np.uint32)
+            self.exp = np.zeros((0, 1), np.float32)
 
     def randomise(self, rng: np.random.Generator) -> None:
         """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""
@@ -234,7 +234,7 @@ def softmax(state: State, f: Fields) -> None:
     a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
     rows = np.swapaxes(a, 0, 1).reshape(f["extent_x"], -1)
     limits = f["zero_point"], f["clip_lo"], f["clip_hi"]
-    powers, shares = state.exp.ravel()[: POWERS // 2], state.exp.ravel()[POWERS // 2 :]
+    powers, shares = np.split(state.exp.ravel().view(np.uint32), 2)
     result = np.full(rows.shape, min(max(f["zero_point"], f["clip_lo"]), f["clip_hi"]), np.int8)
     count = rows.shape[1] - f["imm"]
     result[:, :count] = softmax_rows(rows[:, :count], powers, shares, *limits)
