@@ -249,10 +249,17 @@ def softmax_rows(
     x: Int8, powers: NDArray[np.uint32], shares: NDArray[np.uint32], zero_point: int, low: int, high: int
 ) -> Int8:
     """Softmax of each row of x [rows, count]. powers, shares: [256], see `FLOAT`, of an element by its distance from
-    the largest one of its row, which has the last entry. The powers are added up in float32, from the left; each share over the
-    sum, in float32, is rounded to an integer, ties to even, and gets the zero point.
+    the largest one of its row, which has the last entry. The powers are added up in float32, from the left; each share
+    over the sum, in float32, is rounded to an integer, ties to even, and gets the zero point.
     """
-    raise NotImplementedError  # comes with the RTL
+    places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
+    taken = powers.view(np.float32)[places]
+    total = np.zeros(len(x), np.float32)
+    for k in range(x.shape[1]):
+        total = total + taken[:, k]
+    steps = np.rint(shares.view(np.float32)[places] / total[:, None])
+    result: Int8 = np.clip(steps + zero_point, low, high).astype(np.int8)
+    return result
 
 
 def destination(state: State, which: Destination) -> NDArray[Any]:

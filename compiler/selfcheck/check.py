@@ -151,7 +151,8 @@ class _Check:
         found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
             return found
-        return form.info.arrange(form.info.restore(found, shape(choice.value) or ()))
+        form = self._form(choice.value)
+        return form.arrange(form.restore(found, shape(choice.value) or ()))
 
     def _at(self, memory: Codes, act: Activation) -> Codes:
         """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
@@ -162,6 +163,10 @@ class _Check:
         return array.view(np.uint8) ^ np.uint8(0x80)
 
     # Tensors ---------------------------------------------------------------------------------------------------
+
+    def _form(self, value: ir.Value) -> FormInfo:
+        """How layers write `value`; in channels that it has not, codes are 0 here, as they do not count."""
+        return replace(self.selection.forms[value].info, pad=0)
 
     def _is_known(self, value: ir.Value) -> bool:
         if value in self.values:
@@ -206,7 +211,7 @@ class _Check:
             self.parts[node, self._part(choice, node)] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
-        whole, form = self.selection.written[choice.value], self.selection.forms[choice.value].info
+        whole, form = self.selection.written[choice.value], self._form(choice.value)
         if whole.dims == choice.layer.y.dims:
             self.values[choice.value] = form.restore(data, dims)
         else:
@@ -255,8 +260,8 @@ class _Check:
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
-            return replace(self.selection.forms[choice.value].info, dims=y.dims).arrange(result)
-        arranged = self.selection.forms[choice.value].info.arrange(result)
+            return replace(self._form(choice.value), dims=y.dims).arrange(result)
+        arranged = self._form(choice.value).arrange(result)
         return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 
     def _operand(self, value: ir.Value | None, made: dict[ir.Value, Codes]) -> Codes:

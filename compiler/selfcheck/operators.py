@@ -365,6 +365,17 @@ def _table(node: ir.Node, x: Codes) -> Codes:
     return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
 
 
+def _softmax(node: ir.Node, x: Codes) -> Codes:
+    """By the CPU backend's kernel."""
+    value = node.inputs[0]
+    assert value is not None and value.dtype is not None
+    dtype = np.dtype(value.dtype.numpy())
+    fixed = _scalars(node, 1, 2, 3, 4)
+    kernel = compile_op(node.op_type, attributes_of(node), [(x.shape, dtype.name), *fixed])
+    (result,) = kernel(x if dtype == np.uint8 else (x ^ np.uint8(0x80)).view(np.int8), *fixed)
+    return codes(result)
+
+
 # Movement --------------------------------------------------------------------------------------------------------
 
 
@@ -390,5 +401,5 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table,
-    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
+    "QLinearSoftmax": _softmax, "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from celosia.compiler.layer import (
     Conv,
     Layer,
     Pool,
+    Softmax,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -51,6 +52,8 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
         return
     if isinstance(layer, Conv):
         yield definer.depthwise(layer)
+    elif isinstance(layer, Softmax):
+        yield definer.softmax(layer)
     else:
         yield definer.pool(layer) if isinstance(layer, Pool) else definer.map(layer)
 

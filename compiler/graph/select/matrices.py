@@ -91,7 +91,7 @@ def product(p: Placement, node: ir.Node) -> None:
         offsets = 1 - offsets[0], 1 - offsets[1]
     reads: Reads = {}
     x, w, whole = p.read(a, x_form, reads), p.read(shared, w_form, reads), p.activation(y, y_form)
-    if inner % cfg.group and not reads:
+    if inner % cfg.group and not (reads or p.source(a) in p.filled):
         raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}")
     for number in (1, 4, 6):
         scalar_of(node.inputs[number])
