@@ -258,7 +258,10 @@ def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
 
 
 def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
-    """w: where it is no constant."""
+    """w: where it is no constant, as x may be in its stead."""
+    fixed = constant(node.inputs[0])
+    if fixed is not None:
+        return _product(node, codes(fixed), x)
     if w is not None:
         return _product(node, x, w)
     gemm, matrix = node.op_type == "QGemm", _array(node, 3)
@@ -269,7 +272,7 @@ def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
 
 
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
-    """Of two activations; float64 holds the sums exactly."""
+    """Of two tensors of which the second one varies; float64 holds the sums exactly."""
     sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
     scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
     scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)
