@@ -32,6 +32,7 @@ from celosia.hw.isa import (
 from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.sim.softmax import softmax_rows
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -243,23 +244,6 @@ def softmax(state: State, f: Fields) -> None:
     for n, x in np.ndindex(index.shape):
         entry = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
         target[index[n, x]] = entry
-
-
-def softmax_rows(
-    x: Int8, powers: NDArray[np.uint32], shares: NDArray[np.uint32], zero_point: int, low: int, high: int
-) -> Int8:
-    """Softmax of each row of x [rows, count]. powers, shares: [256], see `FLOAT`, of an element by its distance from
-    the largest one of its row, which has the last entry. The powers are added up in float32, from the left; each share
-    over the sum, in float32, is rounded to an integer, ties to even, and gets the zero point.
-    """
-    places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
-    taken = powers.view(np.float32)[places]
-    total = np.zeros(len(x), np.float32)
-    for k in range(x.shape[1]):
-        total = total + taken[:, k]
-    steps = np.rint(shares.view(np.float32)[places] / total[:, None])
-    result: Int8 = np.clip(steps + zero_point, low, high).astype(np.int8)
-    return result
 
 
 def destination(state: State, which: Destination) -> NDArray[Any]:
