@@ -36,6 +36,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
+from celosia.compiler.graph.turned import turn_values
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
@@ -199,7 +200,9 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
     macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
-    passes = PASSES.run(found.graph, kept.watched(watch))
+    turning = Pass("turn", "values of attention are turned by a product", partial(turn_values, cfg=cfg), inside=False)
+    pipeline = Pipeline(*PASSES, turning) if cfg.softmax else PASSES
+    passes = pipeline.run(found.graph, kept.watched(watch))
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
 

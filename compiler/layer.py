@@ -319,6 +319,20 @@ def summands(offset: int) -> list[int]:
     return [] if not offset else [offset] if offset < 128 else [offset // 2] * 2
 
 
+@dataclass(frozen=True)
+class Softmax:
+    """y = softmax of each pixel's channels, as QLinearSoftmax computes it, clipped. powers: [512] float32, as
+    `numerics.softmax_powers` makes them; channels beyond the last get the zero point."""
+
+    name: str
+    x: Activation
+    y: Activation
+    powers: NDArray[np.float32]
+    zero_point: int
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    macs: int = 0
+
+
 BETWEEN_GROUPS = " | "
 """In the name of a block."""
 
@@ -377,7 +391,7 @@ class Block:
         return sum(layer.y.size(cfg) for layer in self.layers[:-1])
 
 
-Layer = Conv | Pool | Map | Multiply | ActivationProduct | Block
+Layer = Conv | Pool | Map | Multiply | ActivationProduct | Softmax | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:

@@ -14,7 +14,7 @@ from celosia.compiler.expr.walk import loaded, rewrite
 KINDS = ("serial", "ordered", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 
 # Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
-SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap")
+SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap", "exp", "row")
 SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 

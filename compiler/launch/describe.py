@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.graph.select.forms import Form
-from celosia.compiler.layer import ActivationProduct, Block, Conv, Epilogue, Layer, Multiply, Pool, Window
+from celosia.compiler.layer import ActivationProduct, Block, Conv, Epilogue, Layer, Multiply, Pool, Softmax, Window
 
 
 def describe(layer: Layer, form: Form | None = None) -> str:
@@ -24,6 +24,8 @@ def _anchor(layer: Layer, form: Form | None) -> str:
         return f"{kind} {_window(layer.window)}, {layer.x.channels} channels"
     if isinstance(layer, ActivationProduct):
         return f"product of two activations {layer.x.channels}→{layer.y.channels}"
+    if isinstance(layer, Softmax):
+        return f"softmax of {layer.x.channels}"
     if isinstance(layer, Multiply):
         same = layer.b.dims == layer.x.dims
         return f"multiply, {layer.x.channels} channels" + ("" if same else " by one value each")

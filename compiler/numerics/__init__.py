@@ -24,12 +24,12 @@ from celosia.compiler.numerics.requantiser import (
     requantize,
     requantize_f32,
 )
-from celosia.compiler.numerics.softmax import qlinear_softmax
+from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.unary import UNARY, unary_table
 
 __all__ = [
     "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "average_is_exact", "conv_scale",
     "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
-    "requantize_f32", "rescale_add", "unary_table",
+    "requantize_f32", "rescale_add", "softmax_powers", "unary_table",
 ]  # fmt: skip

@@ -20,6 +20,15 @@ def largest_power(count: int) -> float:
     return float(np.exp(exponent_room(count))) * (1 + 1e-4)
 
 
+def softmax_powers(count: int, sx: float, sy: float) -> Array:
+    """What QLinearSoftmax makes of an element of a row of `count` by its distance from the largest one, -255 to 0:
+    [512] float32, its power, and behind all of them the same times the steps of the result."""
+    sx = float(f32(sx))
+    powers = np.exp((np.arange(256) - 255 + exponent_room(count) / sx) * sx).astype(f32)
+    with np.errstate(over="ignore"):
+        return np.concatenate([powers, powers * np.floor(f32(1) / f32(sy))])
+
+
 def qlinear_softmax(x: Array, sx: float, sy: float, zy: int) -> Array:
     """com.microsoft.QLinearSoftmax over the last axis. x: int8 or uint8; its zero point does not matter. Returns that.
 
@@ -29,15 +38,13 @@ def qlinear_softmax(x: Array, sx: float, sy: float, zy: int) -> Array:
     it, the smallest int32 or 0 as uint32, counts as the number of steps.
     """
     lo, hi = limits(byte_type(x.dtype))
-    room = exponent_room(x.shape[-1])
-    table = np.exp((np.arange(256) - 255 + room / float(f32(sx))) * float(f32(sx))).astype(f32)
+    powers, shares = np.split(softmax_powers(x.shape[-1], sx, sy), 2)
     steps = x.astype(np.int64)
-    powers = table[255 + steps - steps.max(axis=-1, keepdims=True)]
+    places = 255 + steps - steps.max(axis=-1, keepdims=True)
     total = np.zeros(x.shape[:-1], f32)
     for i in range(x.shape[-1]):
-        total = total + powers[..., i]
-    with np.errstate(over="ignore"):
-        y = np.rint(powers * np.floor(f32(1) / f32(sy)) / total[..., None])
+        total = total + powers[places[..., i]]
+    y = np.rint(shares[places] / total[..., None])
     if lo < 0:
         whole = np.where(y < 2**31, y, f32(-(2**31))).astype(np.int32) + np.int32(zy)  # wraps
     else:

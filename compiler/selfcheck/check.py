@@ -12,12 +12,13 @@ from math import prod
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Activation, Lattice, Storage
+from celosia.compiler.layer import Activation, Lattice, Softmax, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo
@@ -101,6 +102,11 @@ class _Check:
         for choice, place in zip(plan.choices, places, strict=True):
             found = self._stored(choice, place)
             what = _difference(self._expected(choice), found, choice.value)
+            if (
+                isinstance(choice.layer, Softmax)
+                and (self._spare(choice, place.stored) != choice.layer.zero_point).any()
+            ):
+                what = what or "gives channels beyond its last other than the zero point, on which products rely"
             if what:
                 raise SelfCheckError(choice.layer.name, what if failure is None else _ended(failure))
             self._keep(choice, self._at(place.fresh, choice.layer.y))
@@ -144,14 +150,25 @@ class _Check:
         dims = part.shape[0], part.shape[1] * part.shape[4], y.height, y.width
         image = random_image(self.rng, dims, zero_point(choice.value))
         part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
+        if isinstance(choice.layer, Softmax):
+            self._spare(choice, place.fresh)[...] = choice.layer.zero_point
         return place
+
+    def _spare(self, choice: Choice, memory: Codes) -> NDArray[np.int8]:
+        """What `memory`, which begins with its storage, holds in channels beyond the last of a layer, int8."""
+        y = choice.layer.y
+        pixels = y.pixels.rows, y.pixels.columns
+        tiles = memory[: y.size(self.cfg)].view(np.int8).reshape(y.batches(self.cfg), y.storage_groups, *pixels, -1)
+        last, first = divmod(choice.layer.x.channels, self.cfg.group)
+        return tiles[:, *y.cut(self.cfg)][:, last:, ..., first:]
 
     def _stored(self, choice: Choice, place: Place) -> Codes:
         """What the layer of `choice` has stored, with what the host puts in channels that its tensor has not."""
         found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
             return found
-        return form.info.arrange(form.info.restore(found, shape(choice.value) or ()))
+        info = self._form(choice.value)
+        return info.arrange(info.restore(found, shape(choice.value) or ()))
 
     def _at(self, memory: Codes, act: Activation) -> Codes:
         """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
@@ -162,6 +179,10 @@ class _Check:
         return array.view(np.uint8) ^ np.uint8(0x80)
 
     # Tensors ---------------------------------------------------------------------------------------------------
+
+    def _form(self, value: ir.Value) -> FormInfo:
+        """How layers write `value`; in channels that it has not, codes are 0 here, as they do not count."""
+        return replace(self.selection.forms[value].info, pad=0)
 
     def _is_known(self, value: ir.Value) -> bool:
         if value in self.values:
@@ -206,7 +227,7 @@ class _Check:
             self.parts[node, self._part(choice, node)] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
-        whole, form = self.selection.written[choice.value], self.selection.forms[choice.value].info
+        whole, form = self.selection.written[choice.value], self._form(choice.value)
         if whole.dims == choice.layer.y.dims:
             self.values[choice.value] = form.restore(data, dims)
         else:
@@ -255,8 +276,8 @@ class _Check:
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
-            return replace(self.selection.forms[choice.value].info, dims=y.dims).arrange(result)
-        arranged = self.selection.forms[choice.value].info.arrange(result)
+            return replace(self._form(choice.value), dims=y.dims).arrange(result)
+        arranged = self._form(choice.value).arrange(result)
         return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 
     def _operand(self, value: ir.Value | None, made: dict[ir.Value, Codes]) -> Codes:

@@ -258,7 +258,10 @@ def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
 
 
 def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
-    """w: where it is no constant."""
+    """w: where it is no constant, as x may be in its stead."""
+    fixed = constant(node.inputs[0])
+    if fixed is not None:
+        return _product(node, codes(fixed), x)
     if w is not None:
         return _product(node, x, w)
     gemm, matrix = node.op_type == "QGemm", _array(node, 3)
@@ -269,7 +272,7 @@ def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
 
 
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
-    """Of two activations; float64 holds the sums exactly."""
+    """Of two tensors of which the second one varies; float64 holds the sums exactly."""
     sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
     scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
     scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)
@@ -365,6 +368,17 @@ def _table(node: ir.Node, x: Codes) -> Codes:
     return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
 
 
+def _softmax(node: ir.Node, x: Codes) -> Codes:
+    """By the CPU backend's kernel."""
+    value = node.inputs[0]
+    assert value is not None and value.dtype is not None
+    dtype = np.dtype(value.dtype.numpy())
+    fixed = _scalars(node, 1, 2, 3, 4)
+    kernel = compile_op(node.op_type, attributes_of(node), [(x.shape, dtype.name), *fixed])
+    (result,) = kernel(x if dtype == np.uint8 else (x ^ np.uint8(0x80)).view(np.int8), *fixed)
+    return codes(result)
+
+
 # Movement --------------------------------------------------------------------------------------------------------
 
 
@@ -390,5 +404,5 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table,
-    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
+    "QLinearSoftmax": _softmax, "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

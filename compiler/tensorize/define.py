@@ -18,11 +18,13 @@ from celosia.compiler.layer import (
     Conv,
     Layer,
     Pool,
+    Softmax,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definer import Definer, zero_point
 from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.config import Config
 
@@ -51,6 +53,8 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
         return
     if isinstance(layer, Conv):
         yield definer.depthwise(layer)
+    elif isinstance(layer, Softmax):
+        yield RowDefiner(cfg, layer, matrix, 0, blocks).softmax(layer)
     else:
         yield definer.pool(layer) if isinstance(layer, Pool) else definer.map(layer)
 

@@ -88,13 +88,24 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Of a softmax of rows of `count` elements: largest [images, rows, columns] int8 and total [...] float32 of each
+    row, and powers [1, 512] float32 in DRAM."""
+
+    count: int
+    largest: Tensor
+    total: Tensor
+    powers: Tensor
+
+
+@dataclass(frozen=True)
 class Definition:
     """Tensors of (a part of) a layer, or of a block of layers.
 
     levels: its layers in order; `near` of each but the first is the result of the one before. out [images, blocks,
     rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM, `groups`
     of it exist. b: operand B of the last pass, in vin. inputs: what lies in DRAM; places says where. scalars: numbers
-    by name, of which no loop depends.
+    by name, of which no loop depends. rows: of a softmax, whose near and out are [images, rows, columns, channels].
     """
 
     problem: Problem | BlockProblem
@@ -105,6 +116,7 @@ class Definition:
     places: Mapping[Tensor, DramPlace]
     b: Tensor | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
+    rows: Rows | None = None
 
     @property
     def last(self) -> Level:
@@ -124,7 +136,8 @@ class Definition:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
         passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
-        return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays)
+        rows = () if self.rows is None else (self.rows.count,)
+        return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
 
     @cached_property
     def digest(self) -> str:

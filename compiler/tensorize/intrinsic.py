@@ -31,6 +31,18 @@ class Compute:
     opcode: Opcode
     operands: Mapping[str, str]
     fields: Callable[..., dict[str, int]] = lambda: {}
+    slots: str = "nyx"
+    """Those of the instruction's loops over results that loops around the intrinsic can become."""
+
+
+ROW, POWERS = "row", "exp"
+"""Scopes of what is no operand of its own: what an instruction computes for itself, and nobody else has; and the whole
+of the scratchpad of powers."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """Lowering to nothing: the instruction that reads the result, in `ROW`, computes it."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +62,15 @@ class TensorIntrinsic(TileOperation):
     units: for tiles that may begin at other than multiples of their size, of how many elements, by name.
     """
 
-    rule: Compute | Move
+    rule: Compute | Move | Within
     units: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tile in self.tiles:
             if tile.name not in self.scopes:
                 raise ValueError(f"{self.name}: the memory of {tile.name} is not said")
-            if isinstance(self.rule, Compute) and tile.name not in self.rule.operands:
+            inner = self.scopes[tile.name] in (ROW, POWERS)
+            if isinstance(self.rule, Compute) and not inner and tile.name not in self.rule.operands:
                 raise ValueError(f"{self.name}: {tile.name} is no operand of {self.rule.opcode.name}")
 
     def unit(self, tile: Tensor) -> int:

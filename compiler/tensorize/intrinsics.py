@@ -7,7 +7,7 @@ sum[q, k](int32(inp[q, b, k]) * int32(wgt[((p * 4) + g), ((q * 4) + k)]))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -18,6 +18,7 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
+from celosia.compiler.tensorize import softmax
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
@@ -292,10 +293,31 @@ def passes(cfg: Config) -> Iterator[Pass]:
                 yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 
 
+class _Intrinsics(Mapping[str, Declared]):
+    """By name; those of rows, which have a number of elements, are made when they are asked for."""
+
+    def __init__(self, cfg: Config, known: Mapping[str, Declared]) -> None:
+        self._cfg, self._known = cfg, known
+
+    def __getitem__(self, name: str) -> Declared:
+        if name in self._known:
+            return self._known[name]
+        kind, _, count = name.rpartition("_")
+        if not self._cfg.softmax or kind not in softmax.NAMES or not count.isdecimal() or int(count) < 1:
+            raise KeyError(name)
+        return softmax.intrinsic(self._cfg, kind, int(count))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 @cache
-def declared(cfg: Config) -> dict[str, Declared]:
+def declared(cfg: Config) -> Mapping[str, Declared]:
     """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
     vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
-    return {i.name: i for i in others}
+    return _Intrinsics(cfg, {i.name: i for i in others})

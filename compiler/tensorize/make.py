@@ -55,6 +55,7 @@ def make(
         if tests:
             raise Refused("it has a condition")
         return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
+    assert isinstance(intrinsic.rule, Move)
     return maker.move(intrinsic, intrinsic.rule, tiles, values, tests)
 
 
@@ -102,8 +103,9 @@ class _Maker:
         self, intrinsic: TensorIntrinsic, rule: Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
     ) -> ComputeInstruction:  # fmt: skip
-        loads = {rule.operands[tile.name]: load for tile, load in tiles.items()}
-        units = {rule.operands[tile.name]: intrinsic.unit(tile) for tile in tiles}
+        operands = {tile: rule.operands[tile.name] for tile in tiles if tile.name in rule.operands}
+        loads = {operands[tile]: load for tile, load in tiles.items() if tile in operands}
+        units = {name: intrinsic.unit(tile) for tile, name in operands.items()}
         accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
         target = rule.operands[intrinsic.behaviour.name]
         named = {var.name: e for var, e in values.items()}
@@ -116,7 +118,7 @@ class _Maker:
             not steps[target] and var not in window for var, steps in self._rows(accesses)
         ):
             raise Refused("it writes the same place again")
-        static, slot_of = self._slots(rule.opcode, data, sums)
+        static, slot_of = self._slots(rule, data, sums)
         bases = tuple(self._base(name, load.tensor, accesses[name], units[name]) for name, load in loads.items())
         if any(bound.number not in slot_of for bound in bounds):
             raise Refused("whether it exists depends on other than its loops")
@@ -146,12 +148,13 @@ class _Maker:
             dims.append((self.loops[d][1], steps, d if d in bounded else None))
         return _merged(data), _merged(sums)
 
-    def _slots(self, opcode: Opcode, data: Dims, sums: Dims) -> tuple[Fields, dict[int | None, str]]:
+    def _slots(self, rule: Compute, data: Dims, sums: Dims) -> tuple[Fields, dict[int | None, str]]:
         """(Fields of the loops of an instruction, the letter of each loop that has a number.)"""
+        opcode = rule.opcode
         static = {field.name: 1 for field in formats(self.cfg)[opcode].fields if field.name.startswith("extent_")}
         slot_of: dict[int | None, str] = {}
         inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[opcode]
-        for slots, dims in (("nyx", data), (inner, sums)):
+        for slots, dims in ((rule.slots, data), (inner, sums)):
             if len(dims) > len(slots):
                 raise Refused(f"{opcode.name} has {len(slots)} such loops, not {len(dims)}")
             for slot, (extent, steps, number) in zip(_letters(slots, dims), dims):

@@ -110,6 +110,10 @@ class _Unifier:
             return self._parameter(wanted, actual, found)
         if isinstance(wanted, Load) and isinstance(actual, Load):
             return self._tile(wanted, actual, found)
+        if isinstance(wanted, Axis) and isinstance(actual, Axis):
+            if wanted.extent != actual.extent or found.get(wanted, actual) is not actual:
+                raise self.fail(wanted, actual)
+            return {**found, wanted: actual}
         if type(wanted) is not type(actual) or wanted.dtype != actual.dtype or not _same_node(wanted, actual):
             raise self.fail(wanted, actual)
         if isinstance(wanted, Reduce) and isinstance(actual, Reduce):
@@ -147,7 +151,7 @@ class _Unifier:
     def _tile(self, wanted: Load, actual: Load, found: Found) -> Found:
         if wanted.dtype != actual.dtype:
             raise self.fail(wanted, actual)
-        if any(isinstance(node, Load) for node in walk(wanted.index[-1])):  # a look-up
+        if wanted.index and any(isinstance(node, Load) for node in walk(wanted.index[-1])):  # a look-up
             found = self.unify(wanted.index[-1], actual.index[-1], found)
             begin: Expr = Const(0, INDEX)
             wanted = Load(wanted.tensor, (*wanted.index[:-1], begin))

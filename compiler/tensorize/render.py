@@ -29,7 +29,7 @@ from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrins
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
 from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, Refused, RenderError
-from celosia.compiler.tensorize.intrinsic import TensorIntrinsic
+from celosia.compiler.tensorize.intrinsic import ROW, TensorIntrinsic, Within
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
@@ -144,6 +144,8 @@ class _Compiler:
         match s:
             case Block(body):
                 return [node for each in body for node in self.nodes(each, fixed)]
+            case Alloc(scope=scope) if scope == ROW:
+                return self.nodes(s.body, fixed)
             case Alloc():
                 return [self._region(s, fixed)]
             case Let(var, value, body):
@@ -184,6 +186,8 @@ class _Compiler:
         """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
+        if isinstance(leaf.declared.rule, Within):
+            return []
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
             try:

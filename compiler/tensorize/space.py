@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -28,7 +28,7 @@ class Problem:
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
-    of the output, where it does. weighted: whether it multiplies there.
+    of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     """
 
     window: Window
@@ -44,6 +44,7 @@ class Problem:
     beyond: int = 0
     sums: int = 0
     weighted: bool = False
+    whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
 
     @property
     def text(self) -> str:
@@ -54,8 +55,9 @@ class Problem:
             f"{name} {'x'.join(map(str, sizes))}"
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
+        whole = ", whole" if self.whole else ""
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
-        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}"
+        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
 
     @property
     def places(self) -> int:
@@ -185,6 +187,8 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
     for name, size in (("n", p.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(p.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
+    if p.whole and d.n != p.out_blocks:
+        return f"n must be {p.out_blocks}, of whole rows, not {d.n}"
     if d.n % p.share and d.n != p.out_blocks:
         return f"n must be a multiple of {p.share}, not {d.n}"
     if d.ahead < 1 or d.part < 1:
@@ -233,17 +237,18 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     def fits(n: int, y: int, x: int) -> bool:
         return too_large(cfg, p, Decisions(n, y, x, 1, "rows")) is None
 
-    n, y, x = 1, p.rows, p.columns
-    while y > 1 and not fits(1, y, x):
+    least = p.out_blocks if p.whole else 1
+    n, y, x = least, p.rows, p.columns
+    while y > 1 and not fits(least, y, x):
         y = -(-y // 2)
-    while x > 1 and not fits(1, y, x):
+    while x > 1 and not fits(least, y, x):
         x = -(-x // 2)
-    if not fits(1, y, x):
+    if not fits(least, y, x):
         return
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
     yield n, y, x, 1, "rows"
-    others = ((n, y, x) for x in parts(p.columns) for y in parts(p.rows) for n in parts(p.out_blocks))
+    others = ((n, y, x) for x in parts(p.columns) for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 

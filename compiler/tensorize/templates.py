@@ -7,13 +7,13 @@ loaded is kept for tiles that read the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definition import Definition, Level
+from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
@@ -24,6 +24,8 @@ def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     template = _Template(cfg, d, c)
     if len(d.levels) > 1:
         return template.block()
+    if d.rows is not None:
+        return template.softmax(d.rows)
     return template.product() if d.last.acc is not None else template.simple()
 
 
@@ -31,7 +33,7 @@ class _Template:
     def __init__(self, cfg: Config, d: Definition, c: Decisions) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)
-        self.hw: dict[str, Declared] = declared(cfg)
+        self.hw: Mapping[str, Declared] = declared(cfg)
 
     def product(self) -> Schedule:
         """Tiles of y; in each, acc is the whole reduction, or what a loop over pieces of it has left there."""
@@ -106,6 +108,28 @@ class _Template:
         self._weights(d.last, self.s[d.y], tile)
         self._bring(d.last.near, self.s[d.y], tile, d.last.scope)
         return self.s
+
+    def softmax(self, rows: Rows) -> Schedule:
+        """Tiles of whole rows, whose largest elements and sums the pass finds for itself."""
+        s, d = self.s, self.d
+        _, tile = self._tiles()
+        powers = s.cache_read(rows.powers, "exp", (rows.total, d.out))
+        for tensor, name in ((d.out, "softmax"), (rows.total, "total"), (rows.largest, "largest")):
+            s[tensor].set_scope("out" if tensor is d.out else "row")
+            s[tensor].compute_at(s[d.y], tile)
+            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
+        near = s[d.last.near]
+        near.set_scope("vin")
+        near.compute_at(s[d.y], tile)
+        near.keep()
+        image, row, column, channel = near.order
+        group, lane = near.split(channel, self.cfg.group)
+        near.reorder(image, group, row, column, lane)
+        near.tensorize(lane, self.hw["load_vin"])
+        s[powers].compute_at(s[d.y], tile)
+        s[powers].keep()
+        s[powers].tensorize(s[powers].split(s[powers].order[1], 1)[1], self.hw["load_exp"])
+        return s
 
     def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
         """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""

@@ -31,6 +31,7 @@ from celosia.compiler.layer import (
     Multiply,
     Pool,
     Requantise,
+    Softmax,
     Storage,
     Untileable,
     inputs,
@@ -317,7 +318,7 @@ def _turned(layer: Layer) -> Layer:
     if isinstance(layer, Conv | Pool | Multiply | ActivationProduct) and (r := layer.requantise) is not None:
         turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
         layer = replace(layer, requantise=turned)
-    return layer
+    return replace(layer, powers=_rolled(layer.powers)) if isinstance(layer, Softmax) else layer
 
 
 def _rolled(values: NDArray[Any]) -> NDArray[Any]:

@@ -21,6 +21,7 @@ from celosia.compiler.layer import (
     Multiply,
     Pool,
     Requantise,
+    Softmax,
     Window,
 )
 from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
@@ -52,9 +53,23 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
         result = _requantised(product, layer.requantise, epilogue)
+    elif isinstance(layer, Softmax):
+        result = _softmax(x, layer)
     else:
         result = np.clip(x, *epilogue.clip)
     return _ended(result.astype(np.int8), epilogue, values)
+
+
+def _softmax(x: Int8, layer: Softmax) -> Int8:
+    """Along the channels."""
+    powers, shares = np.split(layer.powers, 2)
+    places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
+    total = np.zeros_like(powers[places[:, 0]])
+    for channel in range(x.shape[1]):
+        total = total + powers[places[:, channel]]
+    found = np.rint(shares[places] / total[:, None]) + layer.zero_point
+    result: Int8 = np.clip(found, *layer.epilogue.clip).astype(np.int8)
+    return result
 
 
 def _ended(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) -> Int8:

@@ -22,6 +22,7 @@ from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, 
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
+from celosia.compiler.graph.select.softmax import softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.windows import WindowError
@@ -51,6 +52,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Gather": gather,
     "Transpose": transpose,
     "MaxPool": max_pool,
+    "QLinearSoftmax": softmax,
     "Table": table_lookup,
 }
 """What makes a layer of each operator. OnCpu where it cannot."""

@@ -83,6 +83,8 @@ def product(p: Placement, node: ir.Node) -> None:
     zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
     x_form = matrices_form(cfg, a, "rows", zeros[0])
     w_form = matrices_form(cfg, shared, fold, zeros[1], cfg.block_out)
+    if p.source(a) in p.filled and (held := p.held(shared)) is not None:
+        w_form = replace(w_form, pad=held.pad)  # what is there meets minus the offset of a
     y_form = matrices_form(cfg, y, "rows")
     offsets = -zeros[0], -zeros[1]
     if p.held(a) != x_form and p.held(shared) != w_form and len(summands(1 - offsets[0])) < len(summands(offsets[0])):
@@ -90,8 +92,8 @@ def product(p: Placement, node: ir.Node) -> None:
         x_form, w_form = replace(x_form, inverted=True), replace(w_form, inverted=True)
         offsets = 1 - offsets[0], 1 - offsets[1]
     reads: Reads = {}
-    x, w, whole = p.read(a, x_form, reads), p.read(shared, w_form, reads), p.activation(y, y_form)
-    if inner % cfg.group and not reads:
+    x, w, whole = p.read(a, x_form, reads, constants=True), p.read(shared, w_form, reads), p.activation(y, y_form)
+    if inner % cfg.group and not (reads or p.source(a) in p.filled):
         raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}")
     for number in (1, 4, 6):
         scalar_of(node.inputs[number])

@@ -86,6 +86,8 @@ class Placement:
         """Views, and the tensor that each is a view of."""
         self.assembled: dict[ir.Value, list[Choice]] = {}
         """Tensors of which several layers write a part each."""
+        self.filled: set[ir.Value] = set()
+        """Tensors whose channels beyond the last hold what their form calls `pad`, though layers write them."""
         self.parts: set[ir.Value] = set()
         """Parts of other tensors, in whose storages they lie."""
         self.given: dict[tuple[ir.Value, Form], Activation] = {}

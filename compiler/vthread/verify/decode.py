@@ -36,7 +36,7 @@ from celosia.hw.isa import (
     opcode_of,
 )
 from celosia.hw.legality import why_illegal
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.decode import columns
 
 Fields = dict[str, int]
@@ -127,8 +127,8 @@ class InstructionTouch(NamedTuple):
 class InstructionShape:
     """What instructions share that differ in bases and tokens only."""
 
-    touches: tuple[tuple[InstructionTouch, str, int], ...]
-    """As if all bases were 0; the field that holds the base, and places in each step of it."""
+    touches: tuple[tuple[InstructionTouch, str | None, int], ...]
+    """As if all bases were 0; the field that holds the base, where it may be another, and places in each step of it."""
     dram: Dims
     """Rows of bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1)."""
     dram_reach: int
@@ -140,7 +140,7 @@ class InstructionShape:
         """What the instruction with the fields `f` touches, reads first."""
         touches = []
         for (memory, operand, places, write), field, step in self.touches:
-            touches.append(InstructionTouch(memory, operand, places.moved(f[field] * step), write))
+            touches.append(InstructionTouch(memory, operand, places.moved(f[field] * step if field else 0), write))
         return touches
 
 
@@ -256,7 +256,7 @@ def _shape(cfg: Config, opcode: Opcode, f: Fields) -> InstructionShape:
     return InstructionShape(tuple(_touches(cfg, opcode, f)), dram, reach(dram), repeats(_written(opcode, f, dram)))
 
 
-def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[InstructionTouch, str, int]]:
+def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[InstructionTouch, str | None, int]]:
     """What of the scratchpads an instruction touches, reads first; see `InstructionShape`."""
 
     def entries(
@@ -288,6 +288,8 @@ def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Instructi
             yield entries("tap", "tap", TAP_LOOPS)
         if f["lookup"]:
             yield InstructionTouch("lut", "table", pattern(0, ()), False), "table", 1
+        if f.get("softmax"):  # all of it
+            yield InstructionTouch("exp", "exp", pattern(0, (), POWERS), False), None, 1
         # A place of inp that VECTOR writes is as large as an entry of out, of as many pieces.
         yield entries(destination(f), "dst", OUTER_LOOPS, True, out)
 

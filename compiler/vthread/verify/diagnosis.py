@@ -36,6 +36,7 @@ from celosia.compiler.vthread.verify.provenance import (
     WrongStore,
     indices,
     operation_of,
+    softmax_of,
     store_places,
 )
 from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, ASource, BSource, Opcode
@@ -195,7 +196,7 @@ class _Diagnosis:
             dims = self._dims(i, operand)
             return int(memory[f[f"{operand}_base"] * outs + sum(v * dims[d][1] for d, v in enumerate((n, y, x, q)))])
 
-        does = operation_of(f, machine.lut)
+        does = softmax_of(self.cfg, f, machine.exp) if f.get("softmax") else operation_of(f, machine.lut)
         if does != means.operation:
             return error(Meaning.OPERATION, _difference(does, means.operation))
         if means.parameters is not None and read(machine.par, "par") != _at(means.parameters, position):

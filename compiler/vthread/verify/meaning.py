@@ -24,6 +24,7 @@ from celosia.compiler.layer import (
     Multiply,
     Pool,
     Requantise,
+    Softmax,
     Storage,
     Window,
 )
@@ -51,6 +52,8 @@ class Operation(NamedTuple):
     residual: tuple[int, int, int, int, int, int] | None = None
     """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
+    rows: tuple[Hashable, int] | None = None
+    """Of a softmax: the contents of exp, and the elements of a row; B is what rows are, see `Symbols.softmax`."""
 
     @property
     def constant(self) -> int | None:
@@ -136,6 +139,16 @@ class Symbols:
         mixed: Scalars = total ^ total >> np.uint64(32)
         return mixed
 
+    def softmax(self, x: Scalars, count: int) -> Scalars:
+        """B of a softmax of rows of `count` elements: x [..., groups], in their order, of which those beyond have none.
+
+        It tells rows, and groups within a row, from all others.
+        """
+        groups = -(-count // self.cfg.group)
+        names = np.array([self.of("group", number) | np.uint64(1) for number in range(x.shape[-1])], np.uint64)
+        row: Scalars = (x[..., :groups] * names[:groups]).sum(axis=-1, keepdims=True)
+        return row * self.b + names
+
     def parameters(self, entries: NDArray[np.uint64]) -> Scalars:
         """Scalars [pieces] of parameters [pieces, group] uint64."""
         return np.array([self.of("parameters", row.tobytes()) for row in entries], np.uint64)
@@ -208,6 +221,8 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
     elif isinstance(layer, ActivationProduct):
         a, requantise = _product(symbols, x, pieces, layer), layer.parameters(cfg)
+    elif isinstance(layer, Softmax):
+        return _softmax(symbols, x, layer)
     else:
         assert isinstance(layer, Map)
         a = x
@@ -295,6 +310,13 @@ def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: ActivationProd
     windows = _rows_of(symbols, x, layer)[0, :, 0]
     sums: Scalars = np.einsum("gkr,kprs->gp", _factors(symbols, pieces, layer), windows)
     return sums[None, :, None]
+
+
+def _softmax(symbols: Symbols, x: Scalars, layer: Softmax) -> Operands:
+    """What `layer` means; of groups that hold elements, which are all that it has."""
+    b = symbols.softmax(x.transpose(0, 2, 3, 1), layer.x.channels).transpose(0, 3, 1, 2)
+    powers = layer.powers.astype(np.float32).tobytes(), layer.x.channels
+    return Operands(Operation(zero_point=layer.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
 
 
 def _rows_of(symbols: Symbols, x: Scalars, layer: ActivationProduct) -> Scalars:

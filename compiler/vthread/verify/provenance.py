@@ -236,7 +236,7 @@ class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
     inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
-    out piece). lut: contents.
+    out piece). lut, exp: contents.
     """
 
     def __init__(self, state: Provenance, number: int, run: Run) -> None:
@@ -251,6 +251,7 @@ class SymbolicMachine:
         self.par = fresh(depth["par"] * self.outs)
         self.tap = fresh(depth.get("tap", 0) * cfg.taps * self.outs)
         self.lut: list[object] = [("noise", slot) for slot in range(depth["lut"])]
+        self.exp = fresh(depth.get("exp", 0) // 2).view(np.uint32)
         self.pads = {"inp": self.inp, "acc": self.acc, "vin": self.vin, "out": self.out}
         self.wanted: dict[int, Scalars] = {}
         """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""
@@ -295,6 +296,8 @@ class SymbolicMachine:
             self._load_rows(f, self.tap, self.cfg.taps * self.outs, self.state.taps)
         elif buffer == Buffer.LUT:
             self._load_tables(f)
+        elif buffer == Buffer.EXP:
+            self._load_powers(f)
         else:
             self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
@@ -306,6 +309,15 @@ class SymbolicMachine:
                 row = contents(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], count)
                 first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
                 view(target, first * width, ((count, f["sram_x"] * width), (width, 1)))[...] = row.reshape(count, width)
+
+    def _load_powers(self, f: Fields) -> None:
+        """Rows of float32 to exp; what is no constant is noise."""
+        for z, y in np.ndindex(f["z_size"], f["y_size"]):
+            data = self.state.bytes_at(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], 4 * f["x_size"])
+            noise = self.symbols.fresh(f["x_size"]).astype(np.uint32)
+            first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
+            places = first + np.arange(f["x_size"]) * f["sram_x"]
+            self.exp[places] = noise if data is None else np.ascontiguousarray(data).view(np.uint32)
 
     def _load_entries(self, f: Fields) -> None:
         """Pieces of activations to wgt, whose entries hold one input group of `block_out` pixels."""
@@ -385,6 +397,9 @@ class SymbolicMachine:
 
     def _vector(self, i: Decoded) -> None:
         f, outs = i.fields, self.outs
+        if f.get("softmax"):
+            self._softmax(f)
+            return
         operation = operation_of(f, self.lut)
         total = self._a(f) * self.symbols.a
         if f["requantise"]:
@@ -393,6 +408,20 @@ class SymbolicMachine:
             total += view(self.vin, f["b_base"] * outs, self._dims(f, "b")) * self.symbols.b
         target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
         target[...] = self.symbols.result(operation, total)
+
+    def _softmax(self, f: Fields) -> None:
+        """Rows of n x [block_out / group] pieces, at each x."""
+        outs, operation = self.outs, softmax_of(self.cfg, f, self.exp)
+        x = view(self.vin, f["a_base"] * outs, self._dims(f, "a")).transpose(1, 2, 0, 3)
+        rows = x.reshape(*x.shape[:2], -1)  # y, x, groups
+        assert operation.rows is not None
+        count = operation.rows[1]
+        total = rows * self.symbols.a + self.symbols.softmax(rows, count) * self.symbols.b
+        results = self.symbols.result(operation, total)
+        low, high = f["clip_lo"], f["clip_hi"]
+        results[..., -(-count // self.cfg.group) :] = self.symbols.padding(min(max(f["zero_point"], low), high))
+        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
+        target[...] = results.reshape(x.shape).transpose(2, 0, 1, 3)
 
     def _a(self, f: Fields) -> Scalars:
         """A of a VECTOR, [n, y, x, out pieces]."""
@@ -451,6 +480,12 @@ def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | Non
     if first % size or z % size or y % size:
         return None
     return first // size, ((f["z_size"], z // size), (f["y_size"], y // size), (f["x_size"], 1))
+
+
+def softmax_of(cfg: Config, f: Fields, powers: NDArray[np.uint32]) -> Operation:
+    """What a VECTOR with softmax does, `powers` being the contents of exp."""
+    rows = powers.tobytes(), f["extent_n"] * cfg.block_out - f["imm"]
+    return Operation(zero_point=f["zero_point"], clip=(f["clip_lo"], f["clip_hi"]), rows=rows)
 
 
 def operation_of(f: Fields, tables: Sequence[object]) -> Operation:

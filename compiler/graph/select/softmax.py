@@ -1,0 +1,56 @@
+"""Softmax of rows as layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler import numerics
+from celosia.compiler.graph.select.forms import OnCpu, shape_of
+from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
+from celosia.compiler.graph.select.parameters import scalar_of, stored_zero
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute
+from celosia.compiler.layer import Layer, Softmax
+from celosia.compiler.program.model import matrix_counts
+from celosia.compiler.tensorize import pack
+
+
+def softmax(p: Placement, node: ir.Node) -> None:
+    """Places a QLinearSoftmax along the last axis of matrices that the accelerator holds: a layer for each. OnCpu."""
+    cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
+    assert x is not None
+    if not cfg.softmax:
+        raise OnCpu("a softmax on the accelerator takes a Config with softmax")
+    dims, held = shape_of(x), p.held(x)
+    by_last = attribute(node, "axis", -1) % len(dims) == len(dims) - 1
+    if not by_last and (attribute(node, "opset", 13) >= 13 or np.prod(dims[attribute(node, "axis", 1) :]) != dims[-1]):
+        raise OnCpu("the accelerator has a softmax of the last axis alone")
+    if held is None or held.fold != "rows" or held.inverted:
+        raise OnCpu("the host has its input" if held is None else "its rows are no pixels of the accelerator")
+    count, columns, rows = matrix_counts("rows", dims)
+    powers = numerics.softmax_powers(columns, scalar_of(node.inputs[1]), scalar_of(node.inputs[3]))
+    if not np.isfinite(powers).all():
+        raise OnCpu(f"rows of {columns} have powers beyond the largest float32")
+    if count > MOST_PRODUCTS:
+        raise OnCpu(f"it has {count} matrices, more than {MOST_PRODUCTS}")
+    zero = stored_zero(node.inputs[4])
+    form = matrices_form(cfg, y, "rows", zero)
+    reads: Reads = {}
+    source, whole = p.read(x, held, reads), p.activation(y, form)
+    groups, dims = pack.blocks(columns, cfg.group), (1, columns, 1, rows)
+    layers = [
+        Softmax(
+            node.name or "" if count == 1 else f"{node.name}.{number}",
+            source.region(dims, number * groups, source.pixels), whole.region(dims, number * groups, whole.pixels),
+            powers, zero,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    p.filled.add(y)
+    if count == 1:
+        p.add(node, replace(layers[0], y=whole), reads, form)
+    else:
+        p.assemble(node, list[Layer](layers), reads, whole, form)

@@ -1,0 +1,88 @@
+"""Softmax of rows as intrinsics: one instruction, which computes the largest element and the sum of a row for itself.
+
+A row is the channels of a pixel, whose entries lie one behind the other in vin; its last lanes may be none of it.
+
+>>> from celosia.hw.config import PRESETS
+>>> for name in ("largest", "total"):
+...     print(intrinsic(PRESETS["tiny"], name, 7).behaviour.body)
+max[k](a[k])
+ordered_sum[k](powers[0, (int64((int32(a[k]) - int32(largest[]))) + 255)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Tensor, Value, Var, call, clip, select
+from celosia.compiler.expr.tensor import compute, ordered_sum, placeholder, reduce_axis
+from celosia.compiler.expr.tensor import max as max_over
+from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, TensorIntrinsic, Within
+from celosia.hw.config import Config
+from celosia.hw.isa import ASource, Destination, Opcode
+from celosia.hw.scratchpads import POWERS as PLACES
+
+NAMES = ("largest", "total", "softmax")
+"""Of the intrinsics, in front of the number of elements of a row."""
+Element = Callable[[Value], Expr]
+"""Of a row, by its place."""
+
+
+def largest(a: Element, axis: Axis) -> Expr:
+    """The largest element, int8."""
+    return max_over(a(axis), axis)
+
+
+def total(a: Element, powers: Tensor, most: Expr, axis: Axis) -> Expr:
+    """The sum of the powers of all elements, in float32, from the first one on."""
+    return ordered_sum(powers[0, _distance(a(axis), most) + (PLACES // 2 - 1)], axis)
+
+
+def share(
+    a: Element, powers: Tensor, most: Expr, whole: Expr, place: Expr, count: int, zero_point: Value, low: Value,
+    high: Value,
+) -> Expr:  # fmt: skip
+    """The result for the element at `place`, int8; that of 0 where the row has only `count` of them."""
+    steps = call("round_even", powers[0, _distance(a(place), most) + (PLACES - 1)] / whole)
+    found = clip(steps + zero_point, low, high).astype("int8")
+    if isinstance(place, Axis) and place.extent == count:
+        return found
+    return select(place < count, found, clip(zero_point, low, high).astype("int8"))  # type: ignore[arg-type]
+
+
+def _distance(element: Expr, most: Expr) -> Expr:
+    return (element.astype("int32") - most.astype("int32")).astype(INDEX)
+
+
+@cache
+def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
+    """That of one of NAMES, for rows of `count` elements."""
+    lanes = cfg.lanes
+    entries = -(-count // lanes)
+    a = placeholder((entries * lanes,), "int8", "a")
+    powers = placeholder((1, PLACES), "float32", "powers")
+    most, whole = placeholder((), "int8", "largest"), placeholder((), "float32", "total")
+    element: Element = lambda k: a[k]  # noqa: E731
+    scopes = {"a": "vin", "powers": POWERS, "largest": ROW, "total": ROW, "out": "out"}
+    axis = reduce_axis(count, "k")
+    if name == "largest":
+        return TensorIntrinsic(f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, Within())
+    if name == "total":
+        made = compute((), lambda: total(element, powers, most[()], axis), name)
+        return TensorIntrinsic(f"total_{count}", made, scopes, Within())
+    zero_point, low, high = (Var(name, "float32") for name in ("zero_point", "lo", "hi"))
+    out = compute(
+        a.shape,
+        lambda c: share(element, powers, most[()], whole[()], c, count, zero_point, low, high),
+        "out",
+        axes=("c",),
+    )
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a"}, partial(_fields, entries, entries * lanes - count), "x")
+    return TensorIntrinsic(f"softmax_{count}", out, scopes, rule, {"a": lanes, "out": lanes})
+
+
+def _fields(entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
+    return {
+        "softmax": 1, "a_source": ASource.VIN, "destination": Destination.OUT, "extent_n": entries, "a_n": 1,
+        "dst_n": 1, "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),
+    }  # fmt: skip
