@@ -58,19 +58,19 @@ class PairAdder(wiring.Component):
         """The mantissa with the larger exponent, the other one, by how much the exponents differ, whether that is more
         than 31, and the larger exponent."""
         total, addend = self.total, self.addend
-        a, a_e = Mux(self.first, 0, total.m), Mux(self.first, 0, total.e)
-        b, b_e = Mux(self.nothing, 0, addend.m), Mux(self.nothing, 0, addend.e)
-        down, up, by = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT)
+        down, up, by, less = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT), Signal()
         large, small, shift, far, e = Reg(MANTISSA), Reg(MANTISSA), Reg(5), Reg(), Reg(EXPONENT)
-        less = down[-1]
-        m.d.comb += [down.eq(a_e - b_e), up.eq(b_e - a_e), by.eq(Mux(less, up, down))]
+        m.d.comb += [
+            down.eq(total.e - addend.e), up.eq(addend.e - total.e), by.eq(Mux(down[-1], up, down)),
+            less.eq(self.first | (down[-1] & ~self.nothing)),
+        ]  # fmt: skip
         with m.If(self.step):
             m.d.sync += [
-                large.eq(Mux(less, b, a)),
-                small.eq(Mux(less, a, b)),
+                large.eq(Mux(less, addend.m, total.m)),
+                small.eq(Mux(less, total.m, addend.m)),
                 shift.eq(by),
-                far.eq(by[len(shift) :].any()),
-                e.eq(Mux(less, b_e, a_e)),
+                far.eq(by[len(shift) :].any() | self.first | self.nothing),  # what is that far away makes no difference
+                e.eq(Mux(less, addend.e, total.e)),
             ]
         return large, small, shift, far, e
 
@@ -105,7 +105,7 @@ class PairAdder(wiring.Component):
         m.d.comb += [
             kept.eq(Mux(carry, total[2:], total[1:])),
             # One more is a carry into a lowest bit in front, which is no adder of its own.
-            rounded.eq((Cat(1, kept) + (half & (kept[0] | below)))[1:]),
+            rounded.eq(((half & (kept[0] | below)) + Cat(1, kept))[1:]),
         ]
         with m.If(self.step):
             m.d.sync += [
