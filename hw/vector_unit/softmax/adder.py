@@ -77,24 +77,36 @@ class PairAdder(wiring.Component):
     def _shift(
         self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """The small one as far down as its exponent asks for, with one bit behind those of the large one; and whether
-        others are lost."""
-        same, shifted, lost, same_e = Reg(MANTISSA), Reg(MANTISSA + 1), Reg(), Reg(EXPONENT)
+        """The small one down by the lower bits of what its exponent asks for, with one bit behind those of the large
+        one; and whether others are lost of it in the end."""
+        same, shifted, by_16, nowhere, lost, same_e = (
+            Reg(MANTISSA),
+            Reg(MANTISSA + 1),
+            Reg(),
+            Reg(),
+            Reg(),
+            Reg(EXPONENT),
+        )
         below = ones(shift)[1 : MANTISSA + 1] | far.replicate(MANTISSA)
         with m.If(self.step):
             m.d.sync += [
                 same.eq(large),
-                shifted.eq(Mux(far, 0, Cat(0, small) >> shift)),
+                shifted.eq(Cat(0, small) >> shift[:4]),
+                by_16.eq(shift[4]),
+                nowhere.eq(far),
                 lost.eq((small & below).any()),
                 same_e.eq(e),
             ]
-        return same, shifted, lost, same_e
+        return same, shifted, by_16, nowhere, lost, same_e
 
-    def _add(self, m: Module, large: Signal, shifted: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
-        """Their sum, with the bit behind."""
+    def _add(
+        self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
+    ) -> tuple[Signal, ...]:
+        """Their sum, with the bit behind: what is left of the shift takes no more logic in front of a carry chain."""
         total, still_lost, same_e = Reg(MANTISSA + 2), Reg(), Reg(EXPONENT)
+        small = Mux(far, 0, Mux(by_16, shifted >> 16, shifted))
         with m.If(self.step):
-            m.d.sync += [total.eq(Cat(0, large) + shifted), still_lost.eq(lost), same_e.eq(e)]
+            m.d.sync += [total.eq(Cat(0, large) + small), still_lost.eq(lost), same_e.eq(e)]
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:

@@ -112,7 +112,7 @@ class PairDivider(wiring.Component):
         self, m: Module, rest: Signal, digits: Signal, slack: Signal, nothing: Signal, large: Signal
     ) -> tuple[Signal, ...]:
         """Whether float32 have no better way to tell the quotient from an integer and a half: a remainder of one sign
-        or the other is at most `slack`. The quotient without its fraction, inverted, and whether that is a half or more.
+        or the other is at most `slack`. Whether the fraction is a half or more, and the quotient without it, inverted.
         """
         up, total, positive = Signal(_REST), Signal(_WHOLE + 2), ~rest[-1]
         tie, half, whole = Reg(), Reg(), Reg(_WHOLE)

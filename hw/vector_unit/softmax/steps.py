@@ -165,7 +165,7 @@ class _Moves:
 
     def __init__(self) -> None:
         self.again, self.back, self.on, self.by_x, self.anew = (
-            Signal(name=n) for n in "again back on by_x anew".split()
+            Signal(name=n) for n in ("again", "back", "on", "by_x", "anew")
         )
         self.next_entry, self.next_row, self.next_tile = (Signal(name=f"next_{n}") for n in ("entry", "row", "tile"))
         self.begin = Signal(name="begin")
