@@ -74,6 +74,31 @@ _FROM_ACC = {
 }  # fmt: skip
 VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
 """From the read of an accumulator to the entry's write."""
+SUMS = 4
+"""Registers of an adder of softmax, around which as many sums go: rows of a lane in a tile of rows."""
+QUOTIENT_BITS = 10
+"""Of a share in softmax, with one behind the point: the steps of its division."""
+PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
+"""Registers of softmax between a step and the bytes that count of its entry, those and their powers, and between these
+and results."""
+
+
+def largest_stages(cfg: Config) -> int:
+    """Registers of softmax between an entry and its largest byte, and that in the memory of rows."""
+    return cfg.block_out.bit_length() + 1
+
+
+def softmax_cycles(cfg: Config, rows: int, groups: int, left_out: int) -> int:
+    """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done: of `rows` rows of
+    `groups` entries each, in the last of which so many lanes are none of it.
+
+    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4, left_out=0)
+    622
+    """
+    parts, keys = cfg.block_out // cfg.softmax, groups * cfg.block_out - left_out
+    tiles = -(-rows // (SUMS * cfg.softmax))
+    steps = rows * groups + rows + rows * groups * parts
+    return steps + tiles * (largest_stages(cfg) + SUMS * keys) + PART_STAGES + LOOK_STAGES + DIVIDE_STAGES + 2
 
 
 def read_stages(cfg: Config) -> int:

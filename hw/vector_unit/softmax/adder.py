@@ -1,0 +1,115 @@
+"""Sums of positive float32, one addition of each of four sums under way."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.pipeline import SUMS
+from celosia.hw.scratchpads import FLOAT
+from celosia.hw.signals import Reg
+from celosia.hw.vector_unit.masks import ones
+
+MANTISSA, EXPONENT = FLOAT["fraction"].width + 1, FLOAT["exponent"].width
+
+pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
+"""m * 2^(e - 150). Of a float32 that is not too small, m has its leading one; of others e is 1, so that they need
+nothing of their own."""
+
+
+def pair_of(word: Value) -> Value:
+    """The pair of a float32 with these bits, as bits of `pair_layout`; its sign does not count."""
+    fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT.values())
+    normal = exponent.any()
+    return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])
+
+
+class PairAdder(wiring.Component):
+    """SUMS sums in a ring: with each step `total` is the next one's, to which `addend` goes, and comes back behind it.
+
+    Exact: rounded to nearest, ties to even, with gradual underflow; an exponent that is too large wraps.
+
+    Members
+    -------
+    step : In(1)        Everything goes on by one stage.
+    first : In(1)       The sum is `addend` alone.
+    nothing : In(1)     The sum stays as it is.
+    addend : In(pair)
+    total : Out(pair)   The sum that is the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({
+            "step": In(1), "first": In(1), "nothing": In(1), "addend": In(pair_layout), "total": Out(pair_layout),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        stages = (self._order, self._shift, self._add, self._round)
+        assert len(stages) == SUMS
+        values: tuple[Signal, ...] = ()
+        for stage in stages:
+            values = stage(m, *values)
+        m.d.comb += Value.cast(self.total).eq(Cat(values))
+        return m
+
+    def _order(self, m: Module) -> tuple[Signal, ...]:
+        """The mantissa with the larger exponent, the other one, by how much the exponents differ, whether that is more
+        than 31, and the larger exponent."""
+        total, addend = self.total, self.addend
+        a, a_e = Mux(self.first, 0, total.m), Mux(self.first, 0, total.e)
+        b, b_e = Mux(self.nothing, 0, addend.m), Mux(self.nothing, 0, addend.e)
+        down, up, by = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT)
+        large, small, shift, far, e = Reg(MANTISSA), Reg(MANTISSA), Reg(5), Reg(), Reg(EXPONENT)
+        less = down[-1]
+        m.d.comb += [down.eq(a_e - b_e), up.eq(b_e - a_e), by.eq(Mux(less, up, down))]
+        with m.If(self.step):
+            m.d.sync += [
+                large.eq(Mux(less, b, a)),
+                small.eq(Mux(less, a, b)),
+                shift.eq(by),
+                far.eq(by[len(shift) :].any()),
+                e.eq(Mux(less, b_e, a_e)),
+            ]
+        return large, small, shift, far, e
+
+    def _shift(
+        self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
+    ) -> tuple[Signal, ...]:
+        """The small one as far down as its exponent asks for, with one bit behind those of the large one; and whether
+        others are lost."""
+        same, shifted, lost, same_e = Reg(MANTISSA), Reg(MANTISSA + 1), Reg(), Reg(EXPONENT)
+        below = ones(shift)[1 : MANTISSA + 1] | far.replicate(MANTISSA)
+        with m.If(self.step):
+            m.d.sync += [
+                same.eq(large),
+                shifted.eq(Mux(far, 0, Cat(0, small) >> shift)),
+                lost.eq((small & below).any()),
+                same_e.eq(e),
+            ]
+        return same, shifted, lost, same_e
+
+    def _add(self, m: Module, large: Signal, shifted: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
+        """Their sum, with the bit behind."""
+        total, still_lost, same_e = Reg(MANTISSA + 2), Reg(), Reg(EXPONENT)
+        with m.If(self.step):
+            m.d.sync += [total.eq(Cat(0, large) + shifted), still_lost.eq(lost), same_e.eq(e)]
+        return total, still_lost, same_e
+
+    def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
+        """Down by one bit where the sum has one more, and to the nearest."""
+        carry, kept, rounded = total[-1], Signal(MANTISSA), Signal(MANTISSA + 1)
+        mantissa, exponent = Reg(MANTISSA), Reg(EXPONENT)
+        half, below = Mux(carry, total[1], total[0]), lost | (carry & total[0])
+        m.d.comb += [
+            kept.eq(Mux(carry, total[2:], total[1:])),
+            # One more is a carry into a lowest bit in front, which is no adder of its own.
+            rounded.eq((Cat(1, kept) + (half & (kept[0] | below)))[1:]),
+        ]
+        with m.If(self.step):
+            m.d.sync += [
+                mantissa.eq(Cat(rounded[: MANTISSA - 1], rounded[MANTISSA - 1 :].any())),
+                exponent.eq(e + (carry | rounded[-1])),
+            ]
+        return mantissa, exponent

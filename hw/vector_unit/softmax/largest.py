@@ -1,0 +1,62 @@
+"""The largest byte of each row."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.signals import Reg
+
+
+class Largest(wiring.Component):
+    """The largest lane of rows of entries, one entry a cycle.
+
+    Parameters
+    ----------
+    lanes : bytes of an entry, a power of two.
+    row_bits : of a row's number.
+
+    Members
+    -------
+    valid : In(1)       An entry of a row comes.
+    entry : In(8 * lanes)
+    inside : In(lanes)  Lanes that count, the first one and those next to it.
+    first, last : In(1) The entry is its row's first, or last.
+    row : In            The row's number.
+    found : Out(1)      A row is through; `largest` and `number` are its own.
+    """
+
+    def __init__(self, lanes: int, row_bits: int) -> None:
+        self._lanes = lanes
+        super().__init__({
+            "valid": In(1), "entry": In(8 * lanes), "inside": In(lanes), "first": In(1), "last": In(1),
+            "row": In(row_bits), "found": Out(1), "largest": Out(signed(8)), "number": Out(row_bits),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        values: list[Value] = [self.entry.word_select(lane, 8).as_signed() for lane in range(self._lanes)]
+        inside, facts, valid = list(self.inside), Cat(self.first, self.last, self.row), self.valid
+        level = 0
+        while len(values) > 1:
+            level += 1
+            values = [self._larger(m, level, *pair) for pair in zip(values[::2], values[1::2], inside[1::2])]
+            kept = Reg(len(inside) // 2 + len(facts), name=f"kept{level}")
+            now_valid = Signal(name=f"valid{level}")
+            m.d.sync += [kept.eq(Cat(*inside[::2], facts)), now_valid.eq(valid)]
+            inside, facts, valid = list(kept[: len(inside) // 2]), kept[len(inside) // 2 :], now_valid
+        first, last, row = facts[0], facts[1], facts[2:]
+        with m.If(valid):
+            m.d.sync += [
+                self.largest.eq(Mux(first | (values[0] > self.largest), values[0], self.largest)),
+                self.number.eq(row),
+            ]
+        m.d.sync += self.found.eq(valid & last)
+        return m
+
+    def _larger(self, m: Module, level: int, low: Value, high: Value, counts: Value) -> Signal:
+        """Of two lanes; the upper one only where it counts."""
+        larger = Reg(signed(8), name=f"level{level}")
+        m.d.sync += larger.eq(Mux(counts & (high > low), high, low))
+        return larger
