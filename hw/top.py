@@ -35,7 +35,7 @@ from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
-"""Those that are a part each; lut is in the vector unit."""
+"""Those that are a part each; lut and exp are in the vector unit."""
 
 
 class State(IntEnum):
@@ -183,11 +183,13 @@ class Accelerator(wiring.Component):
         for name, port in load.pads.items():
             if name in vector.writes:
                 self._connect_writers(m, name, pads[name], port, vector.writes[name])
-            elif name not in ("lut", "acc"):
+            elif name not in ("lut", "exp", "acc"):
                 connect(m, port, pads[name].write)
         if scratchpads(self._cfg)["wgt"].spread:
             connect(m, load.near_wgt, pads["wgt"].near)
         connect(m, load.lut, vector.lut)
+        if self._cfg.softmax:
+            connect(m, load.exp, vector.exp)
         connect(m, load.acc, acc.load_write)
         connect(m, gemm.inp, pads["inp"].read)
         connect(m, gemm.wgt, pads["wgt"].read)

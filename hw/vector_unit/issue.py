@@ -47,7 +47,8 @@ class Issue:
     constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
     the instruction whose loops run. feeds: whether the last one writes acc and vin. slot: a step may be taken in this
     cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
-    one that adds a residual. queued: entries that are under way to acc.
+    one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps here;
+    alone: one is under way, and nothing else.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
@@ -59,6 +60,7 @@ class Issue:
         self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
         self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
         self.queued = Signal(range(QUEUED + 1), name="queued")
+        self.rows, self.alone = Signal(name="starts_rows"), Signal(name="alone")
 
     def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
@@ -72,15 +74,17 @@ class Issue:
         to_vin = fields.destination == Destination.VIN
         to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
+        of_rows = fields.softmax if self._cfg.softmax else Const(0)
         m.d.comb += [
             # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
-            waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin))),
+            waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | self.alone | of_rows)),
             may_start.eq(~unit.halt & ~under_way[1] & ~waits),
             *loops.load(fields),
-            loops.instr.valid.eq(unit.instr.valid & may_start),
+            loops.instr.valid.eq(unit.instr.valid & may_start & ~of_rows),
             loops.halt.eq(unit.halt),
             unit.instr.ready.eq(loops.instr.ready & may_start),
             accept.eq(unit.instr.valid & unit.instr.ready),
+            self.rows.eq(accept & of_rows),
             unit.quiet.eq((under_way == 0) & ~unit.done.valid),
         ]
         with m.If(accept):
@@ -89,10 +93,17 @@ class Issue:
         for i, held in enumerate(self.constants):
             with m.If(~under_way[1] & (current != i)):
                 m.d.sync += self._facts(unit.instr.payload, held)
-        with m.If(loops.instr.ready):
+        with m.If(loops.instr.ready & ~self.alone):
             m.d.sync += self._facts(unit.instr.payload, self.now)
         with m.If(accept != finish):
             m.d.sync += under_way.eq(under_way + accept - finish)
+        if self._cfg.softmax:
+            with m.If(accept):
+                m.d.sync += self.alone.eq(of_rows)
+            with m.Elif(finish):
+                m.d.sync += self.alone.eq(0)
+            with m.If(unit.halt):
+                m.d.sync += self.alone.eq(0)
         with m.If(unit.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
@@ -120,6 +131,7 @@ class Issue:
     def _facts(self, instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:
         """What is kept of an instruction: copies of fields, and what follows from them."""
         fields = instr.fields
+        of_rows = fields.softmax if self._cfg.softmax else Const(0)
         facts = [
             *(held[name].eq(fields[name]) for name in _COPIED),
             held.index.eq(instr.index),
@@ -129,7 +141,7 @@ class Issue:
             held.to.eq(1 << fields.destination),
             held.b_constant.eq(fields.imm + fields.b_offset),
             held.scale_c.eq(fields.scale_c - BIAS),
-            held.zero_point.eq(Mux(fields.requantise, fields.zero_point, 0)),
+            held.zero_point.eq(Mux(fields.requantise | of_rows, fields.zero_point, 0)),
             # Where the limits cross, the upper one holds.
             held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),
             held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),

@@ -41,6 +41,7 @@ from celosia.hw.vector_unit.items import Bypass, Items
 from celosia.hw.vector_unit.landing import Landing
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
+from celosia.hw.vector_unit.softmax.engine import Softmax
 from celosia.hw.vector_unit.table import Tables
 from celosia.hw.vector_unit.taps import Taps, tap_sum
 
@@ -65,6 +66,7 @@ class Vector(wiring.Component):
     claims : In(claim_layout)                        the ports of acc that GEMM takes.
     lut : In(WritePort)                              through which LOAD writes the tables.
     tap                                              where the Config has taps.
+    exp : In(WritePort)                              through which LOAD writes powers, where it has `softmax`.
     inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
                                                      of the size of an entry of vin.
     """
@@ -85,6 +87,8 @@ class Vector(wiring.Component):
             members["tap"] = Out(read_port(pads["tap"]))
         if cfg.int32:
             members["acc_write"] = Out(write_port(pads["acc"]))
+        if cfg.softmax:
+            members["exp"] = In(write_port(pads["exp"]))
         if cfg.forward:
             members |= {f"{name}_write": Out(part_port(pads[name], pads["out"].width)) for name in ("inp", "vin")}
         super().__init__(members)
@@ -122,20 +126,22 @@ class Vector(wiring.Component):
             read.leaves & step.payload.last, items.complete,
         )  # fmt: skip
         result = self._add(m, items, selected, residual)
-        self._write(m, items, result, place[1:])
+        rows = self._rows(m, issue) if cfg.softmax else None
+        self._write(m, items, issue, result, place[1:], rows)
         ends, lands = items.complete & place[0], Const(0)
         if cfg.int32:
             landing = self._land(m, items, combined, result, place)
             ends, lands = (ends & ~write.at("to")[Destination.ACC]) | landing.last, landing.write.en
         issue.advance(m, self, lands)
         m.d.comb += [
-            finish.eq(ends),
-            self.active.eq(issue.takes | issue.bubbles.any()),
+            finish.eq(ends if rows is None else ends | rows.finish),
+            self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
             self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
         m.d.sync += self.done.valid.eq(finish & ~self.halt)
         with m.If(finish):
-            m.d.sync += [self.done.payload.post.eq(write.at("post")), self.done.payload.index.eq(write.at("index"))]
+            for name in ("post", "index"):
+                m.d.sync += self.done.payload[name].eq(Mux(issue.alone, issue.now[name], write.at(name)))
         items.advance(self.halt)
         return m
 
@@ -284,7 +290,28 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _write(self, m: Module, items: Items, written: Value, address: Value) -> None:
+    def _rows(self, m: Module, issue: Issue) -> Softmax:
+        """What runs instructions with `softmax`, and takes the read port of vin for them."""
+        m.submodules.softmax = rows = Softmax(self._cfg)
+        wiring.connect(m, wiring.flipped(self.exp), rows.exp)
+        now, entry = issue.now, len(rows.vin.data)
+        m.d.comb += [
+            rows.start.eq(issue.rows),
+            *(rows.fields[name].eq(self.instr.payload.fields[name]) for name, _ in rows.fields.shape()),
+            rows.zero_point.eq(now.zero_point),
+            rows.low.eq(now.clip_lo),
+            rows.high.eq(now.clip_hi),
+            rows.vin.ready.eq(self.vin.ready),
+            rows.vin.data.eq(self.vin.data[:entry]),
+            rows.halt.eq(self.halt),
+        ]
+        with m.If(issue.alone):
+            m.d.comb += [self.vin.en.eq(rows.vin.en), self.vin.addr.eq(rows.vin.addr)]
+        return rows
+
+    def _write(
+        self, m: Module, items: Items, issue: Issue, written: Value, address: Value, rows: Softmax | None
+    ) -> None:
         for destination, port in self._targets.items():
             if destination != Destination.ACC:
                 m.d.comb += [
@@ -293,6 +320,13 @@ class Vector(wiring.Component):
                     port.addr.eq(address),
                     port.data.eq(written),
                 ]
+                if rows is not None:
+                    with m.If(issue.alone):
+                        m.d.comb += [
+                            port.en.eq(rows.write & issue.now.to[destination]),
+                            port.addr.eq(rows.addr),
+                            port.data.eq(rows.data),
+                        ]
 
     def _land(self, m: Module, items: Items, combined: list[Combine], written: Value, place: Value) -> Landing:
         """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,

@@ -57,7 +57,7 @@ class PairDivider(wiring.Component):
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:
-        """How far the share's mantissa is shifted up to be twice the quotient's dividend; nothing: the quotient is 0."""
+        """How far the share's mantissa is to be shifted up, for twice the quotient; nothing: the quotient is 0."""
         ahead, word, shift = Signal(signed(EXPONENT + 2)), Reg(MANTISSA), Reg(range(QUOTIENT_BITS))
         nothing, large = Reg(name="nothing"), Reg(name="large")
         m.d.comb += ahead.eq(self.share.e - self.e + 1)

@@ -111,8 +111,9 @@ class Softmax(wiring.Component):
         m.d.sync += entry.eq(self.vin.data)
         m.d.sync += part.eq(entry.word_select(step.part, 8 * count))
         m.d.comb += [
-            unit.valid.eq(largest[2]), unit.entry.eq(entry), unit.inside.eq(inside | (~step.last).replicate(len(inside))),
-            unit.first.eq(step.first), unit.last.eq(step.last), unit.row.eq(step.row),
+            unit.valid.eq(largest[2]), unit.entry.eq(entry), unit.row.eq(step.row),
+            unit.inside.eq(inside | (~step.last).replicate(len(inside))),
+            unit.first.eq(step.first), unit.last.eq(step.last),
         ]  # fmt: skip
         row = marks[PART_STAGES].row
         for number, lane in enumerate(self._lanes):

@@ -19,7 +19,7 @@ from celosia.hw.vector_unit.softmax.steps import BUFFERS
 
 
 class SoftmaxLane(wiring.Component):
-    """Sums of SUMS rows of a tile, number `lane`, `lane` + `softmax` and so on; and of every row each `softmax`-th share.
+    """Sums of SUMS rows of a tile, number `lane` and each `softmax`-th behind it; and each `softmax`-th share of all rows.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ class SoftmaxLane(wiring.Component):
     part : In(8 * softmax)      Neighbouring bytes of a row.
     keep : In(1), kept_at : In  Of one of its rows they are kept in a place, that of a buffer and a sum.
     found : In(1), number, largest : In     The largest byte of a row, all rows' in all lanes.
-    look : In(1)                An element of the row `row` comes: of a kept part that in place `byte`, or, where `divide`,
-                                this lane's byte of `part`.
+    look : In(1)                An element of the row `row` comes: of a kept part that in place `byte`, or, where
+                                `divide`, this lane's byte of `part`.
     look_at, byte, row, divide : In
     step, first, nothing, total As of PairAdder, for the power of what came LOOK_STAGES before.
     take, e, beyond, divisors, zero_point, low, high, result    As of PairDivider, likewise.

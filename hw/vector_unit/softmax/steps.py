@@ -27,9 +27,9 @@ def fields_layout(cfg: Config) -> data.StructLayout:
 def step_layout(cfg: Config) -> data.StructLayout:
     """A step: an entry of VIN on its way.
 
-    row: in its tile. part: which of the parts of `softmax` lanes counts. buffer: where it is put. first, last: the entry
-    is its row's first or last one. opens: with it the first part of all rows of the tile is there. whole: the part is
-    the last one of the entry. end: and that the last one of the instruction.
+    row: in its tile. part: which of the parts of `softmax` bytes counts. buffer: where it is put. first, last: the
+    entry is its row's first or last one. opens: with it the first part of all rows of the tile is there. whole: the
+    part is the last one of the entry. end: and that the last one of the instruction.
     """
     parts = cfg.block_out // cfg.softmax
     return data.StructLayout({
