@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.matrices import multiplies
+from celosia.compiler.graph.select.matrices import MOVES, multiplies
 from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.hw.config import Config
 
@@ -73,6 +73,7 @@ def _turn(graph: ir.Graph, node: ir.Node) -> None:
     eye, one, none, middle = given
     before = ir.node("Transpose", [value], {"perm": perm})
     made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
+    made.meta[MOVES] = True
     after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
     turned = [dims[axis] for axis in perm]
     for step, size in ((before, turned), (made, turned), (after, dims)):

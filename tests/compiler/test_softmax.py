@@ -198,3 +198,12 @@ def test_rows_that_do_not_fit() -> None:
 def test_configs_that_cannot_be(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="softmax needs batch = 1"):
         Config(**({"softmax": 4} | fields))  # type: ignore[arg-type]
+
+
+def test_what_turns_values_is_no_product_of_the_model(tmp_path: Path) -> None:
+    encoder = Encoder(16, 2, 16, 32)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    program = celosia.compile(path, config=PYNQ, check=False)
+    assert program.macs_accelerator == program.macs_total
+    layers = [layer for launch in program.launches for layer in launch.layers]
+    assert [layer.what for layer in layers if layer.what.startswith("matrix turned")] == ["matrix turned 16x16"] * 2

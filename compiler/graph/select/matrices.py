@@ -19,6 +19,8 @@ from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
 
+MOVES = "moves"
+"""Of the meta of a node: it multiplies by the identity."""
 MOST_PRODUCTS = 256
 """Layers of one operator, a matrix each."""
 
@@ -106,7 +108,7 @@ def product(p: Placement, node: ir.Node) -> None:
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
             w.region((1, inner, 1, w.width), number // times * pack.blocks(inner, cfg.group), w.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
-            *offsets, requantise,
+            *offsets, requantise, moves=bool(node.meta.get(MOVES)),
         )
         for number in range(count)
     ]  # fmt: skip
