@@ -253,6 +253,20 @@ TRANSFORMERS = tuple(
     )
     for kind in ("int8", "uint8")
 )  # fmt: skip
+SOFTMAX = tuple(
+    Figure(
+        f"softmax-{name}-{part}", f"{label}, int8, on `pynq` with softmax = 4: {what}", "", MACHINE,
+        f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/int8/softmax",),
+        of(value), most=most,
+    )
+    for name, label, cycles, launches in (
+        ("minilm_64", "MiniLM-L6's layers, 64 tokens", 1.10, 13), ("minilm_128", "the same, 128 tokens", 1.10, 13),
+        ("deit_tiny", "DeiT-tiny's layers, 197 tokens", 1.12, 26),
+    )
+    for part, what, value, most in (
+        ("cycles", "cycles over products / 256", "ratio", cycles), ("launches", "launches", "launches", launches),
+    )
+)  # fmt: skip
 DECODERS = tuple(
     Figure(
         f"decoder-{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`: {what}", unit, MACHINE,
@@ -408,6 +422,6 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
-    "Transformers": (*TRANSFORMERS, *ATTENTION, *DECODERS),
+    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
     "Tables of other pages": TABLES,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,25 @@ TOKENS, PROMPT = 128, 112
 """Of a decoder's sequence, and of its prompt."""
 TARGETS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
+LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
+"""At most, with softmax on the accelerator."""
+LANES = 4
+"""Of that softmax."""
 
 
 def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each network, or those of `models`: encoders with symmetric int8 activations and with uint8 ones."""
+    """A row for each network, or those of `models`: encoders with symmetric int8 activations, with uint8 ones, and with
+    softmax on the accelerator."""
     cfg = Config.load(config or "pynq")
     for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS):
         if name in DECODERS:
             yield _step(name, cfg, memory, say)
         elif name in ATTENTIONS:
-            yield _attention(name, cfg, memory, say)
+            for each in (cfg, replace(cfg, softmax=LANES)):
+                yield _attention(name, each, memory, say)
         else:
-            for kind in ("int8", "uint8"):
-                yield _row(name, kind, cfg, memory, say)
+            for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
+                yield _row(name, kind, each, memory, say)
 
 
 def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
@@ -56,12 +63,20 @@ def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[
     )
     details = {
         "cycles": report["cycles"], "ratio": ratio, "share": share, "launches": launches, "different": wrong,
-        "config": cfg.name,
+        "config": cfg.name, "softmax": cfg.softmax,
     }  # fmt: skip
-    what = f"{name}, {kind}, on {cfg.name}, timed: cycles over products / {cfg.macs_per_cycle}"
+    on = _on(cfg)
+    what = f"{name}, {kind}, on {on}, timed: cycles over products / {cfg.macs_per_cycle}"
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
     target, kept = TARGETS[name], not wrong and share >= 0.999 and ratio <= TARGETS[name]
-    return Row(f"transformers/{name}/{kind}", what, f"≤ {target}, ≥ 99.9%, 0 differ", text, kept, command, details)
+    asked, key = f"≤ {target}, ≥ 99.9%, 0 differ", f"transformers/{name}/{kind}"
+    if cfg.softmax:
+        asked, kept = f"{asked}, ≤ {LAUNCHES[name]} launches", kept and launches <= LAUNCHES[name]
+    return Row(key + "/softmax" * (cfg.softmax > 0), what, asked, text, kept, command, details)
+
+
+def _on(cfg: Config) -> str:
+    return f"{cfg.name} with softmax = {cfg.softmax}" if cfg.softmax else cfg.name
 
 
 def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
@@ -76,10 +91,12 @@ def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str],
     result = celosia.Runtime(program, "timed", memory=memory).run({"x": x})
     report, wrong = result.report, int(np.sum(result.outputs["y"] != expected))
     ratio = report["cycles"] * cfg.macs_per_cycle / report["macs_total"]
-    scores = 2 * attention.heads * attention.tokens**2  # stored, and loaded as the operand of the second product
+    # Stored, and loaded as the operand of the second product; beside these the softmax loads and stores them.
+    scores = (4 if cfg.softmax else 2) * attention.heads * attention.tokens**2
     details = {"cycles": report["cycles"], "ratio": ratio, "scores": scores, "different": wrong, "config": cfg.name}
     return Row(
-        f"transformers/{name}/int8", f"{name}, on {cfg.name}, timed: cycles over products / {cfg.macs_per_cycle}",
+        f"transformers/{name}/int8" + "/softmax" * (cfg.softmax > 0),
+        f"{name}, on {_on(cfg)}, timed: cycles over products / {cfg.macs_per_cycle}",
         "≤ 1.25, no bytes of scores in DRAM, 0 differ",
         f"{ratio:.3f} ({report['cycles']:,} cycles), {scores:,} bytes of scores moved, {wrong} values differ",
         False, f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,

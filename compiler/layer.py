@@ -266,7 +266,8 @@ class ActivationProduct:
 
     x [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]: pixels of w are the channels of y,
     in whole blocks of the array; those beyond the channels of y make none that anyone looks at. Channels beyond the
-    last of either are loaded, too: in one of them they are minus the offset, and so add nothing.
+    last of either are loaded, too: in one of them they are minus the offset, and so add nothing. moves: x is the
+    identity, so that the layer turns w and means no multiplication.
     """
 
     name: str
@@ -277,11 +278,12 @@ class ActivationProduct:
     w_offset: int
     requantise: Requantise
     epilogue: Epilogue = field(default_factory=Epilogue)
+    moves: bool = False
 
     @property
     def macs(self) -> int:
         """Multiplications that the layer means, those by offsets not counted."""
-        return self.y.channels * self.y.width * self.x.channels
+        return 0 if self.moves else self.y.channels * self.y.width * self.x.channels
 
     @property
     def x_pads(self) -> list[int]:

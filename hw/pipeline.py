@@ -6,6 +6,8 @@ between two events, `sim/timing/latency.py` has, measured.
 
 from __future__ import annotations
 
+from typing import Any
+
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
 
@@ -88,9 +90,9 @@ def largest_stages(cfg: Config) -> int:
     return cfg.block_out.bit_length() + 1
 
 
-def softmax_cycles(cfg: Config, rows: int, groups: int, left_out: int) -> int:
+def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any) -> Any:
     """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done: of `rows` rows of
-    `groups` entries each, in the last of which so many lanes are none of it.
+    `groups` entries each, in the last of which so many lanes are none of it; numbers, or arrays of them.
 
     >>> softmax_cycles(Config(softmax=4), rows=16, groups=4, left_out=0)
     623

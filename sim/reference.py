@@ -241,9 +241,8 @@ def softmax(state: State, f: Fields) -> None:
     result[:, :count] = softmax_rows(rows[:, :count], powers, shares, *limits)
     target = destination(state, Destination(f["destination"]))
     index = addresses(f, "dst", OUTER_LOOPS, len(target))[:, 0]
-    for n, x in np.ndindex(index.shape):
-        entry = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
-        target[index[n, x]] = entry
+    for x, n in np.ndindex(index.T.shape):  # row by row
+        target[index[n, x]] = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
 
 
 def destination(state: State, which: Destination) -> NDArray[Any]:

@@ -282,7 +282,7 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]
 
 def element_sizes(cfg: Config, f: Columns) -> Index:
     """Bytes in DRAM of an element of each of many LOADs."""
-    sizes = np.array([element_bytes(cfg, buffer) for buffer in buffers(cfg)], np.int64)
+    sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
     return np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
 
 

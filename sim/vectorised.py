@@ -217,8 +217,8 @@ def softmax(state: State, f: Fields) -> None:
     result = np.full(rows.shape, f["zero_point"], np.float32)
     result[:, :count] = found
     clipped = np.minimum(np.maximum(result, f["clip_lo"]), f["clip_hi"]).astype(np.int8)
-    entries = np.swapaxes(clipped.reshape(x, n, state.cfg.out_pieces, 1, state.cfg.group), 0, 1)
-    out = (n, f["dst_n"] if n > 1 else 0), (x, f["dst_x"] if x > 1 else 0)
+    entries = clipped.reshape(x, n, state.cfg.out_pieces, 1, state.cfg.group)
+    out = (x, f["dst_x"] if x > 1 else 0), (n, f["dst_n"] if n > 1 else 0)
     scatter(destination(state, Destination(f["destination"])), f["dst_base"], out, entries)
 
 

@@ -36,7 +36,7 @@ from celosia.hw.isa import (
     has,
     instruction_bytes,
 )
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.device import Device
 
 SMALL: dict[str, Any] = dict(
@@ -58,6 +58,10 @@ CONFIGS = {
     "8x8-forward": Config(block_in=8, block_out=8, bus_bytes=16, forward=True, alu=False, int32=False, **SMALL),
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
+    "softmax2": Config(
+        block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=2, **SMALL
+    ),
+    "4x8-softmax4": Config(block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=4, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
@@ -178,10 +182,13 @@ class Generator:
         self.code = range(code)
         self.data = range(code, code + data)
         self.tables = range(self.data.stop, self.data.stop + tables)
-        self.output = range(self.tables.stop, self.tables.stop + page + 512)
+        self.powers = range(self.tables.stop, self.tables.stop + (4 * POWERS if cfg.softmax else 0))
+        self.output = range(self.powers.stop, self.powers.stop + page + 512)
         bits = np.random.default_rng(rng.getrandbits(32))
         self.image = bits.integers(0, 256, self.output.stop, np.uint8)
         self.image[self.tables.start : self.tables.stop] = _parameters(bits, tables // 8).view(np.uint8)
+        if cfg.softmax and rng.random() < 0.8:
+            self.image[self.powers.start : self.powers.stop] = _powers(bits).view(np.uint8)
 
     # Instructions -----------------------------------------------------------------------------------------
 
@@ -197,14 +204,15 @@ class Generator:
             (Buffer.PAR, cfg.par_depth),
             (Buffer.LUT, cfg.lut_count),
             (Buffer.TAP, cfg.tap_depth),
+            (Buffer.EXP, POWERS),
         ):
             if buffer not in buffers(cfg):
                 continue
             widen = buffer == Buffer.ACC and (not cfg.int32 or self.rng.random() < 0.5)
-            area = self.tables if buffer == Buffer.PAR else self.data
+            area = {Buffer.PAR: self.tables, Buffer.EXP: self.powers}.get(buffer, self.data)
             size = element_bytes(cfg, buffer, widen)
             rows = 1
-            while depth // rows * size > len(area) // 2:
+            while depth // rows * size > len(area) // (1 if buffer == Buffer.EXP else 2):
                 rows *= 2
             fields = dict(
                 buffer=buffer, widen=widen, dram_addr=area.start, dram_y=0, x_size=depth // rows, y_size=rows, z_size=1,
@@ -233,7 +241,7 @@ class Generator:
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
-            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth,
+            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth, Buffer.EXP: POWERS,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
         if self.rich and buffer != Buffer.PAR and rng.random() < 0.1:
@@ -281,8 +289,25 @@ class Generator:
         fields |= self.address("wgt", GEMM_LOOPS, extents, cfg.wgt_depth)
         return fields
 
+    def softmax(self) -> dict[str, int]:
+        """Of rows of some entries; it goes to OUT or INP."""
+        rng, cfg = self.rng, self.cfg
+        n, x = self.extents(2, 60)
+        destination = rng.choice([each for each in choices(cfg, Destination) if each.name in ("OUT", "INP")])
+        low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
+        fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
+        fields |= self.address("a", OUTER_LOOPS, (n, 1, x), cfg.vin_depth)
+        fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
+        return fields | dict(
+            softmax=1, a_source=ASource.VIN, destination=destination, imm=rng.randrange(cfg.block_out),
+            zero_point=rng.choice((-128, 0, rng.randint(-128, 127))), clip_lo=rng.choice((-128, low)),
+            clip_hi=rng.choice((127, high)),
+        )  # fmt: skip
+
     def vector(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
+        if cfg.softmax and rng.random() < 0.3:
+            return self.softmax()
         while True:
             extents = self.extents(5, 60)
             if rng.random() < 0.5:
@@ -383,6 +408,13 @@ def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:
     return (bias & 0xFFFFFFFF).astype(np.uint64) | (multiplier << 32).astype(np.uint64) | shift.astype(np.uint64) << 56
 
 
+def _powers(bits: np.random.Generator) -> NDArray[np.float32]:
+    """What exp holds for rows of some length and some scales."""
+    scale, steps = 10 ** bits.uniform(-3, 0.5), bits.integers(1, 257)
+    powers = np.exp((np.arange(-255, 1) + bits.uniform(0, 80 / scale)) * scale)
+    return np.concatenate([powers, powers * steps]).astype(np.float32)
+
+
 E = TypeVar("E", bound=IntEnum)
 
 
@@ -466,7 +498,7 @@ def _spaces(cfg: Config) -> dict[str, _Space]:
     for name, depth, pieces in (
         ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
         ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
-        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1),
+        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", POWERS, 1),
     ):  # fmt: skip
         found[name] = _Space(start, depth * pieces, pieces)
         start += depth * pieces
@@ -511,6 +543,8 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
     reads |= 1 << spaces["lut"].start + f["table"] % cfg.lut_count
     if cfg.taps:
         reads |= entries("tap", "tap", TAP_LOOPS)
+    if f["softmax"]:
+        reads |= ((1 << POWERS) - 1) << spaces["exp"].start
     name = Destination(f["destination"]).name.lower()
     return reads, entries(name, "dst", OUTER_LOOPS, pieces=cfg.out_pieces)
 

@@ -15,26 +15,54 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.matrices import multiplies
+from celosia.compiler.graph.select.matrices import MOVES, multiplies
 from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.hw.config import Config
 
 
 def turn_values(model: ir.Model, cfg: Config) -> None:
-    """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that."""
+    """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that; and copies
+    of K and V to whole blocks of rows, where they are none."""
     if not cfg.softmax or not multiplies(cfg):
         return
     for node in list(model.graph):
-        if is_op(node, "QLinearMatMul") and _of_softmax(node.inputs[0]) and _is_made(node.inputs[3]):
+        scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
+        if scores is not None and _is_made(node.inputs[3]) and _is_made(scores.inputs[3]):
+            for each in (node, scores):
+                _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
             _turn(model.graph, node)
 
 
-def _of_softmax(value: ir.Value | None) -> bool:
+def _scores(value: ir.Value | None) -> ir.Node | None:
+    """The product whose softmax `value` is."""
     producer = None if value is None else value.producer()
     made = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
     while made is not None and (producer := made.producer()) is not None and is_op(producer, "Table", *VIEWS):
         made = producer.inputs[0]
-    return made is not None and producer is not None and is_op(producer, "QLinearMatMul")
+    found = made is not None and producer is not None and is_op(producer, "QLinearMatMul")
+    return producer if found else None
+
+
+def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -> None:
+    """Copy the matrices by which `node` multiplies, where their rows, or their columns if they are `turned`, are no
+    whole blocks. What is copied is what the last Transpose reads, for whole matrices."""
+    value = node.inputs[3]
+    assert value is not None and value.dtype is not None
+    rows = (shape(value) or ())[-1 if turned else -2]
+    producer = value.producer()
+    if rows % block == 0:
+        return
+    reader, number = node, 3
+    if producer is not None and is_op(producer, "Transpose") and len(list(value.uses())) == 1:
+        reader, number = producer, 0
+    source = reader.inputs[number]
+    assert source is not None
+    dims = shape(source) or ()
+    copy = ir.node("Transpose", [source], {"perm": [*range(len(dims))]})
+    copy.meta[MOVES] = True
+    copy.outputs[0].shape, copy.outputs[0].dtype = ir.Shape(list(dims)), value.dtype
+    graph.insert_before(reader, [copy])
+    reader.replace_input_with(number, copy.outputs[0])
 
 
 def _is_made(value: ir.Value | None) -> bool:
@@ -73,6 +101,7 @@ def _turn(graph: ir.Graph, node: ir.Node) -> None:
     eye, one, none, middle = given
     before = ir.node("Transpose", [value], {"perm": perm})
     made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
+    made.meta[MOVES] = True
     after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
     turned = [dims[axis] for axis in perm]
     for step, size in ((before, turned), (made, turned), (after, dims)):

@@ -22,6 +22,8 @@ def _anchor(layer: Layer, form: Form | None) -> str:
     if isinstance(layer, Pool):
         kind = "max pool" if layer.requantise is None else "sum pool"
         return f"{kind} {_window(layer.window)}, {layer.x.channels} channels"
+    if isinstance(layer, ActivationProduct) and layer.moves:
+        return f"matrix turned {layer.y.channels}x{layer.y.width}"
     if isinstance(layer, ActivationProduct):
         return f"product of two activations {layer.x.channels}→{layer.y.channels}"
     if isinstance(layer, Softmax):

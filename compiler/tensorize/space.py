@@ -208,7 +208,9 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
-    needs = [("out", entries, room["out"] // 2), ("par", d.n, room["par"] // 2)]
+    needs = [("out", entries, room["out"] // 2)]
+    if not p.whole:
+        needs.append(("par", d.n, room["par"] // 2))
     if p.residual:
         needs.append(("vin", entries, room["vin"] // 2))
     if not p.in_blocks:

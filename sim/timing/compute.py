@@ -51,6 +51,8 @@ class Vector:
     def run(self, ready: int, work: Work) -> tuple[int, int, Train]:
         """Start and end, and when entries are written."""
         start = self._start(ready, work)
+        if work.alone:
+            return self._softmax(start, work)
         self._feeds = work.feeds
         steps = self._steps(max(start + 1, self._next), work)
         self._acc.forget(start + 1)
@@ -64,8 +66,15 @@ class Vector:
         self._written.append(writes.last)
         return start, writes.last + WRITE_TO_END, writes
 
+    def _softmax(self, start: int, work: Work) -> tuple[int, int, Train]:
+        """Start, end and writes of one that is alone: what comes next waits as behind one that writes acc."""
+        end = start + work.steps
+        self._feeds, self._free, self._next = IN_ACC, end, end
+        self._written.append(end - WRITE_TO_END)
+        return start, end, Train(end - WRITE_TO_END - (work.outputs - 1), 1, work.outputs)
+
     def _start(self, ready: int, work: Work) -> int:
-        waits = self._feeds & (IN_ACC | work.reads)
+        waits = work.alone | self._feeds & (IN_ACC | work.reads)
         return max(ready, self._free, self._written[-1 if waits else 0] + 1)
 
     def through(self, ready: int, work: Work) -> int:

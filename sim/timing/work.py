@@ -25,6 +25,7 @@ class Work(NamedTuple):
     weights: int
     outputs: int
     residual: int
+    alone: int
     reads: int
     feeds: int
     port: int

@@ -22,6 +22,7 @@ from celosia.compiler.layer import (
     Pool,
     Requantise,
     Residual,
+    Softmax,
     Storage,
     Window,
     inputs,
@@ -48,6 +49,8 @@ CONFIGS = {
     "16x4": Config(block_in=16, block_out=4, **_SMALL),
     "batch2-4x8": Config(batch=2, block_in=4, block_out=8, **_SMALL),
     "batch2-8x4": Config(batch=2, block_in=8, block_out=4, bus_bytes=4, **_SMALL),
+    "softmax": Config(block_in=4, block_out=4, softmax=2, **_SMALL),
+    "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=4, **_SMALL),
 }
 
 
@@ -97,6 +100,8 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         b = values[layer.b]
         v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
         v = _requantised(v, layer.requantise, epilogue.clip)
+    elif isinstance(layer, Softmax):
+        v = _softmax(x, layer)
     else:
         v = np.clip(x.astype(np.int64), *epilogue.clip)
     if epilogue.table is not None:
@@ -106,6 +111,21 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
         v = numerics.rescale_add(v, values[r.operand], parameters, r.lo, r.hi).astype(np.int64)
     return v.astype(np.int8)
+
+
+def _softmax(x: Int8, layer: Softmax) -> NDArray[np.int64]:
+    """In doubles, each sum and each quotient of which is rounded to float32: that makes no second error."""
+    powers, shares = np.split(layer.powers, 2)
+    y = np.zeros(x.shape, np.int64)
+    for image, row, column in np.ndindex(x.shape[0], *x.shape[2:]):
+        elements = x[image, :, row, column].astype(int).tolist()
+        places = [255 + element - max(elements) for element in elements]
+        total = np.float32(0)
+        for place in places:
+            total = np.float32(float(total) + float(powers[place]))
+        quotients = [np.float32(float(shares[place]) / float(total)) for place in places]
+        y[image, :, row, column] = [round(float(quotient)) + layer.zero_point for quotient in quotients]
+    return np.clip(y, *layer.epilogue.clip)
 
 
 # Running --------------------------------------------------------------------------------------------------
@@ -316,6 +336,13 @@ class Builder:
         offsets = [self._number(-127, 128) if self._flag() else self.draw(st.sampled_from([0, 128])) for _ in range(2)]
         scale = requantise(self.rng, channels, 150 * 150 * np.sqrt(x.channels))
         return self._add(ActivationProduct(self._name(), x, w, y, *offsets, scale, self.epilogue(y)))
+
+    def softmax(self, x: Activation) -> Activation:
+        y = self._output(x, x.channels, Window((1, 1)))
+        scale, steps = float(self.rng.uniform(0.01, 0.5)), float(self.rng.choice([1 / 255, 1 / 127, 0.02]))
+        powers = numerics.softmax_powers(x.channels, scale, steps)
+        clip = self.epilogue(y, second=False).clip
+        return self._add(Softmax(self._name(), x, y, powers, int(self.rng.integers(-128, 128)), Epilogue(clip)))
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))

@@ -43,7 +43,7 @@ from celosia.sim.fsim import FunctionalDevice
 
 from .layers import CONFIGS, Builder, Network, builders, code_of, requantise, residual, table, windows
 
-NAMES = ["tiny", "pynq", "batch2", "4x8", "16x4", "batch2-4x8", "batch2-8x4"]
+NAMES = ["tiny", "pynq", "batch2", "4x8", "16x4", "batch2-4x8", "batch2-8x4", "softmax", "softmax-4x8"]
 SAME = Window((3, 3), pads=(1, 1, 1, 1))
 
 
@@ -587,7 +587,8 @@ def programs(draw: st.DrawFn) -> Program:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
     x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
-    kind = number(0, 5 if multiplies(b.cfg) else 4)
+    kind = number(0, 6 if b.cfg.softmax else 5 if multiplies(b.cfg) else 4)
+    kind = 4 if kind == 5 and not multiplies(b.cfg) else kind
     if kind == 0:
         window = draw(windows(3))
         top, left, bottom, right = window.pads
@@ -599,6 +600,8 @@ def programs(draw: st.DrawFn) -> Program:
         b.pool(x, Window((2, 2), pads=(1, 0, 0, 1)), bool(number(0, 1)))
     elif kind == 3:
         b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
+    elif kind == 6:
+        b.softmax(b.conv(x, Window((1, 1)), number(1, 20)) if number(0, 1) else x)
     elif kind == 5:
         del b.net.given[x]  # another takes its place
         inner, columns = b.cfg.group * number(1, 3), number(1, 20)

@@ -14,11 +14,13 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationProduct, Epilogue, Lattice, Layer, Map, summands
+from celosia.compiler.layer import ActivationProduct, Epilogue, Lattice, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
 
+MOVES = "moves"
+"""Of the meta of a node: it only moves elements, by the identity or in whole blocks."""
 MOST_PRODUCTS = 256
 """Layers of one operator, a matrix each."""
 
@@ -106,7 +108,7 @@ def product(p: Placement, node: ir.Node) -> None:
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
             w.region((1, inner, 1, w.width), number // times * pack.blocks(inner, cfg.group), w.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
-            *offsets, requantise,
+            *offsets, requantise, moves=bool(node.meta.get(MOVES)),
         )
         for number in range(count)
     ]  # fmt: skip
@@ -233,6 +235,20 @@ def _multiplied(value: ir.Value) -> tuple[bool, bool]:
 def _source(end: ir.Value) -> ir.Value | None:
     producer = end.producer()
     return producer.inputs[0] if producer is not None and _swaps(producer) else None
+
+
+def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
+    """Places a copy of matrices whose rows are no whole blocks, with rows of zeros below them, so that products can
+    load them as weights. False where they are whole blocks."""
+    x, y, rows = node.inputs[0], node.outputs[0], held.dims[3]
+    assert x is not None
+    width = pack.blocks(rows, p.cfg.block_out) * p.cfg.block_out
+    if width == rows:
+        return False
+    form, source = replace(held, dims=(*held.dims[:3], width)), p.selection.written[p.source(x)]
+    window = Window((1, 1), pads=(0, 0, 0, width - rows))
+    p.add(node, Pool(node.name or "", source, p.activation(y, form), window, None, 0), {}, form)
+    return True
 
 
 # Views ------------------------------------------------------------------------------------------------------------

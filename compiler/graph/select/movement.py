@@ -14,7 +14,7 @@ from celosia.compiler.cpu.ops.registry import Node, Unsupported
 from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
-from celosia.compiler.graph.select.matrices import is_turned
+from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
@@ -133,6 +133,8 @@ def transpose(p: Placement, node: ir.Node) -> None:
     value = node.inputs[0]
     assert value is not None
     held = p.held(value)
+    if held is not None and held.fold and node.meta.get(MOVES) and in_whole_blocks(p, node, held):
+        return
     if held is not None and held.fold and is_turned(p, node, held):
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
