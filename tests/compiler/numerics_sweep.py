@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op, run
+from celosia.sim.softmax import softmax_rows
 
 from .ort_nodes import f32, run_node
 
@@ -481,6 +482,34 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
+def softmax_in_integers(count: int, seed: int = 0, rows: int = 256) -> Tally:
+    """The hardware's `softmax_rows` against QLinearSoftmax: of two elements and more, whose powers are finite."""
+    rng = np.random.default_rng(seed)
+
+    def once(kind: type) -> Tally:
+        info, half = np.iinfo(kind), 0 if kind is np.int8 else 128
+        length = int(rng.choice([2, 3, rng.integers(2, 20), rng.integers(2, 300), rng.integers(2, 1500)]))
+        x = rng.integers(info.min, info.max + 1, (rows, length))
+        if rng.integers(2):
+            low, high = rng.integers(info.min, info.max + 1, (2, rows, 1))
+            x = np.where(rng.random(x.shape) < rng.uniform(0, 20, (rows, 1)) / length, high, low)
+        elif rng.integers(2):
+            x = rng.normal((info.min + info.max) / 2, 10 ** rng.uniform(0, 2), x.shape).clip(info.min, info.max)
+        x = x.astype(kind)
+        sx = float(f32(rng.choice([rng.uniform(0.01, 2), np.exp(rng.uniform(-10, 8))])))
+        sy = float(f32(rng.choice([1 / 256, 1 / 255, 1 / (rng.integers(1, 300) + 0.001), np.exp(rng.uniform(-8, 2))])))
+        zero, zy = np.array(3, kind), np.array(rng.choice([info.min, rng.integers(info.min, info.max + 1)]), kind)
+        powers = numerics.softmax_powers(length, sx, sy)
+        if not np.isfinite(powers).all():
+            return once(kind)
+        y = run_node("QLinearSoftmax", x, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=13)
+        stored, tables = (x.astype(np.int16) - half).astype(np.int8), np.split(powers.view(np.uint32), 2)
+        found = softmax_rows(stored, *tables, int(zy) - half, -128, 127)
+        return y.size, int(np.sum(found.astype(np.int16) + half != y))
+
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
+
+
 def _along(rows: Array, shape: tuple[int, ...]) -> Array:
     """Rows of softmax as a tensor of `shape`: of its axes from 1 on, or of axis 1 alone where that is as long."""
     if shape[1] != rows.shape[1]:
@@ -518,6 +547,7 @@ def main() -> None:
     for op in numerics.UNARY:
         report(f"table of {op}", unary(op, args.count, args.seed))
     report("QLinearSoftmax", softmax(max(args.count // 20, 1), args.seed))
+    report("QLinearSoftmax in integers", softmax_in_integers(args.count, args.seed))
 
 
 if __name__ == "__main__":
