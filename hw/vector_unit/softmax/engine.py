@@ -78,7 +78,7 @@ class SoftmaxEngine(wiring.Component):
         inside = Reg(self._cfg.block_out)
         with m.If(self.start):
             m.d.sync += inside.eq(Cat(1, ones(~self.fields.imm)))
-        self._parts(m, steps, marks, inside)
+        self._parts(m, steps, marks, divide, inside)
         self._add_up(m, sums, marks, divide)
         self._divide(m, marks, divide, inside)
         self._write(m, marks, divide)
@@ -97,7 +97,7 @@ class SoftmaxEngine(wiring.Component):
         """What is known of the step in each stage."""
         return self._later(m, steps.step, "step", PART_STAGES + LOOK_STAGES + DIVIDE_STAGES, fresh=False)
 
-    def _parts(self, m: Module, steps: SoftmaxSteps, marks: list[Any], inside: Signal) -> None:
+    def _parts(self, m: Module, steps: SoftmaxSteps, marks: list[Any], divide: list[Any], inside: Signal) -> None:
         """Entries, to the search for the largest byte, and parts of them to the lanes."""
         cfg, step = self._cfg, marks[2]
         count, slot_at = cfg.softmax, exact_log2(cfg.softmax)
@@ -106,8 +106,10 @@ class SoftmaxEngine(wiring.Component):
         )  # fmt: skip
         entry, part = Reg(8 * cfg.block_out), Reg(8 * count)
         m.submodules.largest = unit = Largest(cfg.block_out, len(step.row))
-        m.d.sync += entry.eq(self.vin.data)
-        m.d.sync += part.eq(entry.word_select(step.part, 8 * count))
+        with m.If(largest[1] | fill[1] | divide[1]):
+            m.d.sync += entry.eq(self.vin.data)
+        with m.If(fill[2] | divide[2]):
+            m.d.sync += part.eq(entry.word_select(step.part, 8 * count))
         m.d.comb += [
             unit.valid.eq(largest[2]), unit.entry.eq(entry), unit.row.eq(step.row),
             unit.inside.eq(inside | (~step.last).replicate(len(inside))),

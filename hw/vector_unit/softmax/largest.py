@@ -41,10 +41,12 @@ class Largest(wiring.Component):
         level = 0
         while len(values) > 1:
             level += 1
-            values = [self._larger(m, level, *pair) for pair in zip(values[::2], values[1::2], inside[1::2])]
             kept = Reg(len(inside) // 2 + len(facts), name=f"kept{level}")
             now_valid = Signal(name=f"valid{level}")
-            m.d.sync += [kept.eq(Cat(*inside[::2], facts)), now_valid.eq(valid)]
+            m.d.sync += now_valid.eq(valid)
+            with m.If(valid):
+                values = [self._larger(m, level, *pair) for pair in zip(values[::2], values[1::2], inside[1::2])]
+                m.d.sync += kept.eq(Cat(*inside[::2], facts))
             inside, facts, valid = list(kept[: len(inside) // 2]), kept[len(inside) // 2 :], now_valid
         first, last, row = facts[0], facts[1], facts[2:]
         with m.If(valid):
