@@ -95,12 +95,12 @@ def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any) -> Any:
     `groups` entries each, in the last of which so many lanes are none of it; numbers, or arrays of them.
 
     >>> softmax_cycles(Config(softmax=4), rows=16, groups=4, left_out=0)
-    622
+    623
     """
     parts, keys = cfg.block_out // cfg.softmax, groups * cfg.block_out - left_out
     tiles = -(-rows // (SUMS * cfg.softmax))
     steps = rows * groups + rows + rows * groups * parts
-    return steps + tiles * (largest_stages(cfg) + SUMS * keys) + PART_STAGES + LOOK_STAGES + DIVIDE_STAGES + 2
+    return steps + tiles * (largest_stages(cfg) + SUMS * keys) + PART_STAGES + LOOK_STAGES + DIVIDE_STAGES + 3
 
 
 def read_stages(cfg: Config) -> int:

@@ -47,8 +47,8 @@ class Issue:
     constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
     the instruction whose loops run. feeds: whether the last one writes acc and vin. slot: a step may be taken in this
     cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
-    one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps here;
-    alone: one is under way, and nothing else.
+    one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps
+    here; alone: one is under way, and nothing else.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:

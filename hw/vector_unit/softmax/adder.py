@@ -58,43 +58,55 @@ class PairAdder(wiring.Component):
         """The mantissa with the larger exponent, the other one, by how much the exponents differ, whether that is more
         than 31, and the larger exponent."""
         total, addend = self.total, self.addend
-        a, a_e = Mux(self.first, 0, total.m), Mux(self.first, 0, total.e)
-        b, b_e = Mux(self.nothing, 0, addend.m), Mux(self.nothing, 0, addend.e)
-        down, up, by = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT)
+        down, up, by, less = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT), Signal()
         large, small, shift, far, e = Reg(MANTISSA), Reg(MANTISSA), Reg(5), Reg(), Reg(EXPONENT)
-        less = down[-1]
-        m.d.comb += [down.eq(a_e - b_e), up.eq(b_e - a_e), by.eq(Mux(less, up, down))]
+        m.d.comb += [
+            down.eq(total.e - addend.e), up.eq(addend.e - total.e), by.eq(Mux(down[-1], up, down)),
+            less.eq(self.first | (down[-1] & ~self.nothing)),
+        ]  # fmt: skip
         with m.If(self.step):
             m.d.sync += [
-                large.eq(Mux(less, b, a)),
-                small.eq(Mux(less, a, b)),
+                large.eq(Mux(less, addend.m, total.m)),
+                small.eq(Mux(less, total.m, addend.m)),
                 shift.eq(by),
-                far.eq(by[len(shift) :].any()),
-                e.eq(Mux(less, b_e, a_e)),
+                far.eq(by[len(shift) :].any() | self.first | self.nothing),  # what is that far away makes no difference
+                e.eq(Mux(less, addend.e, total.e)),
             ]
         return large, small, shift, far, e
 
     def _shift(
         self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """The small one as far down as its exponent asks for, with one bit behind those of the large one; and whether
-        others are lost."""
-        same, shifted, lost, same_e = Reg(MANTISSA), Reg(MANTISSA + 1), Reg(), Reg(EXPONENT)
+        """The small one down by the lower bits of what its exponent asks for, with one bit behind those of the large
+        one; and whether others are lost of it in the end."""
+        same, shifted, by_16, nowhere, lost, same_e = (
+            Reg(MANTISSA),
+            Reg(MANTISSA + 1),
+            Reg(),
+            Reg(),
+            Reg(),
+            Reg(EXPONENT),
+        )
         below = ones(shift)[1 : MANTISSA + 1] | far.replicate(MANTISSA)
         with m.If(self.step):
             m.d.sync += [
                 same.eq(large),
-                shifted.eq(Mux(far, 0, Cat(0, small) >> shift)),
+                shifted.eq(Cat(0, small) >> shift[:4]),
+                by_16.eq(shift[4]),
+                nowhere.eq(far),
                 lost.eq((small & below).any()),
                 same_e.eq(e),
             ]
-        return same, shifted, lost, same_e
+        return same, shifted, by_16, nowhere, lost, same_e
 
-    def _add(self, m: Module, large: Signal, shifted: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
-        """Their sum, with the bit behind."""
+    def _add(
+        self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
+    ) -> tuple[Signal, ...]:
+        """Their sum, with the bit behind: what is left of the shift takes no more logic in front of a carry chain."""
         total, still_lost, same_e = Reg(MANTISSA + 2), Reg(), Reg(EXPONENT)
+        small = Mux(far, 0, Mux(by_16, shifted >> 16, shifted))
         with m.If(self.step):
-            m.d.sync += [total.eq(Cat(0, large) + shifted), still_lost.eq(lost), same_e.eq(e)]
+            m.d.sync += [total.eq(Cat(0, large) + small), still_lost.eq(lost), same_e.eq(e)]
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
@@ -105,7 +117,7 @@ class PairAdder(wiring.Component):
         m.d.comb += [
             kept.eq(Mux(carry, total[2:], total[1:])),
             # One more is a carry into a lowest bit in front, which is no adder of its own.
-            rounded.eq((Cat(1, kept) + (half & (kept[0] | below)))[1:]),
+            rounded.eq(((half & (kept[0] | below)) + Cat(1, kept))[1:]),
         ]
         with m.If(self.step):
             m.d.sync += [

@@ -42,50 +42,56 @@ class PairDivider(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        word, shift, nothing, large = self._compare(m)
-        rest, digits = self._align(m, word, shift)
+        word, by, nothing, large = self._compare(m)
+        rest, digits = self._align(m, word, by)
         for step in range(QUOTIENT_BITS):
             if step == QUOTIENT_BITS - 1:
-                slack = self._slack(m, Cat(~rest[-1], digits[: _WHOLE - 1]))
+                slack = self._slack(m, ~Cat(rest[-1], digits[: _WHOLE - 1]))
             rest, digits = self._step(m, step, rest, digits)
-        tie, whole, half = self._tie(m, rest, digits, slack)
-        assert DIVIDE_STAGES == _FIRST + QUOTIENT_BITS + 3
-        for stage in range(1, DIVIDE_STAGES - 2):
+        for stage in range(1, _FIRST + QUOTIENT_BITS):
             flags, (nothing, large) = (nothing, large), (Reg(name=f"{name}{stage}") for name in ("nothing", "large"))
             m.d.sync += Cat(nothing, large).eq(Cat(flags))
-        self._result(m, tie, whole, half, nothing, large)
+        self._result(m, *self._tie(m, rest, digits, slack, nothing, large))
+        assert DIVIDE_STAGES == _FIRST + QUOTIENT_BITS + 3
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:
-        """How far the share's mantissa is to be shifted up, for twice the quotient; nothing: the quotient is 0."""
-        ahead, word, shift = Signal(signed(EXPONENT + 2)), Reg(MANTISSA), Reg(range(QUOTIENT_BITS))
+        """By how much the share's exponent is ahead, -1 to 8 where the quotient is told from it. nothing: it is 0."""
+        ahead, word, by = Signal(signed(EXPONENT + 1)), Reg(MANTISSA), Reg(4)
         nothing, large = Reg(name="nothing"), Reg(name="large")
-        m.d.comb += ahead.eq(self.share.e - self.e + 1)
+        m.d.comb += ahead.eq(self.share.e - self.e)
         with m.If(self.take):
             m.d.sync += [
                 word.eq(self.share.m),
-                shift.eq(ahead),
-                nothing.eq((ahead < 0) | self.beyond),
-                large.eq(ahead >= QUOTIENT_BITS),
+                by.eq(ahead),
+                nothing.eq((ahead[-1] & ~ahead[:-1].all()) | self.beyond),
+                large.eq(~ahead[-1] & (ahead[4:].any() | (ahead[3] & ahead[:3].any()))),
             ]
-        return word, shift, nothing, large
+        return word, by, nothing, large
 
-    def _align(self, m: Module, word: Signal, shift: Signal) -> tuple[Value, Value]:
-        """The dividend, below the divisor 2^QUOTIENT_BITS times; its upper bits are the first remainder."""
+    def _align(self, m: Module, word: Signal, by: Signal) -> tuple[Value, Value]:
+        """The dividend, twice the quotient times the divisor, of -1 to 8 bits and one more; its upper bits are the
+        first remainder."""
         some, by_fours, dividend = Reg(MANTISSA + 3), Reg(2), Reg(MANTISSA + QUOTIENT_BITS)
-        m.d.sync += [some.eq(word << shift[:2]), by_fours.eq(shift[2:]), dividend.eq(some << (by_fours << 2))]
+        m.d.sync += [some.eq(word << by[:2]), by_fours.eq(by[2:])]
+        with m.Switch(by_fours):
+            for number, shift in ((3, -3), (0, 1), (1, 5), (2, 9)):
+                with m.Case(number):
+                    m.d.sync += dividend.eq(some << shift if shift > 0 else some >> -shift)
         return Cat(dividend[QUOTIENT_BITS:], 0), dividend[:QUOTIENT_BITS]
 
     def _step(self, m: Module, step: int, rest: Value, digits: Value) -> tuple[Signal, Signal]:
         """Twice the remainder, less the divisor, or with it where the remainder was negative: a bit of the dividend
-        goes, and one of the quotient comes, a step later."""
+        goes, and one of the quotient comes, inverted, a step later."""
         negative, divisor = rest[-1], self.divisors[step]
         total = Signal(_REST + 1, name=f"total{step}")
         next_rest, next_digits = Reg(_REST, name=f"rest{step}"), Reg(QUOTIENT_BITS, name=f"digits{step}")
-        signed_divisor = Cat(divisor, 0) ^ (~negative).replicate(_REST)
-        # The lowest bits carry the one that a negated divisor lacks.
-        m.d.comb += total.eq(Cat(1, digits[-1], rest[:-1]) + Cat(~negative, signed_divisor))
-        m.d.sync += [next_rest.eq(total[1:]), next_digits.eq(Cat(~negative & (step > 0), digits[:-1]))]
+        twice, signed_divisor = Cat(digits[-1], rest[:-1]), Cat(divisor, 0) ^ (~negative).replicate(_REST)
+        if step == 0:
+            m.d.comb += total[1:].eq(twice - divisor)
+        else:  # the lowest bits carry the one that an inverted divisor lacks
+            m.d.comb += total.eq(Cat(1, twice) + Cat(~negative, signed_divisor))
+        m.d.sync += [next_rest.eq(total[1:]), next_digits.eq(Cat(negative, digits[:-1]))]
         return next_rest, next_digits
 
     def _slack(self, m: Module, whole: Value) -> Signal:
@@ -102,28 +108,32 @@ class PairDivider(wiring.Component):
         m.d.sync += slack.eq(either)
         return slack
 
-    def _tie(self, m: Module, rest: Signal, digits: Signal, slack: Signal) -> tuple[Signal, ...]:
+    def _tie(
+        self, m: Module, rest: Signal, digits: Signal, slack: Signal, nothing: Signal, large: Signal
+    ) -> tuple[Signal, ...]:
         """Whether float32 have no better way to tell the quotient from an integer and a half: a remainder of one sign
-        or the other is at most `slack`."""
-        up, tie, whole, half = Signal(_REST), Reg(), Reg(_WHOLE), Reg()
-        total = Signal(_WHOLE + 2)
-        positive = ~rest[-1]
+        or the other is at most `slack`. Whether the fraction is a half or more, and the quotient without it, inverted.
+        """
+        up, total, positive = Signal(_REST), Signal(_WHOLE + 2), ~rest[-1]
+        tie, half, whole = Reg(), Reg(), Reg(_WHOLE)
         m.d.comb += [
             up.eq(rest ^ positive.replicate(_REST)),
-            total.eq(Cat(1, up[:_WHOLE]) + Cat(positive, slack)),
+            total.eq(Cat(1, slack) + Cat(positive, up[:_WHOLE])),
         ]
-        m.d.sync += [tie.eq(up[_WHOLE:].all() & total[-1]), whole.eq(digits), half.eq(positive)]
-        return tie, whole, half
+        m.d.sync += [tie.eq(up[_WHOLE:].all() & total[-1]), half.eq(positive), whole.eq(digits)]
+        with m.If(large):
+            m.d.sync += [tie.eq(0), half.eq(0), whole.eq(0)]
+        with m.If(nothing):
+            m.d.sync += [tie.eq(0), half.eq(0), whole.eq(-1)]
+        return tie, half, whole
 
-    def _result(self, m: Module, tie: Signal, whole: Signal, half: Signal, nothing: Signal, large: Signal) -> None:
+    def _result(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
         """To the nearest integer, + zero_point, and clipped."""
-        moved, result = Reg(signed(_WHOLE + 2)), Reg(signed(8))
-        bits = (whole | large.replicate(_WHOLE)) & (~nothing).replicate(_WHOLE)
-        one_more = Mux(tie, whole[0], half) & ~nothing & ~large
-        total = Signal(_WHOLE + 3)
-        # Of the lowest bits the one is the carry into those above.
-        low = Cat(one_more, self.zero_point, self.zero_point[-1].replicate(3))
-        m.d.comb += [total.eq(low + Cat(1, bits)), self.result.eq(result)]
+        moved, result, total = Reg(signed(_WHOLE + 2)), Reg(signed(8)), Signal(_WHOLE + 3)
+        # What `whole` lacks to 2^9, with the zero point.
+        negative, no_more = self.zero_point[-1], ~Mux(tie, ~whole[0], half)
+        upper = Cat(self.zero_point, negative, ~negative, 0)
+        m.d.comb += [total.eq(Cat(0, upper) - Cat(no_more, whole)), self.result.eq(result)]
         m.d.sync += [
             moved.eq(total[1:]),
             result.eq(Mux(moved > self.high, self.high, Mux(moved < self.low, self.low, moved))),

@@ -133,14 +133,13 @@ class Softmax(wiring.Component):
         first = self._later(m, sums.first, "first", LOOK_STAGES, fresh=False)
         m.d.comb += sums.start.eq(opens[-1])
         # A row's sum leaves the ring with its first step; behind that of the last lane the ring shows the next sums.
-        step = marks[PART_STAGES + LOOK_STAGES - 1]
-        m.d.comb += (leaves := Signal(name="leaves")).eq(
-            divide[PART_STAGES + LOOK_STAGES - 1] & step.first & (step.part == 0)
-        )
-        lanes = step.row[: exact_log2(self._cfg.softmax)]
-        turns = leaves & lanes.all() if len(lanes) else leaves
+        stage = PART_STAGES + LOOK_STAGES - 2
+        step, leaves, turns, of_lane = marks[stage], Signal(), Signal(), Reg(exact_log2(self._cfg.softmax))
+        lane_bits = step.row[: len(of_lane)]
+        begins = divide[stage] & step.first & (step.part == 0)
+        m.d.sync += [leaves.eq(begins), turns.eq(begins & (lane_bits + 1 == self._cfg.softmax)), of_lane.eq(lane_bits)]
         for number, lane in enumerate(self._lanes):
-            own_row = Cat(Const(number, len(lanes)), sums.slot)
+            own_row = Cat(Const(number, len(of_lane)), sums.slot)
             m.d.comb += [
                 lane.look.eq(sums.look | divide[PART_STAGES]), lane.divide.eq(divide[PART_STAGES]),
                 lane.look_at.eq(sums.place), lane.byte.eq(sums.byte),
@@ -150,7 +149,7 @@ class Softmax(wiring.Component):
         totals = Cat(lane.total for lane in self._lanes)
         self._divisor = Reg(pair_layout)
         with m.If(leaves):
-            m.d.sync += Value.cast(self._divisor).eq(totals.word_select(lanes, pair_layout.size))
+            m.d.sync += Value.cast(self._divisor).eq(totals.word_select(of_lane, pair_layout.size))
 
     def _divide(self, m: Module, marks: list[Any], divide: list[Any], inside: Signal) -> None:
         """Each row's divisor goes through the stages beside its shares."""

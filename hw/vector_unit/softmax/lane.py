@@ -19,7 +19,7 @@ from celosia.hw.vector_unit.softmax.steps import BUFFERS
 
 
 class SoftmaxLane(wiring.Component):
-    """Sums of SUMS rows of a tile, number `lane` and each `softmax`-th behind it; and each `softmax`-th share of all rows.
+    """Sums of SUMS rows of a tile, number `lane` and each `softmax`-th behind it; and of all rows each share there.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Module, Mux, Signal
+from amaranth import Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -47,7 +47,7 @@ class Steps(wiring.Component):
 
     Members
     -------
-    start : In(1), fields : In(fields_layout)   An instruction, when none is under way.
+    start : In(1), fields : In(fields_layout)   An instruction, when none is under way. Steps begin two cycles later.
     summed : In(1)          The sums of a tile are complete.
     largest, fill, divide : Out(1)      There is a step, and what for.
     step : Out(step_layout)
@@ -64,85 +64,108 @@ class Steps(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        step, bits = self.step, len(self.addr)
-        tile = 1 << len(step.row)
-        # Of the rows that are left the last one's number; `full`: there are more than a tile has.
-        rows, full = Reg(EXTENT_BITS), Reg()
-        group, last_group, last_part = Reg(EXTENT_BITS), Reg(EXTENT_BITS), Reg(len(step.part))
-        row, part, buffer = Reg(len(step.row)), Reg(len(step.part)), Reg(len(step.buffer))
-        left = Signal(EXTENT_BITS)
-        left_rows = rows[: len(row)]
-        ends_row, ends_tile, ends_entry = (
-            group == last_group,
-            (row == tile - 1) | (~full & (row == left_rows)),
-            Signal(),
-        )
+        step, go = self.step, _Moves()
+        row, part, buffer = (Signal.like(getattr(step, name)) for name in ("row", "part", "buffer"))
+        last_part = Reg(len(part))
+        ends_row, first = self._entries(m, go)
+        ends_tile, present, full = self._rows(m, go, row)
+        self._addresses(m, go)
+        ends_entry, end_of_tile = part == (1 << len(part)) - 1, row == (1 << len(row)) - 1
         m.d.comb += [
-            ends_entry.eq(part == (1 << len(part)) - 1),
-            step.row.eq(row), step.part.eq(part), step.buffer.eq(buffer), step.first.eq(group == 0),
-            step.last.eq(ends_row), step.opens.eq(self.fill & (group == 0) & (part == 0) & ends_tile),
-            step.whole.eq(ends_entry), step.end.eq(ends_entry & ends_row & ends_tile & ~full),
+            step.row.eq(row), step.part.eq(part), step.buffer.eq(buffer), step.first.eq(first), step.last.eq(ends_row),
+            step.opens.eq(self.fill & first & (part == 0) & ends_tile), step.whole.eq(ends_entry),
+            step.end.eq(ends_entry & ends_row & ends_tile & ~full),
         ]  # fmt: skip
-
-        # Addresses: where a tile begins, the line of entries that is gone through, and the next one.
-        base, line, a_n, a_x = (Reg(bits, name=name) for name in ("base", "line", "a_n", "a_x"))
-        anew, by_x, goes, turns, again = Signal(), Signal(), Signal(), Signal(), Signal()
-        target = Signal(bits)
-        m.d.comb += target.eq(Mux(anew, line, self.addr) + Mux(by_x, a_x, a_n))
-        with m.If(again):
-            m.d.sync += [self.addr.eq(base), line.eq(base)]
-        with m.Elif(turns):
-            m.d.sync += [self.addr.eq(line)]
-        with m.Elif(goes):
-            m.d.sync += self.addr.eq(target)
-            with m.If(anew):
-                m.d.sync += line.eq(target)
-
+        with m.If(self.start):
+            m.d.sync += last_part.eq((~self.fields.imm)[len(self.fields.imm) - len(part) :])
         with m.FSM():
             with m.State("IDLE"), m.If(self.start):
-                f = self.fields
-                m.d.comb += left.eq(f.extent_x - 1)
-                m.d.sync += [
-                    rows.eq(left), full.eq(left[len(row) :].any()), last_group.eq(f.extent_n - 1),
-                    last_part.eq((~f.imm)[len(f.imm) - len(part) :]), row.eq(0), group.eq(0), part.eq(0), buffer.eq(0),
-                    self.addr.eq(f.a_base), line.eq(f.a_base), base.eq(f.a_base), a_n.eq(f.a_n), a_x.eq(f.a_x),
-                ]  # fmt: skip
+                m.next = "BEGIN"
+            with m.State("BEGIN"):
+                m.d.comb += [go.begin.eq(1), go.again.eq(1), go.next_row.eq(1)]
                 m.next = "LARGEST"
             with m.State("LARGEST"):
-                m.d.comb += [self.largest.eq(1), self.read.eq(1), goes.eq(1), by_x.eq(ends_row), anew.eq(ends_row)]
-                m.d.sync += group.eq(Mux(ends_row, 0, group + 1))
-                with m.If(ends_row):
-                    m.d.sync += row.eq(row + 1)
-                    with m.If(ends_tile):
-                        m.d.comb += again.eq(1)
-                        m.d.sync += row.eq(0)
-                        m.next = "FILL"
+                m.d.comb += [self.largest.eq(1), self.read.eq(1), go.by_x.eq(ends_row), go.anew.eq(ends_row)]
+                m.d.comb += [go.on.eq(1), go.next_entry.eq(1), go.next_row.eq(ends_row)]
+                m.d.sync += row.eq(row + ends_row)
+                with m.If(ends_row & ends_tile):
+                    m.d.comb += go.again.eq(1)
+                    m.d.sync += row.eq(0)
+                    m.next = "FILL"
             with m.State("FILL"):
-                m.d.comb += [self.fill.eq(full | (row <= left_rows)), self.read.eq(self.fill), goes.eq(1), by_x.eq(1)]
-                m.d.sync += row.eq(row + 1)
-                with m.If(row == tile - 1):
-                    m.d.sync += [part.eq(part + 1), buffer.eq(buffer + 1)]
-                    m.d.comb += [anew.eq(1), by_x.eq(0), turns.eq(~ends_entry)]
-                    with m.If(ends_entry):
-                        m.d.sync += group.eq(group + 1)
+                m.d.comb += [self.fill.eq(present), self.read.eq(present), go.on.eq(1), go.by_x.eq(~end_of_tile)]
+                m.d.comb += [go.anew.eq(end_of_tile), go.back.eq(end_of_tile & ~ends_entry)]
+                m.d.comb += go.next_entry.eq(end_of_tile & ends_entry)
+                m.d.sync += [row.eq(row + 1), part.eq(part + end_of_tile), buffer.eq(buffer + end_of_tile)]
                 with m.If(ends_tile & ends_row & (part == last_part)):
-                    m.d.comb += again.eq(1)
-                    m.d.sync += [row.eq(0), part.eq(0), group.eq(0), buffer.eq(0)]
+                    m.d.comb += [go.again.eq(1), go.next_row.eq(1)]
+                    m.d.sync += [row.eq(0), part.eq(0), buffer.eq(0)]
                     m.next = "SUM"
             with m.State("SUM"), m.If(self.summed):
                 m.next = "DIVIDE"
             with m.State("DIVIDE"):
-                m.d.comb += [self.divide.eq(1), self.read.eq(part == 0), goes.eq(ends_entry)]
-                m.d.comb += [by_x.eq(ends_row), anew.eq(ends_row)]
-                m.d.sync += part.eq(part + 1)
-                with m.If(ends_entry):
-                    m.d.sync += group.eq(Mux(ends_row, 0, group + 1))
-                    with m.If(ends_row):
-                        m.d.sync += row.eq(row + 1)
-                        with m.If(ends_tile):
-                            m.d.comb += left.eq(rows - tile)
-                            m.d.sync += [row.eq(0), rows.eq(left), full.eq(left[len(row) :].any()), base.eq(target)]
-                            m.next = "IDLE"
-                            with m.If(full):
-                                m.next = "LARGEST"
+                ends = ends_entry & ends_row
+                m.d.comb += [self.divide.eq(1), self.read.eq(part == 0), go.by_x.eq(ends_row), go.anew.eq(ends_row)]
+                m.d.comb += [go.on.eq(ends_entry), go.next_entry.eq(ends_entry), go.next_row.eq(ends)]
+                m.d.sync += [part.eq(part + 1), row.eq(row + ends)]
+                with m.If(ends & ends_tile):
+                    m.d.comb += go.next_tile.eq(1)
+                    m.d.sync += row.eq(0)
+                    m.next = "IDLE"
+                    with m.If(full):
+                        m.next = "LARGEST"
         return m
+
+    def _entries(self, m: Module, go: _Moves) -> tuple[Signal, Signal]:
+        """Whether this is a row's last entry, and whether its first: registers, found a step ahead."""
+        others, behind, ends_row, first = Reg(EXTENT_BITS), Reg(EXTENT_BITS), Reg(), Reg()
+        with m.If(self.start):
+            m.d.sync += others.eq(self.fields.extent_n - 1)
+        with m.If(go.next_row):
+            m.d.sync += [behind.eq(others), first.eq(1), ends_row.eq(others == 0)]
+        with m.Elif(go.next_entry):
+            m.d.sync += [behind.eq(behind - 1), first.eq(0), ends_row.eq(behind == 1)]
+        return ends_row, first
+
+    def _rows(self, m: Module, go: _Moves, row: Signal) -> tuple[Value, Value, Signal]:
+        """Whether a row is the tile's last one, whether there is such a row, and whether other tiles follow."""
+        last, full = Reg(EXTENT_BITS), Reg()
+        tiles = last[len(row) :]
+        with m.If(self.start):
+            m.d.sync += last.eq(self.fields.extent_x - 1)
+        with m.If(go.begin):
+            m.d.sync += full.eq(tiles.any())
+        with m.If(go.next_tile):
+            m.d.sync += [tiles.eq(tiles - 1), full.eq(tiles != 1)]
+        end = last[: len(row)]
+        return (row == (1 << len(row)) - 1) | (~full & (row == end)), full | (row <= end), full
+
+    def _addresses(self, m: Module, go: _Moves) -> None:
+        """Where the tile begins, the line of entries that is gone through, and the next one."""
+        base, line, a_n, a_x, target = (Reg(len(self.addr), name=n) for n in ("base", "line", "a_n", "a_x", "target"))
+        m.d.comb += target.eq(Mux(go.anew, line, self.addr) + Mux(go.by_x, a_x, a_n))
+        with m.If(go.again):
+            m.d.sync += [self.addr.eq(base), line.eq(base)]
+        with m.Elif(go.back):
+            m.d.sync += self.addr.eq(line)
+        with m.Elif(go.on):
+            m.d.sync += self.addr.eq(target)
+            with m.If(go.anew):
+                m.d.sync += line.eq(target)
+        with m.If(self.start):
+            m.d.sync += [base.eq(self.fields.a_base), a_n.eq(self.fields.a_n), a_x.eq(self.fields.a_x)]
+        with m.If(go.next_tile):
+            m.d.sync += base.eq(target)
+
+
+class _Moves:
+    """What comes behind a step. again: the tile's first entry; back: the line's; on: another one, `by_x` or `a_n`
+    further than this one or, `anew`, than the line, which then begins there. next_entry, next_row: of a row, or the
+    next row's first. next_tile: that begins where `on` leads. begin: the first step of all."""
+
+    def __init__(self) -> None:
+        self.again, self.back, self.on, self.by_x, self.anew = (
+            Signal(name=n) for n in ("again", "back", "on", "by_x", "anew")
+        )
+        self.next_entry, self.next_row, self.next_tile = (Signal(name=f"next_{n}") for n in ("entry", "row", "tile"))
+        self.begin = Signal(name="begin")
