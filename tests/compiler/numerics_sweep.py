@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op, run
+from celosia.sim.softmax import softmax_rows
 
 from .ort_nodes import f32, run_node
 
@@ -481,6 +482,35 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
+def softmax_of_the_vector_unit(rows: int, seed: int = 0, batch: int = 1000) -> Tally:
+    """So many rows of 2 to 1,100 as the hardware computes them, in integers alone, against QLinearSoftmax: those whose
+    powers float32 can hold. Half of them lie near their largest element, or have a few values, which makes ties.
+    """
+    rng = np.random.default_rng(seed)
+
+    def once(number: int) -> Tally:
+        kind = KINDS[number % 2]
+        info, length = (
+            np.iinfo(kind),
+            int(rng.choice([rng.integers(2, 20), rng.integers(2, 200), rng.integers(2, 1101)])),
+        )
+        x = rng.integers(-128, 128, (batch, length))
+        if number % 4 > 1:
+            x = np.rint(rng.choice([0.6, 3, 20]) * rng.normal(size=x.shape)).clip(-128, 127)
+        sx, zy = np.exp(rng.uniform(-6, 1)), int(rng.choice([info.min, rng.integers(info.min, info.max + 1)]))
+        sy = rng.choice([1 / 256, 1 / 255, 1 / 127, 1 / (rng.integers(1, 300) + 0.001)])
+        powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy))).view(np.uint32)
+        stored = x.astype(np.int8)
+        given = stored if kind is np.int8 else stored.view(np.uint8) ^ np.uint8(0x80)
+        zero, middle = np.array(0, kind), -info.min - 128 if kind is np.int8 else 128
+        y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), np.array(zy, kind), out=kind, axis=1, opset=13)
+        found = softmax_rows(stored, *np.split(powers, 2), zy - middle, -128, 127)
+        wanted = y if kind is np.int8 else (y ^ np.uint8(0x80)).view(np.int8)
+        return batch, int(np.sum(np.any(found != wanted, axis=1)))
+
+    return add_up(once(number) for number in range(-(-rows // batch)))
+
+
 def _along(rows: Array, shape: tuple[int, ...]) -> Array:
     """Rows of softmax as a tensor of `shape`: of its axes from 1 on, or of axis 1 alone where that is as long."""
     if shape[1] != rows.shape[1]:
@@ -518,6 +548,7 @@ def main() -> None:
     for op in numerics.UNARY:
         report(f"table of {op}", unary(op, args.count, args.seed))
     report("QLinearSoftmax", softmax(max(args.count // 20, 1), args.seed))
+    report("rows of QLinearSoftmax, vector unit", softmax_of_the_vector_unit(500 * args.count, args.seed))
 
 
 if __name__ == "__main__":
