@@ -497,12 +497,15 @@ def softmax_of_the_vector_unit(rows: int, seed: int = 0, batch: int = 1000) -> T
             x = np.rint(rng.choice([0.6, 3, 20]) * rng.normal(size=x.shape)).clip(-128, 127)
         sx, zy = np.exp(rng.uniform(-6, 1)), int(rng.choice([info.min, rng.integers(info.min, info.max + 1)]))
         sy = rng.choice([1 / 256, 1 / 255, 1 / 127, 1 / (rng.integers(1, 300) + 0.001)])
-        powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy))).view(np.uint32)
+        powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy)))
+        if not np.isfinite(powers).all():  # they stay on the CPU
+            sy = 1 / 255
+            powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy)))
         stored = x.astype(np.int8)
         given = stored if kind is np.int8 else stored.view(np.uint8) ^ np.uint8(0x80)
         zero, middle = np.array(0, kind), 0 if kind is np.int8 else 128
         y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), np.array(zy, kind), out=kind, axis=1, opset=13)
-        found = softmax_rows(stored, *np.split(powers, 2), zy - middle, -128, 127)
+        found = softmax_rows(stored, *np.split(powers.view(np.uint32), 2), zy - middle, -128, 127)
         wanted = y if kind is np.int8 else (y ^ np.uint8(0x80)).view(np.int8)
         return batch, int(np.sum(np.any(found != wanted, axis=1)))
 
