@@ -10,6 +10,7 @@ import bench
 import cocotb
 import numpy as np
 import pytest
+from thorough import some
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
@@ -30,7 +31,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "batch 2, 8 to 4", "batch 2, 2 to 16"]))
 def test_gemm(name: str) -> None:
     bench.run(partial(Gemm, CONFIGS[name]), __file__, cfg=CONFIGS[name])
 
