@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from programs import CONFIGS, Draws, Generator, Instruction, TestProgram, random_program, synchronise
+from programs import CONFIGS, VARIED, Draws, Generator, Instruction, TestProgram, random_program, synchronise
 from thorough import some
 
 from celosia.hw.config import Config
@@ -37,10 +37,6 @@ def check(program: TestProgram, device: RtlDevice, memory: MemoryModel) -> None:
     if not np.array_equal(expected, found):
         image = program.loaded()
         pytest.fail(str(first_difference(FunctionalDevice(program.cfg), device, image, 0, len(program.instructions))))
-
-
-VARIED = ["4x4", "8x8-bus4-tokens2", "batch2", "8x4-batch2-taps5", "8x8-bus4-spread", "taps3-ports2"]
-"""Configs that have each part in more than one way, all that `make test` builds simulators of."""
 
 
 def test_configs_differ_in_each_part() -> None:
