@@ -43,7 +43,7 @@ def rtl(name: str) -> RtlDevice:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))
@@ -124,7 +124,7 @@ HOST = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten"}
 FORMS = [("qdq", "int8"), ("qoperator", "uint8"), ("qoperator", "int8"), ("qdq", "uint8")]
 
 
-@pytest.mark.parametrize(("name", "form"), paired(CASES, FORMS, 2))
+@pytest.mark.parametrize(("name", "form"), paired(CASES, FORMS))
 def test_operator(name: str, form: tuple[str, str]) -> None:
     for config in ("tiny", "batch2-8x4"):
         b = Builder(*form, seed=5)

@@ -145,7 +145,7 @@ def floats_inside(program: Program) -> list[str]:
     return [name for name, info in program.tensors.items() if info.dtype == "float32" and name not in border]
 
 
-@pytest.mark.parametrize(("name", "config"), paired(ACCELERATED, ["pynq", "tiny", "batch2-8x4", "4x16"], 2))
+@pytest.mark.parametrize(("name", "config"), paired(ACCELERATED, ["pynq", "tiny", "batch2-8x4", "4x16"]))
 def test_on_the_accelerator(name: str, config: str) -> None:
     for form, dtype in (("qdq", np.int8), ("qoperator", np.uint8)):
         if form == "qoperator" and "ConvTranspose" in name:

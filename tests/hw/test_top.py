@@ -25,16 +25,17 @@ sys.path.append(str(Path(__file__).parents[1]))
 import programs
 from thorough import some
 
-CONFIGS = {name: programs.CONFIGS[name] for name in ("4x4", "8x8-bus4-spread", "taps3-ports2")} | {
-    "2x4x8-bus32": Config(
-        batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, alu=False, int32=False, **programs.SMALL
-    ),
+CONFIGS = {
+    name: programs.CONFIGS[name] for name in ("4x4", "batch2", "8x8-bus4-tokens2", "8x8-bus4-spread", "taps3-ports2")
+} | {
+    "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "8x8-taps1-bus4": Config(
         block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **programs.SMALL
     ),
 }
 """A few that differ in what is built; tests/cosim/test_random_programs.py has all of `programs`."""
-VARIED = [name for name in CONFIGS if name != "8x8-taps1-bus4"]
+VARIED = [name for name in CONFIGS if name in programs.CONFIGS]
+"""Those whose Verilog other tests write, too."""
 TAPS = Config(block_in=8, block_out=8, bus_bytes=8, taps=3, tap_depth=16, forward=True, ports=2, **programs.SMALL)
 
 
