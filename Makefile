@@ -23,7 +23,7 @@ torch: $(VENV)/.torch  ## Install PyTorch beside the rest, some GB; `make test` 
 
 test: lint types unit  ## Everything that CI runs.
 
-thorough: $(INSTALLED)  ## More cases of what `make test` tests: half an hour.
+thorough: $(INSTALLED)  ## More cases of what `make test` tests: ten minutes.
 	$(PYTEST) -n $(JOBS) --dist worksteal -q -m thorough
 
 check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
