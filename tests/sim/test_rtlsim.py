@@ -39,7 +39,7 @@ from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
-TWO_PORTS = CONFIGS["taps3-ports2"]
+TWO_PORTS = CONFIGS["4x4-ports2"]
 LOAD = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=4096))
 WEIGHTS = Instruction(Opcode.LOAD, LOAD.fields | dict(x_size=2, buffer=Buffer.WGT))
 STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=8192))
