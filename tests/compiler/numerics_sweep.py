@@ -482,34 +482,32 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
-def softmax_of_the_vector_unit(rows: int, seed: int = 0, batch: int = 1000) -> Tally:
-    """So many rows of 2 to 1,100 as the hardware computes them, in integers alone, against QLinearSoftmax: those whose
-    powers float32 can hold. Half of them lie near their largest element, or have a few values, which makes ties.
-    """
+def softmax_in_integers(count: int, seed: int = 0, rows: int = 256) -> Tally:
+    """The hardware's `softmax_rows` against QLinearSoftmax: of two elements and more, whose powers are finite."""
     rng = np.random.default_rng(seed)
 
-    def once(number: int) -> Tally:
-        kind = KINDS[number % 2]
-        info, most = np.iinfo(kind), int(rng.choice([20, 200, 1101]))
-        length = int(rng.integers(2, most))
-        x = rng.integers(-128, 128, (batch, length))
-        if number % 4 > 1:
-            x = np.rint(rng.choice([0.6, 3, 20]) * rng.normal(size=x.shape)).clip(-128, 127)
-        sx, zy = np.exp(rng.uniform(-6, 1)), int(rng.choice([info.min, rng.integers(info.min, info.max + 1)]))
-        sy = rng.choice([1 / 256, 1 / 255, 1 / 127, 1 / (rng.integers(1, 300) + 0.001)])
-        powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy)))
-        if not np.isfinite(powers).all():  # they stay on the CPU
-            sy = 1 / 255
-            powers = numerics.softmax_powers(length, float(f32(sx)), float(f32(sy)))
-        stored = x.astype(np.int8)
-        given = stored if kind is np.int8 else stored.view(np.uint8) ^ np.uint8(0x80)
-        zero, middle = np.array(0, kind), 0 if kind is np.int8 else 128
-        y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), np.array(zy, kind), out=kind, axis=1, opset=13)
-        found = softmax_rows(stored, *np.split(powers.view(np.uint32), 2), zy - middle, -128, 127)
-        wanted = y if kind is np.int8 else (y ^ np.uint8(0x80)).view(np.int8)
-        return batch, int(np.sum(np.any(found != wanted, axis=1)))
+    def once(kind: type) -> Tally:
+        info, half = np.iinfo(kind), 0 if kind is np.int8 else 128
+        length = int(rng.choice([2, 3, rng.integers(2, 20), rng.integers(2, 300), rng.integers(2, 1500)]))
+        x = rng.integers(info.min, info.max + 1, (rows, length))
+        if rng.integers(2):
+            low, high = rng.integers(info.min, info.max + 1, (2, rows, 1))
+            x = np.where(rng.random(x.shape) < rng.uniform(0, 20, (rows, 1)) / length, high, low)
+        elif rng.integers(2):
+            x = rng.normal((info.min + info.max) / 2, 10 ** rng.uniform(0, 2), x.shape).clip(info.min, info.max)
+        x = x.astype(kind)
+        sx = float(f32(rng.choice([rng.uniform(0.01, 2), np.exp(rng.uniform(-10, 8))])))
+        sy = float(f32(rng.choice([1 / 256, 1 / 255, 1 / (rng.integers(1, 300) + 0.001), np.exp(rng.uniform(-8, 2))])))
+        zero, zy = np.array(3, kind), np.array(rng.choice([info.min, rng.integers(info.min, info.max + 1)]), kind)
+        powers = numerics.softmax_powers(length, sx, sy)
+        if not np.isfinite(powers).all():
+            return once(kind)
+        y = run_node("QLinearSoftmax", x, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=13)
+        stored, tables = (x.astype(np.int16) - half).astype(np.int8), np.split(powers.view(np.uint32), 2)
+        found = softmax_rows(stored, *tables, int(zy) - half, -128, 127)
+        return y.size, int(np.sum(found.astype(np.int16) + half != y))
 
-    return add_up(once(number) for number in range(-(-rows // batch)))
+    return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
 def _along(rows: Array, shape: tuple[int, ...]) -> Array:
@@ -549,7 +547,7 @@ def main() -> None:
     for op in numerics.UNARY:
         report(f"table of {op}", unary(op, args.count, args.seed))
     report("QLinearSoftmax", softmax(max(args.count // 20, 1), args.seed))
-    report("rows of QLinearSoftmax, vector unit", softmax_of_the_vector_unit(500 * args.count, args.seed))
+    report("QLinearSoftmax in integers", softmax_in_integers(args.count, args.seed))
 
 
 if __name__ == "__main__":

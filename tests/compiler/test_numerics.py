@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.numerics import requantiser
 from celosia.sim import reference
+from celosia.sim.softmax import Pairs
 
 from . import numerics_sweep as sweep
 
@@ -241,6 +243,21 @@ def test_another_logarithm_of_softmax_is_found(monkeypatch: pytest.MonkeyPatch) 
     wide = lambda n: float(np.log(np.float64(np.finfo(np.float32).max) / n)) - 5  # noqa: E731
     monkeypatch.setattr("celosia.compiler.numerics.softmax.exponent_room", wide)
     assert sweep.softmax(20)[1] > 0
+
+
+def test_softmax_in_integers_is_exact() -> None:
+    assert sweep.softmax_in_integers(30)[1] == 0
+
+
+def test_shares_rounded_but_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quotient rounded as it is, without its float32."""
+
+    def once(a: Pairs, b: Pairs) -> NDArray[np.int64]:
+        (m, e), (m_total, e_total) = a, b
+        return np.rint(np.ldexp(m / m_total, np.minimum(e - e_total, 9))).astype(np.int64)
+
+    monkeypatch.setattr("celosia.sim.softmax.divide_pairs", once)
+    assert sweep.softmax_in_integers(300)[1] > 0
 
 
 def test_numerics_needs_no_onnxruntime() -> None:

@@ -14,10 +14,11 @@ import cocotb
 import numpy as np
 import pytest
 
+from celosia.compiler.numerics.softmax import softmax_powers
 from celosia.hw.config import Config
 from celosia.hw.isa import VECTOR_LOOPS, ASource, BinaryOp, BSource, Destination, Opcode, ReduceOp, formats, has
 from celosia.hw.legality import why_illegal
-from celosia.hw.pipeline import claim_lead, vector_stages
+from celosia.hw.pipeline import claim_lead, softmax_cycles, vector_stages
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.reference import State, destination, vector
@@ -51,6 +52,9 @@ CONFIGS = {
     ),
     "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, int32=False, **_DEPTHS),
     "8x8_forward": Config(block_in=8, block_out=8, forward=True, **_DEPTHS),
+    "8x4_softmax": Config(
+        block_in=8, block_out=4, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
+    ),
 }
 VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"]
 """Those whose simulators `make test` builds."""
@@ -82,7 +86,12 @@ def test_rate(name: str) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5"])
+def test_softmax_is_alone() -> None:
+    run("8x4_softmax", "alone")
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x4_softmax"])
 def test_halt(name: str) -> None:
     run(name, "halt_drops_everything")
 
@@ -95,6 +104,8 @@ def random_state(cfg: Config, rng: np.random.Generator) -> State:
     state = State(cfg)
     for array in (state.inp, state.vin, state.out, state.lut, state.tap):
         array[:] = rng.integers(-128, 128, array.shape)
+    if cfg.softmax:
+        state.exp[:, 0] = softmax_powers(8, 0.05, 1 / 256)
     state.acc[:] = rng.integers(-(1 << 31), 1 << 31, state.acc.shape) >> rng.integers(0, 32, state.acc.shape)
     shape = state.par.shape
     bias = rng.integers(-(1 << 31), 1 << 31, shape) >> rng.integers(0, 32, shape)
@@ -115,6 +126,8 @@ ATTEMPTS = 2000
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
     """A legal VECTOR that does not read what it has written."""
     fmt = formats(cfg)[Opcode.VECTOR]
+    if cfg.softmax:
+        chosen = _softmax(cfg, rng) if not chosen and rng.random() < 0.3 else {"softmax": 0} | chosen
     for _ in range(ATTEMPTS):
         values = {}
         for field in fmt.fields:
@@ -140,6 +153,16 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
             return word
     why = why_illegal(cfg, word) or "it reads what it has written"
     raise AssertionError(f"none of {ATTEMPTS} random VECTORs with {chosen} is legal; the last one: {why}")
+
+
+def _softmax(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
+    """Fields of a softmax."""
+    to = rng.choice([each for each in (Destination.OUT, Destination.INP) if has(cfg, each)])
+    return {
+        "softmax": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
+        "destination": int(to), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
+        "extent_s": 1, "extent_x": int(rng.integers(1, 20)), "imm": int(rng.integers(0, cfg.block_out)),
+    }  # fmt: skip
 
 
 def test_what_is_never_legal_is_told() -> None:
@@ -196,6 +219,12 @@ class Machine:
             memory(bench.pack(self.state.tap[:, : self.cfg.taps]), ["tap"], [])
         cocotb.start_soon(bench.pulses_get(dut, "done", self.done))
         await self.load_tables()
+        if self.cfg.softmax:
+            dut.exp__en.value = dut.exp__mask.value = 1
+            for address, word in enumerate(bench.pack(self.state.exp)):
+                dut.exp__addr.value, dut.exp__data.value = address, word
+                await bench.rise(dut)
+            dut.exp__en.value = 0
 
     async def load_tables(self) -> None:
         """Each table grain by grain, but the last of them in one write."""
@@ -338,3 +367,32 @@ async def halt_drops_everything(dut: Any) -> None:
             array = destination(machine.state, to)
             array[:] = bench.unpack(words, array)
         await machine.run([random_instruction(cfg, rng) for _ in range(2)])
+
+
+@cocotb.test()
+async def alone(dut: Any) -> None:
+    """A softmax starts when what was before it is done, and takes as many cycles as `softmax_cycles` says; what comes
+    behind it waits for that."""
+    cfg, rng = bench.config(), bench.generator()
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
+    await machine.start()
+    fmt = formats(cfg)[Opcode.VECTOR]
+    for _ in range(10):
+        fields = _softmax(cfg, rng)
+        program = [random_instruction(cfg, rng, extent_x=4), random_instruction(cfg, rng, **fields)]
+        program.append(random_instruction(cfg, rng, a_source=ASource.ACC))
+        events: list[tuple[int, str]] = []
+        task, cycle = cocotb.start_soon(machine.run(program)), 0
+        while not task.done():
+            await bench.fall(dut)
+            if dut.done__valid.value:
+                events.append((cycle, "done"))
+            if dut.instr__valid.value and dut.instr__ready.value:
+                events.append((cycle, "start"))
+            cycle += 1
+            await bench.rise(dut)
+        await task
+        assert [what for _, what in events] == ["start", "done"] * 3
+        took = events[3][0] - events[2][0]
+        f = fmt.decode(program[1])
+        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"], f["imm"])

@@ -10,8 +10,8 @@ from celosia.hw.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
-_FIRST = 3
-"""Stages in front of the first step of the division."""
+TO_DIVISION = 3
+"""Stages in front of the first step of the division, which is the first to need the divisor's mantissa."""
 _REST = MANTISSA + 1
 """Bits of a remainder, which has a sign."""
 _WHOLE = QUOTIENT_BITS - 1
@@ -48,11 +48,11 @@ class PairDivider(wiring.Component):
             if step == QUOTIENT_BITS - 1:
                 slack = self._slack(m, ~Cat(rest[-1], digits[: _WHOLE - 1]))
             rest, digits = self._step(m, step, rest, digits)
-        for stage in range(1, _FIRST + QUOTIENT_BITS):
+        for stage in range(1, TO_DIVISION + QUOTIENT_BITS):
             flags, (nothing, large) = (nothing, large), (Reg(name=f"{name}{stage}") for name in ("nothing", "large"))
             m.d.sync += Cat(nothing, large).eq(Cat(flags))
         self._result(m, *self._tie(m, rest, digits, slack, nothing, large))
-        assert DIVIDE_STAGES == _FIRST + QUOTIENT_BITS + 3
+        assert DIVIDE_STAGES == TO_DIVISION + QUOTIENT_BITS + 3
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:

@@ -16,13 +16,11 @@ from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
+from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
 from celosia.hw.vector_unit.softmax.largest import Largest
 from celosia.hw.vector_unit.softmax.steps import Steps, fields_layout
 from celosia.hw.vector_unit.softmax.sums import Sums
-
-_TO_DIVIDER = 3
-"""Stages of the division in front of that which needs the divisor's mantissa."""
 
 
 class Softmax(wiring.Component):
@@ -154,13 +152,13 @@ class Softmax(wiring.Component):
     def _divide(self, m: Module, marks: list[Any], divide: list[Any], inside: Signal) -> None:
         """Each row's divisor goes through the stages beside its shares."""
         count, start = self._cfg.softmax, PART_STAGES + LOOK_STAGES
-        divisors = self._later(m, self._divisor.m, "divisor", _TO_DIVIDER + QUOTIENT_BITS - 1, fresh=False)
+        divisors = self._later(m, self._divisor.m, "divisor", TO_DIVISION + QUOTIENT_BITS - 1, fresh=False)
         step, beyond = marks[start - 1], Reg(count)
         m.d.sync += beyond.eq(Mux(step.last, ~inside.word_select(step.part, count), 0))
         for number, lane in enumerate(self._lanes):
             m.d.comb += [
                 lane.take.eq(divide[start]), lane.e.eq(self._divisor.e), lane.beyond.eq(beyond[number]),
-                *(of.eq(divisor) for of, divisor in zip(lane.divisors, divisors[_TO_DIVIDER:])),
+                *(of.eq(divisor) for of, divisor in zip(lane.divisors, divisors[TO_DIVISION:])),
                 lane.zero_point.eq(self.zero_point), lane.low.eq(self.low), lane.high.eq(self.high),
             ]  # fmt: skip
 
