@@ -41,7 +41,7 @@ from celosia.hw.vector_unit.items import Bypass, Items
 from celosia.hw.vector_unit.landing import Landing
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
-from celosia.hw.vector_unit.softmax.engine import Softmax
+from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.table import Tables
 from celosia.hw.vector_unit.taps import Taps, tap_sum
 
@@ -290,9 +290,9 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _rows(self, m: Module, issue: Issue) -> Softmax:
+    def _rows(self, m: Module, issue: Issue) -> SoftmaxEngine:
         """What runs instructions with `softmax`, and takes the read port of vin for them."""
-        m.submodules.softmax = rows = Softmax(self._cfg)
+        m.submodules.softmax = rows = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), rows.exp)
         now, entry = issue.now, len(rows.vin.data)
         m.d.comb += [
@@ -310,7 +310,7 @@ class Vector(wiring.Component):
         return rows
 
     def _write(
-        self, m: Module, items: Items, issue: Issue, written: Value, address: Value, rows: Softmax | None
+        self, m: Module, items: Items, issue: Issue, written: Value, address: Value, rows: SoftmaxEngine | None
     ) -> None:
         for destination, port in self._targets.items():
             if destination != Destination.ACC:

@@ -19,7 +19,7 @@ from celosia.hw.config import Config
 from celosia.hw.pipeline import DIVIDE_STAGES, SUMS, softmax_cycles
 from celosia.hw.vector_unit.softmax.adder import PairAdder, pair_of
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION, PairDivider
-from celosia.hw.vector_unit.softmax.engine import Softmax
+from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.softmax.steps import fields_layout
 from celosia.sim.softmax import add_pairs, pairs_of, softmax_rows
 
@@ -94,14 +94,14 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows(name: str) -> None:
     cfg = CONFIGS[name]
-    bench.run(partial(Softmax, cfg), __file__, cfg=cfg, only="equals_reference")
+    bench.run(partial(SoftmaxEngine, cfg), __file__, cfg=cfg, only="equals_reference")
 
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", ["4 of 4", "2 of 8"])
 def test_halt(name: str) -> None:
     cfg = CONFIGS[name]
-    bench.run(partial(Softmax, cfg), __file__, cfg=cfg, only="halt_drops_everything")
+    bench.run(partial(SoftmaxEngine, cfg), __file__, cfg=cfg, only="halt_drops_everything")
 
 
 @pytest.mark.rtl

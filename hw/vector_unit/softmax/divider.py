@@ -43,11 +43,12 @@ class PairDivider(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         word, by, nothing, large = self._compare(m)
-        rest, digits = self._align(m, word, by)
+        rests, words = ([first] for first in self._align(m, word, by))
         for step in range(QUOTIENT_BITS):
-            if step == QUOTIENT_BITS - 1:
-                slack = self._slack(m, ~Cat(rest[-1], digits[: _WHOLE - 1]))
-            rest, digits = self._step(m, step, rest, digits)
+            rest, digits = self._step(m, step, rests[-1], words[-1])
+            rests.append(rest)
+            words.append(digits)
+        slack = self._slack(m, ~Cat(rests[-2][-1], words[-2][: _WHOLE - 1]))
         for stage in range(1, TO_DIVISION + QUOTIENT_BITS):
             flags, (nothing, large) = (nothing, large), (Reg(name=f"{name}{stage}") for name in ("nothing", "large"))
             m.d.sync += Cat(nothing, large).eq(Cat(flags))

@@ -19,14 +19,14 @@ from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
 from celosia.hw.vector_unit.softmax.largest import Largest
-from celosia.hw.vector_unit.softmax.steps import Steps, fields_layout
-from celosia.hw.vector_unit.softmax.sums import Sums
+from celosia.hw.vector_unit.softmax.steps import SoftmaxSteps, fields_layout
+from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
 
 
-class Softmax(wiring.Component):
+class SoftmaxEngine(wiring.Component):
     """Runs one VECTOR with `softmax` at a time.
 
-    A step of `Steps` goes through the stages
+    A step of `SoftmaxSteps` goes through the stages
 
         read            memory gives an entry
         entry
@@ -61,7 +61,7 @@ class Softmax(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.steps, m.submodules.sums = steps, sums = Steps(self._cfg), Sums(self._cfg)
+        m.submodules.steps, m.submodules.sums = steps, sums = SoftmaxSteps(self._cfg), SoftmaxSums(self._cfg)
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
         m.d.comb += [
@@ -93,11 +93,11 @@ class Softmax(wiring.Component):
             m.d.sync += later[-1].eq(later[-2])
         return later
 
-    def _marks(self, m: Module, steps: Steps) -> list[Any]:
+    def _marks(self, m: Module, steps: SoftmaxSteps) -> list[Any]:
         """What is known of the step in each stage."""
         return self._later(m, steps.step, "step", PART_STAGES + LOOK_STAGES + DIVIDE_STAGES, fresh=False)
 
-    def _parts(self, m: Module, steps: Steps, marks: list[Any], inside: Signal) -> None:
+    def _parts(self, m: Module, steps: SoftmaxSteps, marks: list[Any], inside: Signal) -> None:
         """Entries, to the search for the largest byte, and parts of them to the lanes."""
         cfg, step = self._cfg, marks[2]
         count, slot_at = cfg.softmax, exact_log2(cfg.softmax)
@@ -124,7 +124,7 @@ class Softmax(wiring.Component):
                 lane.load.data.eq(self.exp.data),
             ]  # fmt: skip
 
-    def _add_up(self, m: Module, sums: Sums, marks: list[Any], divide: list[Any]) -> None:
+    def _add_up(self, m: Module, sums: SoftmaxSums, marks: list[Any], divide: list[Any]) -> None:
         """Elements to the lanes: kept ones to be added up, or the part's own to be divided."""
         opens = self._later(m, marks[0].opens, "opens", largest_stages(self._cfg))
         added = self._later(m, sums.look, "added", LOOK_STAGES)

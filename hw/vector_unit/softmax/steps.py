@@ -38,7 +38,7 @@ def step_layout(cfg: Config) -> data.StructLayout:
     })  # fmt: skip
 
 
-class Steps(wiring.Component):
+class SoftmaxSteps(wiring.Component):
     """Takes rows in tiles, and those three times: for their largest byte, their sum, and their results.
 
         largest     for row: for entry

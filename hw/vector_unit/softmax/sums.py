@@ -14,7 +14,7 @@ from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.steps import BUFFERS
 
 
-class Sums(wiring.Component):
+class SoftmaxSums(wiring.Component):
     """One element after the other of SUMS rows in turn, from the parts that are kept of them.
 
     Members
