@@ -83,7 +83,6 @@ TWICE = {
     "Result": "of synthesis; of a run",
     "Rows": "of a block that a unit walks; of bytes that an instruction touches",
     "Scratchpad": "the memory in RTL; what everybody knows of it",
-    "Softmax": "the engine, and a layer",
     "Stage": "of a schedule, as in TVM; of a pipeline",
     "State": "of a unit in a cycle; of all scratchpads",
     "Timing": "of paths in a bitstream; of instructions",
