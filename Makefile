@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo demo-generate torch test check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove \
+.PHONY: help demo demo-generate torch test thorough check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove \
 	post-synthesis format clean
 
 help:  ## Print this.
@@ -23,11 +23,14 @@ torch: $(VENV)/.torch  ## Install PyTorch beside the rest, some GB; `make test` 
 
 test: lint types unit  ## Everything that CI runs.
 
+thorough: $(INSTALLED)  ## More cases of what `make test` tests: ten minutes.
+	$(PYTEST) -n $(JOBS) --dist worksteal -q -m thorough
+
 check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
-	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl" --ignore tests/hw
+	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl and not thorough" --ignore tests/hw
 
 unit: $(INSTALLED)
-	$(PYTEST) -n $(JOBS) --dist worksteal -q --durations 10
+	$(PYTEST) -n $(JOBS) --dist worksteal -q -m "not thorough" --durations 10
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

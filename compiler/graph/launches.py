@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import constant, operands
-from celosia.compiler.layer import Activation, Layer, Softmax, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.hw.config import Config
 
 
@@ -75,7 +76,7 @@ class Scheduler:
             else:
                 waiting.append(choice)
         if plan.choices:
-            plan.choices = _softmax_early(self.cfg, plan.choices)
+            plan.choices = beside_softmaxes(self.cfg, plan.choices)
             for choice in plan.choices:
                 for value, _ in choice.reads.values():
                     self._bring(value)
@@ -128,20 +129,6 @@ class Scheduler:
             self.steps.append(producer)
             self.host.update(producer.outputs)
         self.host.add(value)
-
-
-def _softmax_early(cfg: Config, choices: list[Choice]) -> list[Choice]:
-    """`choices`, with what softmaxes need first, then these, then all else: products of which they know nothing, as
-    those of V, run beside them."""
-    needed: set[int] = set()
-    for choice in reversed(choices):
-        if isinstance(choice.layer, Softmax) or id(choice) in needed:
-            for act in inputs(choice.layer):
-                needed |= {id(other) for other in choices if other.layer.y.overlaps(cfg, act)}
-    own = [choice for choice in choices if isinstance(choice.layer, Softmax) and id(choice) not in needed]
-    before = [choice for choice in choices if id(choice) in needed]
-    first = {id(choice) for choice in (*before, *own)}
-    return [*before, *own, *(choice for choice in choices if id(choice) not in first)]
 
 
 def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Storage, Untileable, inputs
+from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
@@ -93,6 +93,7 @@ def lifetimes(
                 use(act.storage, step)
                 if index and follows(layers[index - 1], layer):
                     use(act.storage, step - 1)
+                use(act.storage, step - len(softmaxes_before(layers, index)))
             step += 1
         for storage in into:
             use(storage, start)
@@ -113,6 +114,18 @@ def follows(producer: Layer, layer: Layer) -> bool:
     """
     image = layer.x.height * layer.x.width > 1
     return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
+
+
+def softmaxes_before(layers: list[Layer], number: int) -> list[int]:
+    """The softmaxes directly before a convolution between whose tiles its own are emitted: it needs none of them, and
+    has gemm for what they leave idle."""
+    layer, first = layers[number], number
+    if not isinstance(layer, Conv):
+        return []
+    read = {act.storage for act in inputs(layer)}
+    while first and isinstance(layers[first - 1], Softmax) and layers[first - 1].y.storage not in read:
+        first -= 1
+    return list(range(first, number))
 
 
 def is_followed(layers: list[Layer], number: int) -> bool:
@@ -218,7 +231,10 @@ class _Emitter:
 
     def _emit(self, each: _Layer, planned: list[_Layer | None]) -> None:
         """Emit one layer, and that which follows it between its tiles."""
-        if self._follows(each.number):
+        if self._follows(each.number) or self._is_beside(each.number):
+            return
+        if softmaxes := self._softmaxes(each.number):
+            self._emit_between([planned[n] for n in softmaxes], each)
             return
         next_ = planned[each.number + 1] if self._follows(each.number + 1) else None
         following = next_.tiles if next_ is not None else []
@@ -238,6 +254,28 @@ class _Emitter:
         for tile in following[emitted:]:
             assert next_ is not None
             stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
+
+    def _softmaxes(self, number: int) -> list[int]:
+        """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
+        return [] if is_followed(self.layers, number) else softmaxes_before(self.layers, number)
+
+    def _is_beside(self, number: int) -> bool:
+        """Whether a later layer emits this softmax's tiles between its own."""
+        if not isinstance(self.layers[number], Softmax):
+            return False
+        after = next((n for n in range(number, len(self.layers)) if not isinstance(self.layers[n], Softmax)), None)
+        return after is not None and number in self._softmaxes(after)
+
+    def _emit_between(self, softmaxes: list[_Layer | None], each: _Layer) -> None:
+        """The tiles of all softmaxes, and evenly between them those of `each`."""
+        tiles = [(layer, tile) for layer in softmaxes if layer is not None for tile in layer.tiles]
+        emitted = 0
+        for count, (layer, tile) in enumerate(tiles, 1):
+            self.stream.start(layer.number, layer.layer.y.storage, tile.load, layer.ahead)
+            share = len(each.tiles) * count // len(tiles)
+            for own in each.tiles[emitted:share]:
+                self.stream.start(each.number, each.layer.y.storage, own.load, each.ahead)
+            emitted = share
 
 
 GROUPS, ROWS = 1, 2

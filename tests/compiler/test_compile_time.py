@@ -13,7 +13,7 @@ import celosia
 from celosia.compiler.launch import blocks
 from celosia.hw.config import Config
 
-PIECE = 5
+PIECE = 3
 """Layers that are looked at together here, so that few layers show what many do."""
 RESIDENT, STREAMED = 6, 40
 """Rows and columns of images that stay on chip, and of ones that do not."""

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from thorough import paired
 
 import celosia
 from celosia.compiler import expr as T
@@ -183,10 +184,13 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
 
 
-@pytest.mark.parametrize("m", [7, 8, 13, 16, 17, 40])
-@pytest.mark.parametrize("k, n", [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)])
-def test_products_of_all_sizes_of_tiles(m: int, k: int, n: int) -> None:
+AROUND_TILES = [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)]
+
+
+@pytest.mark.parametrize(("m", "size"), paired([7, 8, 13, 16, 17, 40], AROUND_TILES, 3))
+def test_products_of_all_sizes_of_tiles(m: int, size: tuple[int, int]) -> None:
     """Sizes around those of AMX's tiles: rows that fill none, steps that are left over, columns that share one."""
+    k, n = size
     x, w = some(m, (m, k), "uint8"), some(k, (k, n), "int8")
     x[0], w[:, 0] = 255, -128
     zero = np.array(7, np.uint8)

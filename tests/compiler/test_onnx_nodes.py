@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from thorough import some
 
-from .onnx_nodes import RANDOM, cases, known_failing, run_all
+from .onnx_nodes import RANDOM, cases, known_failing, run, run_all
 
 
 @pytest.mark.skipif(onnx.__version__ != "1.23.2", reason="the list of failing tests is that of onnx 1.23.2")
@@ -24,6 +25,14 @@ def test_the_list_has_a_reason_for_each() -> None:
     assert len(known) <= 24  # at least 1860 of 1884 pass
 
 
-@pytest.mark.parametrize("kind", ["simple", "real"])
-def test_models(kind: str) -> None:
-    assert run_all(kind) == {}
+def test_simple_models() -> None:
+    assert run_all("simple") == {}
+
+
+REAL = [*cases("real")]
+QUICK = ["test_bvlc_alexnet", "test_resnet50", "test_shufflenet", "test_squeezenet"]
+
+
+@pytest.mark.parametrize("name", some(REAL, QUICK))
+def test_real_models(name: str) -> None:
+    assert run(cases("real")[name]) == ""

@@ -618,7 +618,7 @@ def programs(draw: st.DrawFn) -> Program:
         raise
 
 
-@bounded(400)
+@bounded(200)
 @given(programs(), st.data())
 def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataObject) -> None:
     cfg, (stream,) = p.net.cfg, p.launches

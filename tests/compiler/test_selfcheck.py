@@ -87,7 +87,7 @@ def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_pass(name: str, b: Builder) -> None:
     celosia.compile(b.model(), CONFIGS[name])

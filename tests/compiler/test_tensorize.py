@@ -57,7 +57,7 @@ REFUSALS = (
 )
 
 
-@bounded(150)
+@bounded(75)
 @given(builders(), windows(), st.data())
 def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -68,7 +68,7 @@ def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     _check(b.net)
 
 
-@bounded(120)
+@bounded(60)
 @given(builders(), windows(), st.data())
 def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -79,7 +79,7 @@ def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) 
     _check(b.net)
 
 
-@bounded(80)
+@bounded(40)
 @given(builders(), st.data())
 def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -90,7 +90,7 @@ def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
     _check(b.net)
 
 
-@bounded(150)
+@bounded(75)
 @given(builders(), windows(), st.booleans(), st.data())
 def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -100,7 +100,7 @@ def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject)
     _check(b.net)
 
 
-@bounded(60)
+@bounded(30)
 @given(builders(), st.data())
 def test_map(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -111,7 +111,7 @@ def test_map(b: Builder, data: st.DataObject) -> None:
     _check(b.net)
 
 
-@bounded(80)
+@bounded(40)
 @given(builders(), st.data())
 def test_multiply(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
@@ -126,7 +126,7 @@ SQUARE = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2"]
 """Those where neighbouring pixels of a channel group are an entry of wgt."""
 
 
-@bounded(60)
+@bounded(30)
 @given(builders(SQUARE), st.data())
 def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
     """Either may be what a layer has made, or a part of a storage."""
@@ -150,7 +150,7 @@ def test_a_product_needs_a_square_array() -> None:
         b.net.build()
 
 
-@bounded(120)
+@bounded(60)
 @given(builders(), st.data())
 def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
     """Later layers take any earlier activation, memory is used again, launches follow each other."""
@@ -178,7 +178,7 @@ def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
     _check(b.net)
 
 
-@bounded(80)
+@bounded(40)
 @given(builders(), st.data())
 def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
     """Layers write parts of one storage; the next one reads them as one activation."""
@@ -200,7 +200,7 @@ def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
     _check(b.net)
 
 
-@bounded(120)
+@bounded(60)
 @given(builders(), windows(), st.sampled_from(["weights", "input", "split", "pieces"]), st.data())
 def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, data: st.DataObject) -> None:
     """Not the best tiling but any that the scratchpads allow, of each order."""
@@ -225,7 +225,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
 # Transfers ------------------------------------------------------------------------------------------------
 
 
-@bounded(200)
+@bounded(100)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40), st.integers(1, 30)), max_size=4))
 def test_coalesced_dimensions_visit_the_same_pieces(given_dims: list[tuple[int, int, int]]) -> None:
     piece = 8

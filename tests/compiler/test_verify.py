@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from thorough import some
 
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Unencoded
@@ -205,7 +206,7 @@ def _runs(cfg: Config, stream: Stream) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name, seed", SEEDS)
+@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[::2]))
 def test_a_token_may_be_dropped_only_where_nothing_needs_it(name: str, seed: int) -> None:
     assert needed_tokens(CONFIGS[name], soup(CONFIGS[name], seed, 40)) > 20
 
@@ -232,7 +233,7 @@ def needed_tokens(cfg: Config, stream: Stream) -> int:
     return needed
 
 
-@pytest.mark.parametrize("name, seed", SEEDS)
+@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[1::2]))
 @pytest.mark.parametrize("kind", ["wait", "post"])
 def test_any_single_bit_dropped_or_added_is_found(name: str, seed: int, kind: str) -> None:
     cfg = CONFIGS[name]
@@ -246,7 +247,7 @@ def test_any_single_bit_dropped_or_added_is_found(name: str, seed: int, kind: st
             assert broken(cfg, faulty) == Rule.BALANCE
 
 
-@pytest.mark.parametrize("name, seed", SEEDS)
+@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[::2]))
 def test_what_passes_runs_in_any_order_as_in_the_programs(name: str, seed: int) -> None:
     """Random changes of a stream: posts moved, instructions swapped, addresses shifted, tokens dropped."""
     cfg, rng = CONFIGS[name], random.Random(seed)

@@ -104,7 +104,7 @@ def test_a_sum_of_matrices_and_images(config: str, form: str, other: str, turned
 
 
 @pytest.mark.parametrize("config", SOME_CONFIGS)
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_graphs(config: str, data: st.DataObject) -> None:
     """Concatenations of parts in both forms, any of which is returned or read by an operator on floats."""

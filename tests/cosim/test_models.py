@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder, Tensor, models
+from thorough import paired, some
 
 import celosia
 from celosia.driver.runtime import Runtime
@@ -42,14 +43,14 @@ def rtl(name: str) -> RtlDevice:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", RTL_CONFIGS)
+@pytest.mark.parametrize("name", some(RTL_CONFIGS, ["tiny", "batch2"]))
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_rtl(name: str, b: Builder) -> None:
@@ -120,12 +121,13 @@ HOST = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten"}
 """What these cases may leave to the host."""
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("form", ["qdq", "qoperator"])
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_operator(name: str, form: str, dtype: str) -> None:
+FORMS = [("qdq", "int8"), ("qoperator", "uint8"), ("qoperator", "int8"), ("qdq", "uint8")]
+
+
+@pytest.mark.parametrize(("name", "form"), paired(CASES, FORMS))
+def test_operator(name: str, form: tuple[str, str]) -> None:
     for config in ("tiny", "batch2-8x4"):
-        b = Builder(form, dtype, seed=5)
+        b = Builder(*form, seed=5)
         case(CASES[name])(b)
         program = check(b, FunctionalDevice(CONFIGS[config]))
         on_cpu = [row for row in program.placements if row["place"] == "cpu" and row["op"] not in HOST]

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder, Tensor
+from thorough import paired, some
 
 import celosia
 from celosia.compiler.layer import Lattice
@@ -144,8 +145,7 @@ def floats_inside(program: Program) -> list[str]:
     return [name for name, info in program.tensors.items() if info.dtype == "float32" and name not in border]
 
 
-@pytest.mark.parametrize("name", ACCELERATED)
-@pytest.mark.parametrize("config", ["pynq", "tiny", "batch2-8x4", "4x16"])
+@pytest.mark.parametrize(("name", "config"), paired(ACCELERATED, ["pynq", "tiny", "batch2-8x4", "4x16"]))
 def test_on_the_accelerator(name: str, config: str) -> None:
     for form, dtype in (("qdq", np.int8), ("qoperator", np.uint8)):
         if form == "qoperator" and "ConvTranspose" in name:
@@ -176,7 +176,7 @@ def test_on_the_rtl(config: str) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
@@ -200,7 +200,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
@@ -215,7 +215,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
     """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""
@@ -299,7 +299,7 @@ def detector(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "yolo.onnx")
 
 
-@pytest.mark.parametrize("config", ["pynq", "tiny"])
+@pytest.mark.parametrize("config", some(["pynq", "tiny"], ["tiny"]))
 def test_detector(config: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """C2f, SPPF, nearest upsampling and decoupled heads: bytes as onnxruntime's, the accelerator computes it all."""
     model = detector(tmp_path_factory.getbasetemp())

@@ -8,6 +8,7 @@ from dataclasses import replace
 import dsp_blocks
 import pytest
 from programs import CONFIGS, TestProgram, random_program
+from thorough import some
 
 from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.config import Config
@@ -50,7 +51,10 @@ def differ(cfg: Config, found: RtlDevice, programs: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("name", "dsp"), [("taps3", Dsp.e1), ("8x4-batch2-taps5", Dsp.e2), ("4x4", Dsp.e1)])
+PUMPED = [("8x4-batch2-taps5", Dsp.e2), ("4x4", Dsp.e1), ("taps3", Dsp.e1)]
+
+
+@pytest.mark.parametrize(("name", "dsp"), some(PUMPED, PUMPED[:2]))
 def test_same_bytes_in_as_many_cycles(name: str, dsp: Dsp) -> None:
     cfg = replace(CONFIGS[name], pump=2)
     assert not differ(cfg, pumped(cfg, dsp), programs=20)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 
 import numpy as np
 import pytest
-from programs import CONFIGS, Draws, Generator, Instruction, TestProgram, random_program, synchronise
+from programs import CONFIGS, VARIED, Draws, Generator, Instruction, TestProgram, random_program, synchronise
+from thorough import some
 
+from celosia.hw.config import Config
 from celosia.hw.isa import VECTOR_LOOPS, ASource, Buffer, Destination, Opcode
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.compare import first_difference
@@ -36,7 +39,13 @@ def check(program: TestProgram, device: RtlDevice, memory: MemoryModel) -> None:
         pytest.fail(str(first_difference(FunctionalDevice(program.cfg), device, image, 0, len(program.instructions))))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_differ_in_each_part() -> None:
+    for field in fields(Config):
+        if len({getattr(cfg, field.name) for cfg in CONFIGS.values()}) > 1:
+            assert len({getattr(CONFIGS[name], field.name) for name in VARIED}) > 1 or field.name == "name", field.name
+
+
+@pytest.mark.parametrize("name", some(CONFIGS, VARIED))
 @pytest.mark.parametrize("memory", ["zynq-hp", "random"])
 def test_same_bytes(name: str, memory: str) -> None:
     cfg = CONFIGS[name]

@@ -34,14 +34,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_registry() -> Iterator[None]:
-    """torch.onnx makes its registry of operators anew for each export, which takes longer than a small model does."""
+    """torch.onnx makes its registry of operators anew for each export, which takes longer than a small model does, and
+    torch.export asks for all operators of each of its namespaces.
+    """
     if "torch" not in sys.modules:
         yield
         return
     try:
+        from torch._export import utils
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-        make = cache(ONNXRegistry.from_torchlib)
+        make, materialise = cache(ONNXRegistry.from_torchlib), cache(utils._materialize_cpp_cia_ops)
     except (ImportError, AttributeError):  # it is private, and may go
         yield
         return
@@ -52,5 +55,6 @@ def one_registry() -> Iterator[None]:
         return registry
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_materialize_cpp_cia_ops", materialise)
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield

@@ -17,6 +17,7 @@ pytest.importorskip("torchao", reason=HOW)
 
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch_models import exported  # noqa: E402
 from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: E402
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e  # noqa: E402
 
@@ -24,7 +25,6 @@ import celosia  # noqa: E402
 from celosia.driver.runtime import Runtime  # noqa: E402
 from celosia.driver.torch import products  # noqa: E402
 from celosia.driver.torch.decompose import PRODUCTS, aten, with_products  # noqa: E402
-from celosia.driver.torch.export import to_onnx  # noqa: E402
 from celosia.driver.torch.quantizer import KEY, CelosiaQuantizer  # noqa: E402
 
 WIDTH, HEADS, INNER, LENGTH, WORDS = 32, 2, 16, 8, 20
@@ -162,7 +162,7 @@ def test_quantised(name: str) -> None:
     module = make().eval()
     quantised = pt2e(module, samples(module, 32))
     given = samples(quantised, 4)
-    proto, program = to_onnx(quantised, given[0]), celosia.from_torch(quantised, given[0], CONFIG)
+    proto, program = exported(quantised, given[0], CONFIG)
     for each in given:
         found, expected = run(program, each), row(quantised(*each))
         for one, exact, torchs, real in zip(found, oracle(proto, each), expected, row(module(*each)), strict=True):
@@ -215,8 +215,8 @@ def test_trained_with_fake_quantisation() -> None:
     assert losses[-1] < losses[0]
     move_exported_model_to_eval(trained)
     quantised = convert_pt2e(trained)
-    program = celosia.from_torch(quantised, x, CONFIG)
-    np.testing.assert_allclose(run(program, (x,))[0], oracle(to_onnx(quantised, x), (x,))[0], rtol=1e-5, atol=1e-6)
+    proto, program = exported(quantised, x, CONFIG)
+    np.testing.assert_allclose(run(program, (x,))[0], oracle(proto, (x,))[0], rtol=1e-5, atol=1e-6)
     assert program.macs_accelerator == program.macs_total > 0
 
 

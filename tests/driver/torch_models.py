@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make torch` installs it")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+
+import celosia  # noqa: E402
+from celosia.compiler.program import Program  # noqa: E402
+from celosia.driver.torch import export  # noqa: E402
 
 
 def block(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None):
@@ -192,3 +198,18 @@ def network(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
             nn.init.uniform_(module.weight, 0.5, 2)
             nn.init.normal_(module.bias)
     return made, torch.randn(shape)
+
+
+def exported(module: nn.Module, x: Tensor, config: str = "tiny", **options: Any) -> tuple[onnx.ModelProto, Program]:
+    """What `to_onnx` makes of a module and `from_torch` of that: torch takes a second or more for each export."""
+    written, made = export._model, []
+
+    def kept(*given: Any) -> onnx.ModelProto:
+        made.append(written(*given))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_model", kept)
+        program = celosia.from_torch(module, x, config, **options)
+    (proto,) = made
+    return proto, program

@@ -214,6 +214,7 @@ def _shell(command: Sequence[str | Path], cwd: Path) -> None:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
 
 
+_HEADERS = ["verilated.h", "verilated_dpi.h", "verilated_vpi.h", "memory", "string"]
 _LIBRARY = ["verilated", "verilated_dpi", "verilated_vpi", "verilated_threads"]
 
 
@@ -235,6 +236,10 @@ def _library(waves: bool) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     objects = []
     with FileLock(folder / "lock"):
+        if not (folder / "headers.h.gch").exists():  # of every design, parsed once
+            (folder / "headers.h").write_text("".join(f'#include "{name}"\n' for name in _HEADERS))
+            _shell(["g++", *_flags(waves), "-x", "c++-header", folder / "headers.h", "-o", "headers.part"], folder)
+            (folder / "headers.part").replace(folder / "headers.h.gch")
         for name in _LIBRARY + ["verilated_vcd_c"] * waves:
             target = folder / f"{name}.o"
             if not target.exists():
@@ -270,12 +275,14 @@ def _build(verilog: str, waves: bool) -> Path:
         )  # fmt: skip
         main = Path(cocotb_tools.config.share_dir) / "lib" / "verilator" / "verilator.cpp"
         libraries = cocotb_tools.config.libs_dir
+        library = _library(waves)
+        headers = library[0].with_name("headers.h")
         # One translation unit: quicker than several that read the same headers.
         generated = sorted((folder / "obj").glob("*.cpp"))
         (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in (*generated, main)))
         _shell(
             [
-                "g++", *_flags(waves), "-Iobj", "all.cpp", *_library(waves), "-o", "top.part",
+                "g++", *_flags(waves), "-include", headers, "-Iobj", "all.cpp", *library, "-o", "top.part",
                 f"-Wl,-rpath,{libraries}", f"-L{libraries}", "-lcocotbvpi_verilator", "-pthread", "-latomic",
             ],
             folder,

@@ -54,7 +54,7 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, onl
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", ["4x4", "batch2", "8x8-bus16"])
+@pytest.mark.parametrize("config", test_compiled.VARIED)
 def test_driver_on_rtl(config: str, tmp_path: Path) -> None:
     simulate(test_compiled.residual, config, tmp_path, "runs_programs")
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from axi_model import WRITE, Memory, check
 from copy_bench import BASE
+from thorough import some
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Opcode, formats
@@ -42,7 +43,7 @@ def store_of(cfg: Config) -> Any:
 # pytest ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, ["tiny", "16x16", "8x8 batch 2 bus 16", "4 to 16"]))
 @pytest.mark.parametrize("pause", [0.0, 0.4])
 def test_random_blocks(name: str, pause: float) -> None:
     cfg = CONFIGS[name]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from celosia import cache
 from celosia.driver import cli, progress
 from celosia.hw.config import Config
-from celosia.hw.verilog import verilog
+from celosia.hw.verilog import hardware_digest, verilog
 from celosia.sim import build
 from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
 
@@ -37,7 +37,7 @@ library(Config.load(sys.argv[1]))
 @pytest.mark.rtl
 @pytest.mark.parametrize("how", ["script", "command"])
 def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_path: Path) -> None:
-    verilog(CFG)
+    verilog(CFG, simulation=True)
     (tmp_path / "mine.toml").write_text(CFG.to_toml())
     (tmp_path / "verilog").symlink_to(cache.cache_folder() / "verilog")
     slow = tmp_path / "slow"
@@ -184,6 +184,12 @@ def test_the_command_shows_and_clears(folder: Path) -> None:
 def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
     """Another process, because a library that is loaded stays in memory."""
     (tmp_path / "mine.toml").write_text(CFG.to_toml())
+    verilog(CFG, simulation=True)
+    runtime = build.runtime(build.compiler(), build.verilator_root())
+    for kept in (runtime, *cache.cache_folder().glob(f"verilog/{hardware_digest(CFG)}-simulation.v")):  # not made anew
+        place = tmp_path / kept.relative_to(cache.cache_folder())
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy2(kept, place)
     old = tmp_path / "rtlsim" / "old" / "simulator.so"
     old.parent.mkdir(parents=True)
     old.write_bytes(bytes(10_000_000))

@@ -20,7 +20,7 @@ from celosia.sim.device import Counters
 from celosia.sim.gating import gated
 from celosia.sim.rtlsim import RtlDevice, random_stalls
 
-CFG = CONFIGS["taps3"]
+CFG = CONFIGS["taps3-ports2"]
 
 
 def module(body: str) -> str:

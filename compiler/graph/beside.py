@@ -1,0 +1,74 @@
+"""The order of a launch's layers around softmaxes, which keep the vector unit for long: gemm has work meanwhile.
+
+    what scores need, scores, softmaxes 0 .. n, V and what turns it, softmax n + 1, P · V 0, softmax n + 2, P · V 1, ...
+
+V comes behind as many softmaxes as its products take: their tiles are emitted between each other (`launch/image.py`).
+P · V of a head runs beside the softmax of a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from celosia.compiler.graph.select import Choice
+from celosia.compiler.layer import Softmax, inputs
+from celosia.compiler.tensorize import pack
+from celosia.hw.config import Config
+from celosia.hw.pipeline import softmax_cycles
+
+
+def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
+    """`choices` of one launch in such an order; as they are where softmaxes need each other, or there are none."""
+    makers = _makers(cfg, choices)
+    own = [number for number, choice in enumerate(choices) if isinstance(choice.layer, Softmax)]
+    before = _ancestors(makers, own)
+    if not own or before & set(own):
+        return choices
+    readers = [[n for n in range(len(choices)) if number in makers[n]] for number in own]
+    beside = sorted(_ancestors(makers, (n for each in readers for n in each)) - before - set(own))
+    order, waiting = sorted(before), list[int]()
+    left = sum(choices[n].layer.macs for n in beside) / cfg.macs_per_cycle
+    for head, number in enumerate(own):
+        order.append(number)
+        left -= _cycles(cfg, choices[number])
+        if left <= 0:
+            order += beside if not set(beside) & set(order) else []
+            share = -(-len(waiting) // (len(own) - head))  # as many with each softmax that is left
+            order += waiting[:share]
+            del waiting[:share]
+        waiting += readers[head]
+    order = list(dict.fromkeys([*order, *beside, *range(len(choices))]))  # each once
+    return [choices[n] for n in order] if _follows(makers, order) else choices
+
+
+def _cycles(cfg: Config, choice: Choice) -> int:
+    x = choice.layer.x
+    return int(softmax_cycles(cfg, x.height * x.width, pack.blocks(x.channels, cfg.block_out), 0))
+
+
+def _makers(cfg: Config, choices: list[Choice]) -> list[set[int]]:
+    """Of each layer those that write what it reads."""
+    written: dict[object, list[int]] = {}
+    for number, choice in enumerate(choices):
+        written.setdefault(choice.layer.y.storage, []).append(number)
+    found: list[set[int]] = []
+    for number, choice in enumerate(choices):
+        may = [(n, act) for act in inputs(choice.layer) for n in written.get(act.storage, ()) if n != number]
+        found.append({n for n, act in may if choices[n].layer.y.overlaps(cfg, act)})
+    return found
+
+
+def _ancestors(makers: list[set[int]], of: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    waiting = list(of)
+    while waiting:
+        new = makers[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _follows(makers: list[set[int]], order: list[int]) -> bool:
+    """Whether each comes behind what it needs."""
+    place = {number: at for at, number in enumerate(order)}
+    return all(place[maker] < place[number] for number in order for maker in makers[number])

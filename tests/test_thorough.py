@@ -1,0 +1,39 @@
+"""What is left to `make thorough` is the rest of what `make test` runs: together they are all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thorough import paired, some
+
+
+def split(parameters: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Values of those that `make test` runs, and of the others."""
+    kept = [each.values for each in parameters if not each.marks]
+    return kept, [each.values for each in parameters if each.marks]
+
+
+def test_some_cases_are_kept_and_none_is_lost() -> None:
+    assert split(some("abc", "ca")) == ([("a",), ("c",)], [("b",)])
+    assert split(some([("a", 1), ("b", 2)], [("b", 2)])) == ([("b", 2)], [("a", 1)])
+    with pytest.raises(ValueError, match=r"\['d'\] are not among the cases"):
+        some("abc", "ad")
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_each_row_and_each_column_is_kept(each: int) -> None:
+    rows, columns = range(7), "abcde"
+    kept, left = split(paired(rows, columns, each))
+    assert sorted(kept + left) == [(row, column) for row in rows for column in columns]
+    assert [row for row, _ in kept] == [row for row in rows for _ in range(each)]
+    assert {column for _, column in kept} == set(columns)
+
+
+def test_each_case_is_of_one_target() -> None:
+    text = Path(__file__).parents[1].joinpath("Makefile").read_text(encoding="utf-8")
+    recipes = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", text, re.MULTILINE))
+    assert '-m "not thorough"' in recipes["unit"] and "-m thorough" in recipes["thorough"]
+    assert '-m "not rtl and not thorough"' in recipes["check"]
