@@ -37,14 +37,16 @@ from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.launch.assemble import Assembler
-from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
+from celosia.compiler.layer import Untileable
 from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.superoptimise.price import DEAR, Price, price_of
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
@@ -138,6 +140,22 @@ def network_of(source: Source, options: Options) -> Network:
         front = _front(source, replace(options, check=False), asked_for(options.records))
         lowered = _lowered(front, options)
         return Network(front.cfg, *lowered.plan, lowered.planner)
+
+
+@taking(Options)
+def price(source: Source, options: Options) -> Price:
+    """What the model costs under the same options: cycles of its launches, and an estimate of the CPU's part.
+
+    DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
+    """
+    with _of_shapes(options.shapes), seldom_collected():
+        front = _front(source, replace(options, check=False), asked_for(options.records))
+        try:
+            lowered = _lowered(front, options)
+            network = Network(front.cfg, *lowered.plan, lowered.planner)
+            return price_of(network, lowered.selection)
+        except (LayerErrors, Untileable):
+            return DEAR
 
 
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:
@@ -287,4 +305,4 @@ def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) ->
     return both
 
 
-__all__ = ["ModelError", "compile", "network_of"]
+__all__ = ["ModelError", "compile", "network_of", "price"]
