@@ -153,7 +153,7 @@ def price(source: Source, options: Options) -> Price:
         try:
             lowered = _lowered(front, options)
             network = Network(front.cfg, *lowered.plan, lowered.planner)
-            return price_of(network, lowered.selection)
+            return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, Untileable):
             return DEAR
 

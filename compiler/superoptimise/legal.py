@@ -81,10 +81,15 @@ def _pad(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
     yield from (pad >= 0 for pad in given["pads"])
 
 
+def _phases(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
+    yield len(shapes[0]) == 4
+    yield from (shapes[0][axis] % given["by"] == 0 for axis in (2, 3))
+
+
 DEMANDS: dict[str, Demand] = {
     "convolve": _convolve,
     "multiply": _multiply,
-    "plus": _same,
+    "plus": lambda shapes, given: _same(shapes, given) if len(shapes[1]) else iter(()),
     "requantise": _requantise,
     "map": _same,
     "largest": _largest,
@@ -93,9 +98,19 @@ DEMANDS: dict[str, Demand] = {
     "transpose": _transpose,
     "reshape": _reshape,
     "pad": _pad,
+    "phases": _phases,
+    "spread": lambda shapes, given: iter([len(shapes[0]) == 0]),
 }
 
 
 def demands(op: str, shapes: Sequence[Shape], given: Attributes) -> list[Any]:
-    """What `op` asks of its operands' shapes and its attributes."""
-    return list(DEMANDS[op](shapes, given))
+    """What `op` asks of its operands' shapes and its attributes; what stands behind a False may be missing."""
+    found: list[Any] = []
+    try:
+        for each in DEMANDS[op](shapes, given):
+            found.append(each)
+            if each is False:
+                break
+    except (IndexError, ZeroDivisionError):  # of shapes with fewer dimensions, and of no groups
+        found.append(False)
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 from celosia.compiler.superoptimise.graph import Array, ByteMap, BytesGraph, GraphOp, Meant, Note, TensorKind, Written
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
+from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
 from celosia.compiler.superoptimise.scales import realised
 from celosia.compiler.superoptimise.sizes import SizeOf, bind, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
@@ -27,7 +27,8 @@ class NotTaken(Exception):
 @dataclass(frozen=True)
 class Match:
     """roots: the operations whose results `rule.before` are. names: of tensors. values: of sizes. functions: by name.
-    matched: all operations that the terms lie over."""
+    matched: all operations that the terms lie over. numbers:
+    what constants are everywhere."""
 
     rule: RewriteRule
     roots: tuple[GraphOp, ...]
@@ -35,6 +36,7 @@ class Match:
     values: dict[str, Any]
     functions: dict[str, ByteMap]
     matched: tuple[GraphOp, ...]
+    numbers: dict[str, Array]
 
 
 @dataclass
@@ -45,16 +47,25 @@ class _Binding:
     functions: dict[str, ByteMap] = field(default_factory=dict)
     open: list[tuple[Any, Any]] = field(default_factory=list)
     matched: list[GraphOp] = field(default_factory=list)
+    numbers: dict[str, Array] = field(default_factory=dict)
 
     def copy(self) -> _Binding:
         return _Binding(
-            self.graph, dict(self.names), dict(self.values), dict(self.functions), list(self.open), list(self.matched)
+            self.graph,
+            dict(self.names),
+            dict(self.values),
+            dict(self.functions),
+            list(self.open),
+            list(self.matched),
+            dict(self.numbers),
         )
 
     def fits(self, term: Term, name: str) -> bool:
         """Whether the tensor `name` may be `term`; binds what it must be then."""
         if isinstance(term, Leaf):
             return self._is_given(term, name)
+        if term.op == "spread" and name in self.graph.constants:
+            return self._is_spread(term, name)
         operation = self.graph.makers.get(name)
         if operation is None or operation.op != term.op or len(operation.inputs) != len(term.args):
             return False
@@ -64,12 +75,36 @@ class _Binding:
         given = operation.given
         return all(each in given and self._is_value(value, given[each]) for each, value in term.attributes)
 
+    def _is_spread(self, term: Composed, name: str) -> bool:
+        """Whether a constant is one number everywhere."""
+        array, (value,) = self.graph.constants[name], term.args
+        if not isinstance(value, Leaf) or not array.size or np.any(array != array.flat[0]):
+            return False
+        number = f"{name} everywhere"
+        self.numbers[number] = array.reshape(-1)[0].reshape(())
+        if value.name in self.names:
+            known = self._array(self.names[value.name])
+            if known is None or known.dtype != array.dtype or known != array.flat[0]:
+                return False
+        self.names.setdefault(value.name, number)
+        return self._is_value(term["shape"], tuple(array.shape))
+
+    def _is_same(self, a: str, b: str) -> bool:
+        first, second = self._array(a), self._array(b)
+        if a == b or first is None or second is None:
+            return a == b
+        alike = first.dtype == second.dtype and first.shape == second.shape
+        return alike and bool(np.array_equal(first, second))
+
+    def _array(self, name: str) -> Array | None:
+        return self.numbers.get(name, self.graph.constants.get(name))
+
     def _is_given(self, term: Leaf, name: str) -> bool:
         constant = self.graph.constants.get(name)
         if term.constant and constant is None:
             return False
         if term.name in self.names:
-            return _same(self.graph, self.names[term.name], name)
+            return self._is_same(self.names[term.name], name)
         shape = constant.shape if constant is not None else self.graph.kinds[name].shape
         if shape is None or any(size <= 0 for size in shape):
             return False
@@ -82,13 +117,15 @@ class _Binding:
         if isinstance(wanted, tuple):
             alike = isinstance(found, tuple) and len(wanted) == len(found)
             return alike and all(map(self._is_value, wanted, found))
-        if isinstance(wanted, SizeOf):
+        if isinstance(wanted, SizeOf) and not bind(wanted, found, self.values):
             self.open.append((wanted, found))
             return True
         return bind(wanted, found, self.values)
 
     def holds(self, rule: RewriteRule) -> bool:
         """Whether what was left open, and the conditions of the rule, are so."""
+        for _ in self.open:
+            self.open = [(wanted, found) for wanted, found in self.open if not bind(wanted, found, self.values)]
         try:
             if any(value_of(wanted, self.values) != found for wanted, found in self.open):
                 return False
@@ -101,19 +138,12 @@ class _Binding:
             case Monotone(function):
                 steps = np.diff(self.functions[function.name].table.astype(np.int64))
                 return bool(np.all(steps >= 0))
+            case SameByte(function):
+                return bool(np.array_equal(self.functions[function.name].table, np.arange(-128, 128)))
             case Absorbs(outer, inner):
                 f, g = (self.functions[each.name].table.astype(np.int64) for each in (outer, inner))
                 return bool(np.array_equal(f[g + 128], g))
         return bool(value_of(condition, self.values))
-
-
-def _same(graph: BytesGraph, a: str, b: str) -> bool:
-    if a == b:
-        return True
-    first, second = graph.constants.get(a), graph.constants.get(b)
-    if first is None or second is None or first.dtype != second.dtype:
-        return False
-    return first.shape == second.shape and bool(np.array_equal(first, second))
 
 
 def matches(rule: RewriteRule, graph: BytesGraph) -> Iterator[Match]:
@@ -130,7 +160,9 @@ def _others(
 ) -> Iterator[Match]:
     if len(roots) == len(rule.before):
         if binding.holds(rule):
-            yield Match(rule, roots, binding.names, binding.values, binding.functions, tuple(binding.matched))
+            yield Match(
+                rule, roots, binding.names, binding.values, binding.functions, tuple(binding.matched), binding.numbers
+            )
         return
     term = rule.before[len(roots)]
     for operation in _near(graph, binding, term):
@@ -167,7 +199,7 @@ def _depth(term: Term) -> int:
 class _Builder:
     def __init__(self, graph: BytesGraph, match: Match) -> None:
         self.graph, self.match = graph, match
-        self.constants, self.kinds = dict(graph.constants), dict(graph.kinds)
+        self.constants, self.kinds = {**graph.constants, **match.numbers}, dict(graph.kinds)
         self.made: list[GraphOp] = []
         self.known: dict[Term, str] = {}
         self.notes = [each.note for each in match.matched if isinstance(each.note, Written)]
@@ -218,7 +250,16 @@ class _Builder:
         self.kinds[name] = TensorKind(tuple(shape), dtype)
         return name
 
+    def _meant(self, x: str) -> Meant | None:
+        """What `x` means to the product that reads it."""
+        for each in self.match.matched:
+            if each.op == "convolve" and each.inputs[0] == x:
+                return Meant(self.notes[0].x, int(self.constants[each.inputs[1]]))
+        return None
+
     def _note(self, op: str, inputs: tuple[str, ...]) -> Note:
+        if op == "phases" and self.notes:
+            return self._meant(inputs[0])
         if op != "requantise":
             found = (each.note for each in self.match.matched if each.op == op)
             return next(found, None)

@@ -133,7 +133,7 @@ def _row(at: Index, shape: Shape) -> Any:
         in_order = [each.decl().name() for each in places] == [f"place {i}" for i in range(len(at))]
         if alike and in_order and len(first) == len(sizes) + 1 and all(map(z3.eq, first[1:], sizes)):
             return first[0]
-    row = z3.ByteFunction("row", *[z3.IntSort()] * (2 * len(at) + 1))
+    row = z3.Function("row", *[z3.IntSort()] * (2 * len(at) + 1))
     return row(*at, *sizes)
 
 
@@ -145,13 +145,27 @@ def _places(row: Any, shape: Shape) -> Index:
         if len(of) == len(sizes) and all(map(z3.eq, of, sizes)):
             return tuple(at)
     sorts = [z3.IntSort()] * (len(sizes) + 2)
-    return tuple(z3.ByteFunction(f"place {i}", *sorts)(row, *sizes) for i in range(len(sizes)))
+    return tuple(z3.Function(f"place {i}", *sorts)(row, *sizes) for i in range(len(sizes)))
+
+
+def _phases(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
+    by, channels = given["by"], shapes[0][1]
+    n, channel, row, column = at
+
+    def of_phase(number: int) -> Element:
+        i, j = divmod(number, by)
+        return args[0]((n, channel - number * channels, row * by + i, column * by + j))
+
+    found = of_phase(by * by - 1)
+    for number in reversed(range(by * by - 1)):
+        found = Either(channel < (number + 1) * channels, of_phase(number), found)
+    return found
 
 
 MEANINGS: dict[str, Meaning] = {
     "convolve": _convolve,
     "multiply": _multiply,
-    "plus": lambda args, shapes, given, at: Plus((args[0](at), args[1](at))),
+    "plus": lambda args, shapes, given, at: Plus((args[0](at), args[1](at if len(shapes[1]) else ()))),
     "requantise": lambda args, shapes, given, at: Rounded(
         "requantise", (args[0](at), args[1]((at[given["axis"]],)), args[2](()))
     ),
@@ -161,5 +175,7 @@ MEANINGS: dict[str, Meaning] = {
     "slice": _slice,
     "transpose": _transpose,
     "pad": _pad,
+    "phases": _phases,
+    "spread": lambda args, shapes, given, at: args[0](()),
     "reshape": _reshape,
 }

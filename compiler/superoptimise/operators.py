@@ -2,11 +2,13 @@
 
     convolve(x, xz, w, wz, b)    int32 [n, o, h, w]: sum of (x - xz)(w - wz), padding left out, and b; modulo 2^32
     multiply(x, xz, w, wz, b)    int32 [..., o]: the same of the last axis of x and the first of w
-    plus(a, b)                   int32: the sum, modulo 2^32
+    plus(a, b)                   int32: the sum, modulo 2^32; b may be a number
     requantise(acc, m, z)        bytes: clip(rne(f32(acc) * m) + z), m by positions of `axis`
     map(x, ...)                  bytes: the function `f` of bytes at the same place
     largest(x)                   bytes: of each window; padding is left out
     concat, slice, transpose, reshape, pad(x, value)
+    phases(x)                    bytes: every `by`-th row and column as channels of their own, as SpaceToDepth
+    spread(value)                a number as a tensor of some shape
 
 What each element is made of is said once more, for proofs, in meaning.py; tests compare the two.
 """
@@ -152,6 +154,17 @@ def _pad(args: Sequence[Array], attributes: Attributes) -> Array:
     return np.pad(args[0], around, constant_values=args[1].item())
 
 
+def _phases(args: Sequence[Array], attributes: Attributes) -> Array:
+    by = attributes["by"]
+    n, c, h, w = args[0].shape
+    return args[0].reshape(n, c, h // by, by, w // by, by).transpose(0, 3, 5, 1, 2, 4).reshape(n, -1, h // by, w // by)
+
+
+def _phases_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+    (n, c, h, w), by = shapes[0], attributes["by"]
+    return n, c * (by * by), quotient(h, by), quotient(w, by)
+
+
 OPERATORS: dict[str, TermOperator] = {
     "convolve": TermOperator(_convolved, _convolve),
     "multiply": TermOperator(lambda shapes, given: (*shapes[0][:-1], shapes[2][1]), _multiply),
@@ -169,6 +182,10 @@ OPERATORS: dict[str, TermOperator] = {
         lambda shapes, given: tuple(given["shape"]), lambda args, given: args[0].reshape(given["shape"])
     ),
     "pad": TermOperator(_padded, _pad),
+    "phases": TermOperator(_phases_shape, _phases),
+    "spread": TermOperator(
+        lambda shapes, given: tuple(given["shape"]), lambda args, given: np.full(given["shape"], args[0])
+    ),
 }
 
 

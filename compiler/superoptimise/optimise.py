@@ -14,6 +14,7 @@ from celosia.compiler.graph.importer import ModelError, load, read
 from celosia.compiler.options import Source
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
 from celosia.compiler.superoptimise.price import DEAR, Price
 from celosia.compiler.superoptimise.proofs import require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
@@ -21,7 +22,6 @@ from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
-PriceModel = Callable[[onnx.ModelProto], Price]
 Differs = Callable[[onnx.ModelProto, onnx.ModelProto], str]
 """How the outputs of a model differ from those of the original, in a sentence; "" where they do not."""
 
@@ -109,7 +109,8 @@ def optimise(
         except (Unwritable, ModelError):
             return DEAR
 
-    searching = Searching((*rules, *own), price_of, budget, told, greedy)
+    near = Neighbourhoods(original, price)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, differs)
     return Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))

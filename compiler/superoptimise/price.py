@@ -12,6 +12,7 @@ from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.select import Selection
 from celosia.compiler.graph.values import constant, operands, shape
+from celosia.compiler.launch.image import Image
 from celosia.compiler.program.traits import Moves
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network
@@ -39,9 +40,9 @@ DEAR = Price(inf, inf)
 """Of a model that does not compile."""
 
 
-def price_of(network: Network, selection: Selection) -> Price:
-    """Of a model whose operators are placed by `selection`."""
-    cycles = network.cycles(network.image, TIMED) if network.launches else 0
+def price_of(network: Network, image: Image, selection: Selection) -> Price:
+    """Of a model whose operators are placed by `selection`. image: of the network's launches."""
+    cycles = network.cycles(image, TIMED) if network.launches else 0
     return Price(cycles, sum(_host(node, selection.cpu) for node in selection.cpu))
 
 

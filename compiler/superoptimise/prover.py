@@ -10,8 +10,8 @@ it does not give in time counts as no.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import permutations, product
+from dataclasses import dataclass, field, replace
+from itertools import islice, permutations, product
 from typing import Any
 
 import z3
@@ -32,12 +32,13 @@ from celosia.compiler.superoptimise.elements import (
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import OPERATORS, Shape
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
+from celosia.compiler.superoptimise.rule import Absorbs, Cut, Monotone, RewriteRule, SameByte
 from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
 MILLISECONDS = 4000
 """For one question."""
+MOST_RENUMBERINGS = 300
 _MODULUS = 1 << 32
 Facts = tuple[Any, ...]
 Monomial = tuple[int, tuple[Element, ...]]
@@ -47,11 +48,14 @@ Reduction = Total | Largest
 @dataclass
 class Prover:
     """shifts: what the counters of a sum may begin at on one side, beside 0. monotone: names of functions that never
-    swap two bytes. absorbing: pairs (f, g) of functions with f(g(v)) = g(v) for all v."""
+    swap two bytes. idle: of those that give back what they are given. absorbing: pairs (f, g) of functions with
+    f(g(v)) = g(v) for all v. cuts: of sums."""
 
     shifts: Sequence[Any] = ()
     monotone: frozenset[str] = frozenset()
     absorbing: frozenset[tuple[str, str]] = frozenset()
+    idle: frozenset[str] = frozenset()
+    cuts: Sequence[Cut] = ()
     asked: int = 0
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
@@ -127,6 +131,8 @@ class Prover:
 
     def _function(self, name: str, parts: tuple[Element, ...]) -> Element:
         inner = parts[0]
+        if name in self.idle and len(parts) == 1:
+            return inner
         if name in self.monotone and len(parts) == 1 and isinstance(inner, Largest):
             return Largest(inner.variables, inner.guard, Rounded(name, (inner.body,)))
         if len(parts) == 1 and isinstance(inner, Rounded) and (name, inner.name) in self.absorbing:
@@ -137,17 +143,38 @@ class Prover:
 
     def _equal_reductions(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
         """Whether both sides are the same at each place of what they run over, for a renumbering of that."""
-        every = [_without_single(each) for each in (*left, *right)]
+        sides = [[_without_single(each) for each in side] for side in (left, right)]
+        for cut in self.cuts:
+            sides[cut.side] = [part for each in sides[cut.side] for part in self._parts(each, cut, facts)]
+        left, right = sides
+        every = [*left, *right]
         width = len(every[0].variables)
         if any(len(each.variables) != width for each in every):
             return False
         at = tuple(fresh("at") for _ in range(width))
         ways = list(self._renumberings(width))
-        for chosen in product(ways, repeat=len(every) - 1):
+        for chosen in islice(product(ways, repeat=len(every) - 1), MOST_RENUMBERINGS):
             moved = [_renumbered(each, at, way) for each, way in zip(every, (ways[0], *chosen))]
             if self._equal_at(moved[: len(left)], moved[len(left) :], facts):
                 return True
         return False
+
+    def _parts(self, each: Reduction, cut: Cut, facts: Facts) -> list[Reduction]:
+        """`each` cut along a counter; as it is where it has no such counter, or another length."""
+        if not isinstance(each, Total) or cut.counter >= len(each.variables):
+            return [each]
+        variable, found = each.variables[cut.counter], []
+        length, number = cut.runs
+        if number and not self.holds((*facts, each.guard), z3.And(variable >= 0, variable < number * length)):
+            return [each]
+        for part in range(cut.every or number):
+            inner = fresh("part")
+            place = cut.every * inner + part - cut.offset if cut.every else part * length + inner
+            inside = [] if cut.every else [inner >= 0, inner < length]
+            guard = z3.And(z3.substitute(each.guard, (variable, place)), *inside)
+            variables = (*each.variables[: cut.counter], inner, *each.variables[cut.counter + 1 :])
+            found.append(Total(variables, guard, substituted(each.body, [(variable, place)])))
+        return found
 
     def _renumberings(self, width: int) -> Iterator[tuple[tuple[int, ...], Index]]:
         """(order of counters, what is added to each)."""
@@ -318,7 +345,11 @@ def demanded(term: Term, values: Values) -> list[Any]:
     """What the operators of `term` ask of sizes. Unprovable."""
     if isinstance(term, Leaf):
         return []
+    if term.op not in MEANINGS:
+        raise Unprovable(f"nothing is known of {term.op}")
     found = [each for arg in term.args for each in demanded(arg, values)]
+    if any(each is False for each in found):
+        return [False]
     shapes = [tensor(arg, values)[1] for arg in term.args]
     given = {name: value_of(value, values) for name, value in term.attributes}
     return found + demands(term.op, shapes, given)
@@ -341,14 +372,20 @@ def verdict(rule: RewriteRule) -> Judgement:
     for choice in rule.cases():
         values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
         prover = Prover(
-            tuple(value_of(shift, values) for shift in rule.shifts),
-            frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
-            frozenset((f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)),
+            shifts=tuple(value_of(shift, values) for shift in rule.shifts),
+            cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
+            idle=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, SameByte)),
+            monotone=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
+            absorbing=frozenset(
+                (f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)
+            ),
         )
         try:
             why = _wrong(prover, rule, values)
         except Unprovable as error:
             why = str(error)
+        except IndexError:
+            why = "an axis that there is not"
         cases, asked = cases + 1, asked + prover.asked
         if why:
             where = ", ".join(f"{name} = {value}" for name, value in choice.items())
@@ -362,7 +399,7 @@ def _wrong(prover: Prover, rule: RewriteRule, values: Values) -> str:
     facts += [value_of(each, values) for each in rule.where if isinstance(each, SizeOf)]
     facts += [each for term in rule.before for each in demanded(term, values)]
     if any(fact is False for fact in facts):
-        return ""  # a case that there is not
+        return "there are no sizes for it"
     known = tuple(z3.simplify(fact) for fact in facts if not isinstance(fact, bool))
     if len(rule.before) != len(rule.after):
         return "its sides have different numbers of terms"

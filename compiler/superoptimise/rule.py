@@ -28,7 +28,32 @@ class Absorbs:
     inner: ByteFunction
 
 
-Condition = SizeOf | Monotone | Absorbs
+@dataclass(frozen=True)
+class SameByte:
+    """A condition: the function gives back what it is given."""
+
+    function: ByteFunction
+
+
+Condition = SizeOf | Monotone | Absorbs | SameByte
+
+
+@dataclass(frozen=True)
+class Cut:
+    """For the proof: sums of one side are cut into several along the counter in place `counter`.
+
+    every: into those with each remainder of a division by this number, of what is `offset` more. runs: (length,
+    number), into that many runs.
+    """
+
+    side: int
+    counter: int
+    every: int = 0
+    offset: int = 0
+    runs: tuple[Dim, int] = (0, 0)
+
+    def __str__(self) -> str:
+        return f"cut {self.side} {self.counter} {self.every} {self.offset} ({self.runs[0]}, {self.runs[1]})"
 
 
 @dataclass(frozen=True)
@@ -36,8 +61,8 @@ class RewriteRule:
     """`after` may stand where `before` does, one term for each.
 
     name: for whom the derivation is shown. says: the law, in a sentence. where: what must hold beside. shifts: where
-    the counters of a sum may begin on one side, beside 0; for the proof. tidy: it is taken wherever it fits, as it
-    leaves less to do; the others are weighed.
+    the counters of a sum may begin on one side, beside 0; cuts: of sums; both for the proof. tidy: it is taken wherever
+    it fits, as it leaves less to do; the others are weighed.
     """
 
     name: str
@@ -46,6 +71,7 @@ class RewriteRule:
     after: tuple[Term, ...]
     where: tuple[Condition, ...] = ()
     shifts: tuple[Dim, ...] = ()
+    cuts: tuple[Cut, ...] = ()
     tidy: bool = False
 
     @cached_property
@@ -57,7 +83,8 @@ class RewriteRule:
         sizes += [f"{each.name} >= {each.least}" for each in self.sizes]
         sides = [f"{a}  ->  {b}" for a, b in zip(self.before, self.after)]
         conditions = [str(each) for each in self.where]
-        return "\n".join([*sides, *given, *sizes, *conditions, *(f"shift {each}" for each in self.shifts)])
+        hints = [*(f"shift {each}" for each in self.shifts), *map(str, self.cuts)]
+        return "\n".join([*sides, *given, *sizes, *conditions, *hints])
 
     @cached_property
     def operators(self) -> frozenset[str]:
@@ -80,7 +107,7 @@ class RewriteRule:
         found: list[Any] = [each.shape for each in terms if isinstance(each, Leaf)]
         found += [value for each in terms if isinstance(each, Composed) for _, value in each.attributes]
         found += [each for each in self.where if isinstance(each, SizeOf)]
-        return list(_flat((*found, *self.shifts)))
+        return list(_flat((*found, *self.shifts, *(each.runs for each in self.cuts))))
 
     @cached_property
     def choices(self) -> list[OneOf]:

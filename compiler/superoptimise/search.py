@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
-from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
 PriceOf = Callable[[BytesGraph], Price]
+GainOf = Callable[[BytesGraph, BytesGraph], float | None]
+"""What a step from one graph to the other saves, by estimate; None where it cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Searching:
 
     rules: Sequence[RewriteRule]
     price_of: PriceOf
+    gain_of: GainOf
     budget: float
     told: Told = lambda state: None
     greedy: bool = False
@@ -80,51 +83,63 @@ class Searching:
         self._tell()
         return self.state
 
-    def _tell(self) -> None:
+    def _tell(self, waiting: int = 0) -> bool:
+        """Whether the budget is over."""
         self.state.seconds = time.perf_counter() - self.started
-        self.state.best, self.state.seen = self.found[-1].price, len(self.seen)
+        self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
         self.told(self.state)
-
-    @property
-    def _is_over(self) -> bool:
-        return time.perf_counter() - self.started >= self.budget
+        return self.state.seconds >= self.budget
 
     def _queue(self, first: Found) -> str:
-        """TASO's: the cheapest first, and those a little dearer than the best."""
+        """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
+        its last step saves in its neighbourhood, and known when its turn comes."""
+        queue: list[tuple[float, int, Found]] = []
         number = count()
-        queue = [(first.price.total, next(number), first)]
-        while queue:
-            cost, _, found = heapq.heappop(queue)
-            if cost > ALPHA * self.found[-1].price.total:
-                continue
-            for each in self._next(found):
-                if each.price.total < ALPHA * self.found[-1].price.total:
-                    heapq.heappush(queue, (each.price.total, next(number), each))
-                self.state.waiting = len(queue)
-                self._tell()
-                if self._is_over:
+        found: Found | None = first
+        while True:
+            for each in self._next(found) if found is not None else ():
+                heapq.heappush(queue, (each.price.total, next(number), each))
+                if self._tell(len(queue)):
                     return "budget"
-        return "nothing left"
+            if not queue or queue[0][0] > ALPHA * self.found[-1].price.total:
+                return "nothing left"
+            found = self._priced(heapq.heappop(queue)[2])
+            if self._tell(len(queue)):
+                return "budget"
+            if found.price.total > ALPHA * self.found[-1].price.total:
+                found = None
 
     def _greedy(self, first: Found) -> str:
-        """The best step, as long as there is one that saves cycles."""
+        """The step that saves most, as long as there is one."""
         found = first
         while True:
             steps = []
             for each in self._next(found):
                 steps.append(each)
-                self._tell()
-                if self._is_over:
+                if self._tell():
                     return "budget"
-            best = min(steps, key=lambda each: each.price.total, default=found)
-            if best.price.total >= found.price.total:
+            steps.sort(key=lambda each: each.price.total)
+            better = (self._priced(each) for each in steps if each.price.total < found.price.total)
+            best = next((each for each in better if each.price.total < found.price.total), None)
+            if best is None:
                 return "nothing left"
             found = best
 
+    def _priced(self, found: Found) -> Found:
+        """`found` with what it costs in truth; noted where it is the best."""
+        price = self.price_of(found.graph)
+        self.state.priced += 1
+        *before, last = found.steps
+        found = Found(found.graph, price, (*before, replace(last, price=price)))
+        if price.total < self.found[-1].price.total:
+            self.found.append(found)
+        return found
+
     def _next(self, found: Found) -> Iterator[Found]:
-        """What each rule makes of a graph at each place, tidied up, where it is new."""
+        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate."""
+        operators = {each.op for each in found.graph.operations}
         for rule in self.rules:
-            if rule.tidy:
+            if rule.tidy or not rule.operators <= operators:
                 continue
             for match in matches(rule, found.graph):
                 try:
@@ -134,14 +149,13 @@ class Searching:
                 if graph.digest in self.seen:
                     continue
                 self.seen.add(graph.digest)
-                price = self.price_of(graph)
-                self.state.priced += 1
-                step = Derived(rule.name, rule.says, _places(match), tidied, price)
-                made = Found(graph, price, (*found.steps, step))
-                if price.total < self.found[-1].price.total:
-                    self.found.append(made)
-                if price is not DEAR:
-                    yield made
+                gain = self.gain_of(found.graph, graph)
+                cost = found.price.total - (0 if gain is None else gain)
+                if cost <= ALPHA * self.found[-1].price.total:
+                    price = Price(cost - found.price.host, found.price.host)
+                    yield Found(
+                        graph, price, (*found.steps, Derived(rule.name, rule.says, _places(match), tidied, price))
+                    )
 
     def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
         """`graph` after all rules that tidy up, and their names."""

@@ -53,6 +53,10 @@ class SizeArithmetic:
     def __lt__(self, other: Dim) -> SizeOf:
         return SizeOf("<", self, other)
 
+    def at_least(self, other: Dim) -> SizeOf:
+        """A comparison."""
+        return SizeOf("<=", other, self)
+
     def equals(self, other: Dim) -> SizeOf:
         """A comparison, as == is of what was written."""
         return SizeOf("==", self, other)
@@ -133,4 +137,29 @@ def bind(dim: Any, value: Any, values: dict[str, Any]) -> bool:
     try:
         return bool(value_of(dim, values) == value)
     except KeyError:  # an expression of what is still open
+        return _solved(dim, value, values)
+
+
+def _solved(dim: Any, value: Any, values: dict[str, Any]) -> bool:
+    """Whether `dim`, of one open size, is `value` for some size, which it is bound to then."""
+    names = _open_in(dim, values)
+    if len(names) != 1 or not isinstance(value, int):
         return False
+    (size,) = names
+    if isinstance(size, OneOf):
+        right = [each for each in size.among if value_of(dim, {**values, size.name: each}) == value]
+        return len(right) == 1 and bind(size, right[0], values)
+    at_zero, at_one = (value_of(dim, {**values, size.name: each}) for each in (0, 1))
+    if at_zero == at_one or (value - at_zero) % (at_one - at_zero):
+        return False
+    found = (value - at_zero) // (at_one - at_zero)
+    if value_of(dim, {**values, size.name: found}) != value:
+        return False
+    return bind(size, found, values)
+
+
+def _open_in(dim: Any, values: Values) -> set[OpenSize | OneOf]:
+    """The sizes without a value in it."""
+    if isinstance(dim, SizeOf):
+        return _open_in(dim.left, values) | _open_in(dim.right, values)
+    return {dim} if isinstance(dim, (OpenSize, OneOf)) and dim.name not in values else set()

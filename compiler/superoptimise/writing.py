@@ -322,6 +322,21 @@ def _slice(writer: OnnxWriter, each: GraphOp) -> None:
     _in_floats(writer, each, "Slice", *numbers)
 
 
+@_writes("phases")
+def _phases(writer: OnnxWriter, each: GraphOp) -> None:
+    """On floats: runtimes have no SpaceToDepth of bytes."""
+    y = each.outputs[0]
+    meant = each.note if isinstance(each.note, Meant) else Meant(1.0, 0)
+    floats = writer.name(f"{y}_float")
+    writer.node("SpaceToDepth", [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
+    writer.quantise(floats, y, meant)
+
+
+@_writes("plus")
+def _plus(writer: OnnxWriter, each: GraphOp) -> None:
+    writer.node("Add", each.inputs, each.outputs)
+
+
 @_writes("pad")
 def _pad(writer: OnnxWriter, each: GraphOp) -> None:
     pads = writer.constant(np.array(each["pads"], np.int64), f"{each.outputs[0]}_pads")

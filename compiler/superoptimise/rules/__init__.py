@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules.convolutions import CONVOLUTIONS
 from celosia.compiler.superoptimise.rules.merging import MERGING
+from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
+from celosia.compiler.superoptimise.rules.sharing import SHARING
 
-RULES: tuple[RewriteRule, ...] = (*MERGING, *PARTS)
+RULES: tuple[RewriteRule, ...] = (*MERGING, *CONVOLUTIONS, *SHARING, *MOVING, *PARTS)
 """All of them."""
