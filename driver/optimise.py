@@ -9,13 +9,11 @@ import onnx
 
 from celosia.compiler.compile import price
 from celosia.compiler.graph.dimensions import Shapes
-from celosia.compiler.superoptimise.budget import BudgetError
-from celosia.compiler.superoptimise.equal import SAMPLES, differing, inputs_of
+from celosia.compiler.superoptimise.equal import difference, require
 from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import SearchState
-from celosia.driver import oracle
 from celosia.hw.config import Config
 
 
@@ -31,11 +29,9 @@ def optimise(
     the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what is
     better gives the bytes of the original under onnxruntime, for random inputs.
 
-    Raises ModelError, ConfigError, RuleError, and MissingLibrary where onnxruntime is not installed.
+    Raises BudgetError, ModelError, ConfigError, RuleError, and MissingRuntime where onnxruntime is not installed.
     """
-    if budget <= 0:
-        raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
-    oracle.require()
+    require()
     cfg = Config.load(config)
     progress("reading the model")
 
@@ -44,20 +40,5 @@ def optimise(
         return difference(original, other)
 
     return optimised(
-        source, lambda model: price(model, cfg), budget, differs, shapes=shapes, own=rules, told=told, greedy=greedy
+        source, lambda model: price(model, cfg), budget, differs, shapes, own=rules, told=told, greedy=greedy
     )
-
-
-def difference(original: onnx.ModelProto, other: onnx.ModelProto) -> str:
-    """How the outputs of two models differ for SAMPLES random inputs, in a sentence; "" where no byte does.
-    OracleError where onnxruntime does not run the original."""
-    first = oracle.session(original)
-    try:
-        second = oracle.session(other)
-    except oracle.OracleError as error:
-        return str(error)
-    for seed in range(SAMPLES):
-        feed = inputs_of(original, seed)
-        if why := differing(oracle.run(first, feed), oracle.run(second, feed)):
-            return why
-    return ""

@@ -12,6 +12,7 @@ import onnx
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError, load, read
 from celosia.compiler.options import Source
+from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
@@ -88,15 +89,17 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 
 
 def optimise(
-    source: Source, price: PriceModel, budget: float, differs: Differs, *, shapes: Shapes | None = None,
+    source: Source, price: PriceModel, budget: float, differs: Differs, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
     greedy: bool = False,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
     own: rules of the caller's, which are proved now. differs: asked of the best one, and of others where that is not
-    the same. Ctrl-C ends the search and keeps what it has. ModelError, RuleError.
+    the same. Ctrl-C ends the search and keeps what it has. BudgetError, ModelError, RuleError.
     """
+    if budget <= 0:
+        raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
     require_proved(rules, own)
     original = with_shapes(source, shapes)
     graph = graph_of(original)

@@ -49,6 +49,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.superoptimise.budget import BudgetError
+    from celosia.compiler.superoptimise.equal import MissingRuntime
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
@@ -73,7 +74,16 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
         OutputError, QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError,
         RuleError, SpaceError, TargetError, ThreadsError,
     )  # fmt: skip
-    no_tool = BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError
+    no_tool = (
+        BuildError,
+        LinkError,
+        SynthesisError,
+        VerilogError,
+        MissingLearner,
+        MissingLibrary,
+        MissingRuntime,
+        ToolError,
+    )
     return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
 
 

@@ -92,16 +92,6 @@ def _channels() -> RewriteRule:
     )  # fmt: skip
 
 
-def _of_some_channels() -> RewriteRule:
-    w, wz, b, m = (rows := constants(1, O1, (O1, C, *KERNEL)))
-    return RewriteRule(
-        "only the channels that are read",
-        "a Slice of the channels of a convolution is a convolution with some weights",
-        (part(convolution(IMAGE, w, wz, b, m), 1, P, Q),),
-        (convolution(IMAGE, *(part(each, 0, P, Q) for each in rows)),),
-    )  # fmt: skip
-
-
 HALVES = OneOf("half", (1, 2, 4, 8))
 """Groups in each half of a grouped convolution."""
 PLAIN: dict[str, object] = {"strides": OneOf("grouped_strides", ((1, 1), (2, 2))), "dilations": (1, 1)}
@@ -181,7 +171,7 @@ def _strided(odd: tuple[int, int], ends: tuple[int, int]) -> RewriteRule:
 
 EVEN_OR_ODD = (0, 0), (0, 1), (1, 0), (1, 1)
 CONVOLUTIONS = (
-    _two_kernels(False), _two_kernels(True), _padding(), _channels(), _of_some_channels(),
+    _two_kernels(False), _two_kernels(True), _padding(), _channels(),
     _split_groups(), _join_groups(), _dense_groups(),
     *(_strided(odd, ends) for odd in EVEN_OR_ODD for ends in EVEN_OR_ODD),
 )  # fmt: skip
