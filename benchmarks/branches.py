@@ -104,10 +104,13 @@ def u_net() -> onnx.ModelProto:
     a = m.conv(m.conv("x", 16, 16, 3), 16, 16, 3)
     b = m.conv(m.conv(m.pool(a, 2, 2), 16, 32, 3), 32, 32, 3)
     c = m.conv(m.conv(m.pool(b, 2, 2), 32, 64, 3), 64, 64, 3)
-    up = lambda t: m.op(  # noqa: E731
-        "Resize", t, "", m.constant([1, 1, 2, 2]), mode="nearest", nearest_mode="floor",
-        coordinate_transformation_mode="asymmetric",
-    )  # fmt: skip
+
+    def up(t: str) -> str:
+        return m.op(
+            "Resize", t, "", m.constant([1, 1, 2, 2]), mode="nearest", nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )  # fmt: skip
+
     d = m.conv(m.op("Concat", up(c), b, axis=1), 96, 32, 3)
     e = m.conv(m.op("Concat", up(d), a, axis=1), 48, 16, 3)
     return m.model(m.conv(e, 16, 4, relu=False), m.conv(e, 16, 2, relu=False), m.conv(e, 16, 1, relu=False))
@@ -153,7 +156,10 @@ def separable_cell() -> onnx.ModelProto:
     m = Branchy((1, 64, 14, 14))
     x = m.conv("x", 64, 64)
     a, b = m.conv(x, 64, 32), m.conv(x, 64, 32)
-    deep = lambda t, k: m.conv(m.conv(t, 32, 32, k, group=32), 32, 32, relu=False)  # noqa: E731
+
+    def deep(t: str, kernel: int) -> str:
+        return m.conv(m.conv(t, 32, 32, kernel, group=32), 32, 32, relu=False)
+
     sums = [m.op("Add", deep(a, 3), deep(b, 5)), m.op("Add", deep(a, 5), m.pool(b)), m.op("Add", deep(b, 3), a)]
     return m.model(m.conv(m.op("Concat", *sums, axis=1), 96, 64))
 

@@ -102,11 +102,13 @@ def compile(source: Source, options: Options) -> Program:
     follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
     seconds (compiler/superoptimise); it needs onnxruntime, which compares the two.
 
-    Raises ModelError for a model, BudgetError for a time to optimise that is none, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
+    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
-    processor is missing, and SelfCheckError where the check finds a fault of Celosia.
+    processor is missing, BudgetError for a time that is none, MissingRuntime where onnxruntime is missing, and
+    SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
+    given = source
     if options.optimise is not None:
         options, source = replace(options, optimise=None), _optimised(source, options)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
@@ -117,6 +119,7 @@ def compile(source: Source, options: Options) -> Program:
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
+    program.name = _name(given)
     if processor is not None:
         options.say("linking kernels")
         require_numpy(program)
@@ -136,11 +139,7 @@ def _optimised(source: Source, options: Options) -> Source:
     options.say("looking for a model of fewer cycles")
     found = optimise(source, lambda each: price(each, cfg), seconds(options.optimise or 0), difference, options.shapes)
     options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
-    if not found.steps:
-        return source
-    if not found.model.graph.name and isinstance(source, (str, Path)):
-        found.model.graph.name = Path(source).stem
-    return found.model
+    return found.model if found.steps else source
 
 
 def _measured(records: Records) -> Choices:
@@ -289,13 +288,16 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
         _check(program, model, lowered, front.originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
-    program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = front.model.batched
     program.macs_total = front.macs
     program.passes = front.passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _name(source: Source) -> str:
+    return "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
 
 
 def _check(

@@ -163,7 +163,8 @@ class Prover:
         """`each` cut along a counter; as it is where it has no such counter, or another length."""
         if not isinstance(each, Total) or cut.counter >= len(each.variables):
             return [each]
-        variable, found = each.variables[cut.counter], []
+        variable = each.variables[cut.counter]
+        found: list[Reduction] = []
         length, number = cut.runs
         if number and not self.holds((*facts, each.guard), z3.And(variable >= 0, variable < number * length)):
             return [each]

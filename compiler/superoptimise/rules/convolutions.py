@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celosia.compiler.superoptimise.rule import Cut, RewriteRule
 from celosia.compiler.superoptimise.rules.merging import (
     IMAGE,
@@ -53,7 +55,7 @@ def _two_kernels(first_is_larger: bool) -> RewriteRule:
     pads = tuple(pad + ALIKE for pad in PADS)
     one = convolution(IMAGE, w1, spread(WZ, O1), b1, m1, dilations=around)
     other = convolution(IMAGE, w2, spread(WZ, O2), b2, m2, dilations=around, pads=pads)
-    sides = [(wider, b1, m1, O1), (w2, b2, m2, O2)]
+    sides: list[tuple[Term, Term, Term, OpenSize]] = [(wider, b1, m1, O1), (w2, b2, m2, O2)]
     before: tuple[Term, ...] = (one, other)
     if first_is_larger:
         sides.reverse()
@@ -94,7 +96,7 @@ def _channels() -> RewriteRule:
 
 HALVES = OneOf("half", (1, 2, 4, 8))
 """Groups in each half of a grouped convolution."""
-PLAIN: dict[str, object] = {"strides": OneOf("grouped_strides", ((1, 1), (2, 2))), "dilations": (1, 1)}
+PLAIN: dict[str, Any] = {"strides": OneOf("grouped_strides", ((1, 1), (2, 2))), "dilations": (1, 1)}
 
 
 def _split_groups() -> RewriteRule:
@@ -158,7 +160,7 @@ def _strided(odd: tuple[int, int], ends: tuple[int, int]) -> RewriteRule:
     columns = (2 * hw + pads[1] + right - size[1]) // 2 + 1
     after = rows - 1 + kh - hh - top, columns - 1 + kw - hw - left
     wider = padded(w, WZ, (0, 0, *odd, 0, 0, *ends))
-    ones: dict[str, object] = {"strides": (1, 1), "dilations": (1, 1), "pads": (top, left, *after)}
+    ones: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1), "pads": (top, left, *after)}
     before = convolution(x, w, spread(WZ, O), b, m, strides=(2, 2), dilations=(1, 1), pads=pads)
     image, weights = (apply("phases", each, by=2) for each in (x, wider))
     return RewriteRule(

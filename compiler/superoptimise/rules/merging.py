@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.sizes import OneOf, OpenSize
+from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
 N, C, H, W = OpenSize("n"), OpenSize("c"), OpenSize("h"), OpenSize("w")
@@ -27,7 +27,7 @@ def part(whole: Term, axis: int, start: object, stop: object) -> Composed:
     return apply("slice", whole, axis=axis, start=start, stop=stop)
 
 
-def constants(number: int, outputs: OpenSize, weights: tuple[OpenSize, ...]) -> list[Leaf]:
+def constants(number: int, outputs: Dim, weights: tuple[Dim, ...]) -> list[Leaf]:
     """Weights, their zero points, bias and multipliers of the product `number`."""
     rows = [Leaf(f"{name}{number}", (outputs,), True) for name in ("wz", "b", "m")]
     return [Leaf(f"w{number}", weights, True), *rows]

@@ -140,7 +140,10 @@ def _pools() -> list[RewriteRule]:
     }  # fmt: skip
     x = Leaf("x", (N, C, H, W))
     a, b = (Leaf(name, (N, OpenSize(f"c{name}"), H, W)) for name in "ab")
-    largest = lambda term: apply("largest", term, **windows)  # noqa: E731
+
+    def largest(term: Term) -> Composed:
+        return apply("largest", term, **windows)
+
     monotone = (Monotone(F),)
     says = "a function that never swaps two bytes and the largest of a window change places"
     return [

@@ -37,6 +37,7 @@ PAIRS = [joined(0, a, b) for a, b in zip(FIRST, SECOND)]
 Y = Leaf("y", (N, C, H, W))
 A, B = (Leaf(name, (N, OpenSize(f"c{name}"), H, W)) for name in "ab")
 ROW = Leaf("x", (OpenSize("rows"), OpenSize("k")))
+ROWS, OTHER_ROWS = (constants(i, O1, (OpenSize("k"), O1)) for i in (1, 2))
 SQUARE = Leaf("s", (N, C, H, H))
 MORE = tuple(pad + 1 for pad in PADS)
 OTHER_Z, OTHER_XZ = Leaf("z2", (), True), Leaf("xz2", (), True)
@@ -85,7 +86,8 @@ WRONG = (
     wrong("convolutions of other zero points are merged", (ONE, convolution(IMAGE, *SECOND, z=OTHER_Z)), merged()),
     wrong("convolutions that read other zero points", (ONE, convolution(IMAGE, *SECOND, xz=OTHER_XZ)), merged()),
     wrong("merged, and the results exchanged", (ONE, TWO), merged()[::-1]),
-    wrong("merged, cut in the wrong place", (ONE, TWO), (merged()[0], part(convolution(IMAGE, *PAIRS), 1, O2, O1 + O2))),
+    wrong("merged, cut in the wrong place", (ONE, TWO), (
+        merged()[0], part(convolution(IMAGE, *PAIRS), 1, O2, O1 + O2))),
     wrong("merged weights, the bias of the first alone", (ONE, convolution(IMAGE, *ALIKE)), (
         part(convolution(IMAGE, joined(0, FIRST[0], ALIKE[0]), joined(0, FIRST[1], ALIKE[1]),
                          joined(0, FIRST[2], FIRST[2]), joined(0, FIRST[3], ALIKE[3])), 1, 0, O1),
@@ -103,7 +105,8 @@ WRONG = (
     wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(G)),
     wrong("two MaxPools are one", pooled(pooled(IMAGE)), pooled(IMAGE)),
     wrong("an average is a convolution", pooled(IMAGE, "average"), ONE),
-    wrong("an average goes across a function", mapped(F, pooled(IMAGE, "average")), pooled(mapped(F, IMAGE), "average")),
+    wrong("an average goes across a function", mapped(F, pooled(IMAGE, "average")),
+          pooled(mapped(F, IMAGE), "average")),
     wrong("functions change places", mapped(F, mapped(G, IMAGE)), mapped(G, mapped(F, IMAGE))),
     wrong("a function twice is one", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE)),
     wrong("the outer function stays", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE), Absorbs(F, G)),
@@ -132,16 +135,16 @@ WRONG = (
               IMAGE, padded(UNIFORM[0], Z, (0, 0, 1, 1, 0, 0, 1, 1)), *UNIFORM[1:], pads=MORE, dilations=(1, 1))),
     wrong("a larger kernel, as if nothing were dilated", convolution(IMAGE, *UNIFORM, dilations=(2, 2)),
           convolution(IMAGE, WIDE, *UNIFORM[1:], pads=MORE, dilations=(2, 2))),
-    wrong("any padding is the convolution's own",
-          convolution(padded(IMAGE, OTHER_XZ, (0, 0, 1, 1, 0, 0, 1, 1)), *FIRST), convolution(IMAGE, *FIRST, pads=MORE)),
+    wrong("any padding is the convolution's own", convolution(
+        padded(IMAGE, OTHER_XZ, (0, 0, 1, 1, 0, 0, 1, 1)), *FIRST), convolution(IMAGE, *FIRST, pads=MORE)),
     wrong("padding of a function", mapped(F, padded(IMAGE, XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
           padded(mapped(F, IMAGE), XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
     wrong("groups are given up", convolution(PAIRED, *GROUPED, group=2), convolution(
         PAIRED, joined(1, GROUPED[0], GROUPED[0]), *GROUPED[1:])),
-    wrong("strides are given up", convolution(IMAGE, *FIRST, strides=(2, 2)), convolution(IMAGE, *FIRST, strides=(1, 1))),
-    wrong("the first product alone has a bias", (
-        matrices(1, ROW, *constants(1, O1, (OpenSize("k"), O1))), matrices(1, ROW, *constants(2, O2, (OpenSize("k"), O2)))),
-        (matrices(1, ROW, *constants(1, O1, (OpenSize("k"), O1))), matrices(1, ROW, *constants(1, O1, (OpenSize("k"), O1))))),
+    wrong("strides are given up", convolution(IMAGE, *FIRST, strides=(2, 2)),
+          convolution(IMAGE, *FIRST, strides=(1, 1))),
+    wrong("a second product is the first", (matrices(1, ROW, *ROWS), matrices(1, ROW, *OTHER_ROWS)),
+          (matrices(1, ROW, *ROWS), matrices(1, ROW, *ROWS))),
     wrong("a constant is added before rounding", mapped(F, requantised(accumulated(*FIRST[:3]))), requantised(
         apply("plus", accumulated(*FIRST[:3]), Leaf("one", (), True)))),
     wrong("constants are multiplied", apply("plus", apply("plus", LAST, Leaf("c1", (), True)), Leaf("c2", (), True)),
