@@ -1,4 +1,4 @@
-"""Rows of `superoptimise`: cycles by the timing model before over after, and the bytes that differ under onnxruntime."""
+"""Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ DEMANDS: dict[str, Demand] = {
     "reshape": _reshape,
     "pad": _pad,
     "phases": _phases,
-    "spread": lambda shapes, given: iter([len(shapes[0]) == 0]),
+    "spread": lambda shapes, given: iter([len(shapes[0]) == 0, *(size >= 1 for size in given["shape"])]),
 }
 
 

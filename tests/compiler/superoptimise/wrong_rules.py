@@ -102,7 +102,7 @@ WRONG = (
     wrong("a function of a convolution is one of its input", mapped(F, ONE), convolution(mapped(F, IMAGE), *FIRST)),
     wrong("a function goes into the accumulator", mapped(F, ONE), requantised(mapped(F, accumulated(*FIRST[:3])))),
     wrong("any function and MaxPool change places", mapped(F, pooled(IMAGE)), pooled(mapped(F, IMAGE))),
-    wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(G)),
+    wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(F)),
     wrong("two MaxPools are one", pooled(pooled(IMAGE)), pooled(IMAGE)),
     wrong("an average is a convolution", pooled(IMAGE, "average"), ONE),
     wrong("an average goes across a function", mapped(F, pooled(IMAGE, "average")),
