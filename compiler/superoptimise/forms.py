@@ -242,6 +242,34 @@ def _bytes_moves(reader: OnnxReader, node: onnx.NodeProto) -> None:
     _moves(reader, node, node.input[0], list(node.output), None)
 
 
+@node_reader("Add")
+def _sum(reader: OnnxReader, node: onnx.NodeProto) -> None:
+    """Of int32, where the second operand is a number or as large as the first; constants come second."""
+    a, b = node.input
+    if a in reader.constants:
+        a, b = b, a
+    if reader.dtype_of(a) != "int32" or (reader.shape(b) not in ((), reader.shape(a)) and reader.array(b).size != 1):
+        raise NotOurs
+    if reader.shape(b) != reader.shape(a):
+        b = reader.constant(reader.array(b).reshape(()), f"{b}_number")
+    reader.emit("plus", (a, b), node.output[0])
+
+
+@qdq_reader("Pad")
+def _pad(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
+    """With zeros, whose byte is the zero point."""
+    x, given = reader.dequantised(node.input[0]), attributes_of(node)
+    _require_same(x, y)
+    value = reader.array(node.input[2]).item() if len(node.input) > 2 and node.input[2] else 0.0
+    if given.get("mode", b"constant") != b"constant" or value or len(node.input) > 3:
+        raise NotOurs
+    pads = tuple(int(pad) for pad in reader.array(node.input[1]).reshape(-1))
+    if min(pads) < 0:
+        raise NotOurs
+    zero = reader.constant(y.zero.reshape(()), f"{y.name}_zero")
+    reader.emit("pad", (x.name, zero), y.name, y.meant, pads=pads)
+
+
 @node_reader("Concat")
 def _bytes_concat(reader: OnnxReader, node: onnx.NodeProto) -> None:
     if any(reader.dtype_of(name) not in BYTES for name in node.input):

@@ -32,7 +32,7 @@ from celosia.compiler.superoptimise.elements import (
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import OPERATORS, Shape
-from celosia.compiler.superoptimise.rule import Absorbs, Cut, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte, SumCut
 from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
@@ -55,7 +55,7 @@ class Prover:
     monotone: frozenset[str] = frozenset()
     absorbing: frozenset[tuple[str, str]] = frozenset()
     idle: frozenset[str] = frozenset()
-    cuts: Sequence[Cut] = ()
+    cuts: Sequence[SumCut] = ()
     asked: int = 0
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Prover:
                 return True
         return False
 
-    def _parts(self, each: Reduction, cut: Cut, facts: Facts) -> list[Reduction]:
+    def _parts(self, each: Reduction, cut: SumCut, facts: Facts) -> list[Reduction]:
         """`each` cut along a counter; as it is where it has no such counter, or another length."""
         if not isinstance(each, Total) or cut.counter >= len(each.variables):
             return [each]

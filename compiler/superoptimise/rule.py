@@ -39,7 +39,7 @@ Condition = SizeOf | Monotone | Absorbs | SameByte
 
 
 @dataclass(frozen=True)
-class Cut:
+class SumCut:
     """For the proof: sums of one side are cut into several along the counter in place `counter`.
 
     every: into those with each remainder of a division by this number, of what is `offset` more. runs: (length,
@@ -71,7 +71,7 @@ class RewriteRule:
     after: tuple[Term, ...]
     where: tuple[Condition, ...] = ()
     shifts: tuple[Dim, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[SumCut, ...] = ()
     tidy: bool = False
 
     @cached_property

@@ -339,8 +339,14 @@ def _plus(writer: OnnxWriter, each: GraphOp) -> None:
 
 @_writes("pad")
 def _pad(writer: OnnxWriter, each: GraphOp) -> None:
-    pads = writer.constant(np.array(each["pads"], np.int64), f"{each.outputs[0]}_pads")
-    writer.node("Pad", [each.inputs[0], pads, each.inputs[1]], [each.outputs[0]])
+    y, (x, value) = each.outputs[0], each.inputs
+    pads = writer.constant(np.array(each["pads"], np.int64), f"{y}_pads")
+    if not isinstance(each.note, Meant):
+        writer.node("Pad", [x, pads, value], [y])
+        return
+    floats = writer.name(f"{y}_float")
+    writer.node("Pad", [writer.dequantise(x, each.note), pads], [floats])
+    writer.quantise(floats, y, each.note)
 
 
 @_writes("concat")

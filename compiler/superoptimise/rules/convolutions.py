@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celosia.compiler.superoptimise.rule import Cut, RewriteRule
+from celosia.compiler.superoptimise.rule import RewriteRule, SumCut
 from celosia.compiler.superoptimise.rules.merging import (
     IMAGE,
     KERNEL,
@@ -167,7 +167,7 @@ def _strided(odd: tuple[int, int], ends: tuple[int, int]) -> RewriteRule:
         f"strides into channels {odd[0]}{odd[1]}{ends[0]}{ends[1]}",
         "a convolution of strides two is one of strides one, of the four phases of rows and columns as channels",
         (before,), (convolution(image, weights, spread(WZ, O), b, m, **ones),),
-        cuts=(Cut(0, 1, 2, odd[0]), Cut(0, 2, 2, odd[1]), Cut(1, 0, runs=(C, 4))),
+        cuts=(SumCut(0, 1, 2, odd[0]), SumCut(0, 2, 2, odd[1]), SumCut(1, 0, runs=(C, 4))),
     )  # fmt: skip
 
 

@@ -174,6 +174,33 @@ def test_each_rule_leaves_every_byte(qdq: bool) -> None:
     assert all(any(name.startswith(kind) for name in made) for kind in kinds), sorted(made)
 
 
+def test_constants_are_added_once() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (int32[2, 3] x) => (int32[2, 3] y, int32[2, 3] z) {
+            three = Constant <value = int32[1] {3}> ()
+            four = Constant <value = int32 {4}> ()
+            a = Add(x, three)
+            y = Add(four, a)
+            z = Add(x, y)
+        }"""
+    model = onnx.parser.parse_model(text)
+    graph = graph_of(model)
+    tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph)
+    assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
+    assert not difference(model, OnnxWriter(tidied, model).write())
+
+
+def test_padding_goes_into_the_convolution() -> None:
+    m = Quantised((1, 8, 6, 6))
+    padded = m.node("Pad", [m.floats("x"), m.constant([0, 0, 1, 2, 0, 0, 0, 1], np.int64)])
+    model = m.model(m.conv(m.quantised(padded, 0.05, 3), 8, 8, 0.05, kernel=3))
+    tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
+    assert names == ("padding into a convolution",)
+    (made,) = [each for each in tidied.operations if each.op == "convolve"]
+    assert made["pads"] == (2, 3, 1, 2)
+    assert not difference(model, OnnxWriter(tidied, model).write())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     model = mixed(seed % 2 == 0, seed)
