@@ -91,12 +91,13 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 def optimise(
     source: Source, price: PriceModel, budget: float, differs: Differs, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    greedy: bool = False,
+    greedy: bool = False, roughly: PriceModel | None = None,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
-    own: rules of the caller's, which are proved now. differs: asked of the best one, and of others where that is not
-    the same. Ctrl-C ends the search and keeps what it has. BudgetError, ModelError, RuleError.
+    own: rules of the caller's, which are proved now. roughly: in place of `price`, for parts of the model. differs:
+    asked of the best one, and of others where that is not the same. Ctrl-C ends the search and keeps what it has.
+    BudgetError, ModelError, RuleError.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
@@ -112,7 +113,7 @@ def optimise(
         except (Unwritable, ModelError):
             return DEAR
 
-    near = Neighbourhoods(original, price)
+    near = Neighbourhoods(original, roughly or price)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, differs)
