@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.driver.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")
-sys.path.append(str(Path(__file__).parent))
 
 from quantised_models import Quantised
 from sweep import rewritings
