@@ -11,6 +11,7 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import price
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -228,3 +229,35 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         failed = run(*given)
         assert failed.exit_code == 1 and words in failed.output, failed.output
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    old = branches(True)
+    old.opset_import[0].version = 11
+    with pytest.raises(ModelError, match="the model is of opset 11, and what is written here needs 13: convert it"):
+        found(old)
+    opened = branches(True)
+    opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    with pytest.raises(ModelError, match="has a dynamic dimension 0; give its size"):
+        found(opened)
+    optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
+    assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    with pytest.raises(ModelError, match="'image' is no input of the model; its inputs are 'x'"):
+        found(opened, shapes={"image": (1, 64, 16, 16)})
+
+
+def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
+    """A graph inside of If reads a tensor that a rule would take away."""
+    m = Quantised((1, 8, 6, 6))
+    y = m.both("Transpose", [m.both("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    condition = m.constant(True, np.bool_)
+    inner = [
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Identity", [y], [name])], name, [],
+            [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT8, (1, 8, 6, 6))],
+        ) for name in ("yes", "no")
+    ]  # fmt: skip
+    m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
+    model = m.model("z")
+    tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
+    assert not difference(model, OnnxWriter(tidied, model).write())
