@@ -261,3 +261,17 @@ def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     model = m.model("z")
     tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
     assert not difference(model, OnnxWriter(tidied, model).write())
+
+
+def test_weights_of_two_types_are_not_put_together() -> None:
+    m = Quantised((1, 64, 16, 16), qdq=False)
+    names = [m.conv("x", 64, 8, 0.05) for _ in range(2)]
+    node = m.nodes[-1]
+    w = next(each for each in m.constants if each.name == node.input[3])
+    w.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(w).view(np.uint8), w.name))
+    zeros = next(each for each in m.constants if each.name == node.input[5])
+    zeros.CopyFrom(onnx.numpy_helper.from_array(np.full(8, 128, np.uint8), zeros.name))
+    graph = graph_of(m.model(*names))
+    (match,) = matches(RULES[0], graph)
+    with pytest.raises(NotTaken, match="numbers of two types are not put together"):
+        rewritten(graph, match)
