@@ -138,7 +138,11 @@ def _optimised(source: Source, options: Options) -> Source:
 
     cfg = Config.load(options.config)
     options.say("looking for a model of fewer cycles")
-    found = optimise(source, lambda each: price(each, cfg), seconds(options.optimise or 0), difference, options.shapes)
+    records = options.records
+    found = optimise(
+        source, lambda each: price(each, cfg, records=records), seconds(options.optimise or 0), difference,
+        options.shapes, roughly=lambda each: price(each, cfg, records=None),
+    )  # fmt: skip
     options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
     return found.model if found.steps else source
 
@@ -169,9 +173,14 @@ def price(source: Source, options: Options) -> Price:
     DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
     """
     with _of_shapes(options.shapes), seldom_collected():
-        front = _front(source, replace(options, check=False), asked_for(options.records))
+        known = asked_for(options.records)
+        front = _front(source, replace(options, check=False), known)
+
+        def made(plan: LaunchLayers, planner: Planner) -> Image:
+            return _decided(Network(front.cfg, *plan, planner), options, known)[0]
+
         try:
-            lowered = _lowered(front, options)
+            lowered = _lowered(front, options, made)
             network = Network(front.cfg, *lowered.plan, lowered.planner)
             return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, Untileable):

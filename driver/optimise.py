@@ -40,5 +40,13 @@ def optimise(
         return difference(original, other)
 
     return optimised(
-        source, lambda model: price(model, cfg), budget, differs, shapes, own=rules, told=told, greedy=greedy
+        source,
+        lambda model: price(model, cfg),
+        budget,
+        differs,
+        shapes,
+        roughly=lambda model: price(model, cfg, records=None),
+        own=rules,
+        told=told,
+        greedy=greedy,
     )

@@ -73,7 +73,7 @@ class ByteMap:
 class Written:
     """How a requantised product was written: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
 
-    biased: it had a bias. attributes: those of the operator that the algebra does not have.
+    biased: it had a bias.
     """
 
     operator: str
@@ -82,7 +82,6 @@ class Written:
     w: tuple[float, ...]
     y: float
     biased: bool
-    attributes: tuple[tuple[str, Any], ...] = ()
 
 
 Note = Written | Meant | None

@@ -216,6 +216,8 @@ class _Builder:
         shapes = [self._shape(name) for name in inputs]
         if not all(demands(term.op, shapes, given)):
             raise NotTaken(f"{term.op} does not take operands of these shapes")
+        if term.op == "concat" and len(set(map(self._dtype, inputs))) != 1:
+            raise NotTaken("numbers of two types are not put together")
         if all(array is not None for array in arrays):
             self.known[term] = self._constant(OPERATORS[term.op].evaluate(arrays, given), inputs[0])  # type: ignore[arg-type]
         else:
@@ -242,8 +244,6 @@ class _Builder:
         return name
 
     def _operation(self, op: str, inputs: tuple[str, ...], given: dict[str, Any], name: str) -> str:
-        if op == "concat" and len({self._dtype(each) for each in inputs}) != 1:
-            raise NotTaken("bytes of two types are not put together")
         shape = OPERATORS[op].shape([self._shape(each) for each in inputs], given)
         dtype = "int32" if op in ("convolve", "multiply") else self._dtype(inputs[2 if op == "requantise" else 0])
         self.made.append(GraphOp(op, inputs, (name,), tuple(sorted(given.items())), self._note(op, inputs)))

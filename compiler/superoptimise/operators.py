@@ -15,7 +15,6 @@ What each element is made of is said once more, for proofs, in meaning.py; tests
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -187,8 +186,3 @@ OPERATORS: dict[str, TermOperator] = {
         lambda shapes, given: tuple(given["shape"]), lambda args, given: np.full(given["shape"], args[0])
     ),
 }
-
-
-def count(shape: Shape) -> int:
-    """Elements of a shape of ints."""
-    return math.prod(shape)

@@ -23,6 +23,10 @@ from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
+OLDEST = 13
+"""Opset: QuantizeLinear by channels, Slice with its places as inputs."""
+LARGEST = (1 << 31) - (1 << 20)
+"""Bytes of a file of ONNX, less what a few nodes more may take."""
 Differs = Callable[[onnx.ModelProto, onnx.ModelProto], str]
 """How the outputs of a model differ from those of the original, in a sentence; "" where they do not."""
 
@@ -70,7 +74,8 @@ def graph_of(model: onnx.ModelProto) -> BytesGraph:
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
-    """A copy of the model in which inputs have these sizes. ModelError for an input that there is not."""
+    """A copy of the model in which inputs have these sizes. ModelError for an input that there is not, and for a model
+    that is too old or too large to be written."""
     model = onnx.ModelProto()
     model.CopyFrom(source if isinstance(source, onnx.ModelProto) else read(Path(source)))
     inputs = {value.name: value for value in model.graph.input}
@@ -85,18 +90,27 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
                 dim.dim_value = size
     if shapes:
         model.graph.ClearField("value_info")
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OLDEST)
+    if opset < OLDEST:
+        raise ModelError(
+            f"the model is of opset {opset}, and what is written here needs {OLDEST}: convert it first with "
+            "onnx.version_converter"
+        )
+    if model.ByteSize() >= LARGEST:
+        raise ModelError(f"the model has {model.ByteSize():,} bytes, more than one ONNX file holds ({LARGEST:,})")
     return model
 
 
 def optimise(
     source: Source, price: PriceModel, budget: float, differs: Differs, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    greedy: bool = False,
+    greedy: bool = False, roughly: PriceModel | None = None,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
-    own: rules of the caller's, which are proved now. differs: asked of the best one, and of others where that is not
-    the same. Ctrl-C ends the search and keeps what it has. BudgetError, ModelError, RuleError.
+    own: rules of the caller's, which are proved now. roughly: in place of `price`, for parts of the model. differs:
+    asked of the best one, and of others where that is not the same. Ctrl-C ends the search and keeps what it has.
+    BudgetError, ModelError, RuleError.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
@@ -112,7 +126,7 @@ def optimise(
         except (Unwritable, ModelError):
             return DEAR
 
-    near = Neighbourhoods(original, price)
+    near = Neighbourhoods(original, roughly or price)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, differs)

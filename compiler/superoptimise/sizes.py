@@ -53,18 +53,6 @@ class SizeArithmetic:
     def __lt__(self, other: Dim) -> SizeOf:
         return SizeOf("<", self, other)
 
-    def at_least(self, other: Dim) -> SizeOf:
-        """A comparison."""
-        return SizeOf("<=", other, self)
-
-    def equals(self, other: Dim) -> SizeOf:
-        """A comparison, as == is of what was written."""
-        return SizeOf("==", self, other)
-
-    def differs(self, other: Dim) -> SizeOf:
-        """A comparison."""
-        return SizeOf("!=", self, other)
-
 
 @dataclass(frozen=True)
 class OpenSize(SizeArithmetic):

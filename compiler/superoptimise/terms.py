@@ -71,8 +71,3 @@ def walk(term: Term) -> Iterator[Term]:
     if isinstance(term, Composed):
         for arg in term.args:
             yield from walk(arg)
-
-
-def is_constant(term: Term) -> bool:
-    """Whether it is made of constants alone."""
-    return term.constant if isinstance(term, Leaf) else all(map(is_constant, term.args))

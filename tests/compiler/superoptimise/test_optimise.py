@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler.compile import price
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -24,74 +24,8 @@ from celosia.driver.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")
 
-
-class Quantised:
-    """An int8 model in the making, with QDQ or onnxruntime's operators. x: int8 [shape], with scale 0.05 and zero 3."""
-
-    def __init__(self, shape: tuple[int, ...], qdq: bool = True, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.qdq, self.nodes = qdq, list[onnx.NodeProto]()
-        self.constants: list[onnx.TensorProto] = []
-        self.shape = shape
-        self.meant: dict[str, tuple[float, int]] = {"x": (0.05, 3)}
-
-    def constant(self, values: Any, dtype: Any) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(values, dtype), name))
-        return name
-
-    def pair(self, name: str) -> list[str]:
-        scale, zero = self.meant[name]
-        return [self.constant(scale, np.float32), self.constant(zero, np.int8)]
-
-    def node(self, op: str, inputs: list[str], domain: str = "", **given: Any) -> str:
-        name = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [name], name=f"n{len(self.nodes)}", domain=domain, **given))
-        return name
-
-    def floats(self, name: str) -> str:
-        return self.node("DequantizeLinear", [name, *self.pair(name)])
-
-    def quantised(self, floats: str, scale: float, zero: int) -> str:
-        name = self.node("QuantizeLinear", [floats, self.constant(scale, np.float32), self.constant(zero, np.int8)])
-        self.meant[name] = scale, zero
-        return name
-
-    def conv(
-        self, x: str, inputs: int, outputs: int, scale: float, zero: int = -128, kernel: int = 1, **given: Any
-    ) -> str:
-        sx = self.meant[x][0]
-        group = given.get("group", 1)
-        w = self.constant(self.rng.integers(-127, 128, (outputs, inputs // group, kernel, kernel)), np.int8)
-        sw = self.rng.uniform(0.002, 0.01, outputs).astype(np.float32)
-        b = self.constant(self.rng.integers(-500, 500, outputs), np.int32)
-        given = {"pads": [kernel // 2] * 4, **given}
-        scales, zeros = self.constant(sw, np.float32), self.constant(np.zeros(outputs), np.int8)
-        if not self.qdq:
-            self.meant["y"] = scale, zero
-            y = self.node("QLinearConv", [x, *self.pair(x), w, scales, zeros, *self.pair("y"), b], **given)
-            self.meant[y] = scale, zero
-            return y
-        weights = self.node("DequantizeLinear", [w, scales, zeros], axis=0)
-        steps = self.constant(np.float32(sx) * sw, np.float32)
-        bias = self.node("DequantizeLinear", [b, steps, self.constant(np.zeros(outputs), np.int32)], axis=0)
-        return self.quantised(self.node("Conv", [self.floats(x), weights, bias], **given), scale, zero)
-
-    def both(self, op: str, x: list[str], **given: Any) -> str:
-        """On bytes; with QDQ around it where the model is so."""
-        if not self.qdq:
-            y = self.node(op, x, **given)
-            self.meant[y] = self.meant[x[0]]
-            return y
-        return self.quantised(self.node(op, [self.floats(each) for each in x], **given), *self.meant[x[0]])
-
-    def model(self, *outputs: str) -> onnx.ModelProto:
-        given = helper.make_tensor_value_info("x", TensorProto.INT8, self.shape)
-        made = [helper.make_tensor_value_info(name, TensorProto.INT8, None) for name in outputs]
-        graph = helper.make_graph(self.nodes, "test", [given], made, self.constants)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        return onnx.shape_inference.infer_shapes(model)
+from quantised_models import Quantised
+from sweep import rewritings
 
 
 def found(model: onnx.ModelProto, budget: float = 20, **given: Any) -> Optimised:
@@ -209,6 +143,12 @@ def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     assert optimised.after.total <= optimised.before.total
 
 
+@pytest.mark.parametrize("seed", range(1000, 1030))
+def test_random_steps_on_random_models_leave_every_byte(seed: int) -> None:
+    why, steps = rewritings(seed)
+    assert not why, steps
+
+
 def test_greedy_takes_no_step_that_costs() -> None:
     optimised = found(branches(True), greedy=True)
     gains = [row["gain"] for row in optimised.report["steps"]]
@@ -289,3 +229,49 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         failed = run(*given)
         assert failed.exit_code == 1 and words in failed.output, failed.output
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    old = branches(True)
+    old.opset_import[0].version = 11
+    with pytest.raises(ModelError, match="the model is of opset 11, and what is written here needs 13: convert it"):
+        found(old)
+    opened = branches(True)
+    opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    with pytest.raises(ModelError, match="has a dynamic dimension 0; give its size"):
+        found(opened)
+    optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
+    assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    with pytest.raises(ModelError, match="'image' is no input of the model; its inputs are 'x'"):
+        found(opened, shapes={"image": (1, 64, 16, 16)})
+
+
+def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
+    """A graph inside of If reads a tensor that a rule would take away."""
+    m = Quantised((1, 8, 6, 6))
+    y = m.both("Transpose", [m.both("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    condition = m.constant(True, np.bool_)
+    inner = [
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Identity", [y], [name])], name, [],
+            [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT8, (1, 8, 6, 6))],
+        ) for name in ("yes", "no")
+    ]  # fmt: skip
+    m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
+    model = m.model("z")
+    tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
+    assert not difference(model, OnnxWriter(tidied, model).write())
+
+
+def test_weights_of_two_types_are_not_put_together() -> None:
+    m = Quantised((1, 64, 16, 16), qdq=False)
+    names = [m.conv("x", 64, 8, 0.05) for _ in range(2)]
+    node = m.nodes[-1]
+    w = next(each for each in m.constants if each.name == node.input[3])
+    w.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(w).view(np.uint8), w.name))
+    zeros = next(each for each in m.constants if each.name == node.input[5])
+    zeros.CopyFrom(onnx.numpy_helper.from_array(np.full(8, 128, np.uint8), zeros.name))
+    graph = graph_of(m.model(*names))
+    (match,) = matches(RULES[0], graph)
+    with pytest.raises(NotTaken, match="numbers of two types are not put together"):
+        rewritten(graph, match)

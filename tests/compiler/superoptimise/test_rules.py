@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutants import mutants
+from wrong_rules import WRONG
 
 from celosia.compiler.superoptimise import proofs
 from celosia.compiler.superoptimise.proofs import RuleError, require_proved
@@ -16,11 +17,6 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.sizes import OpenSize, bind, value_of
 from celosia.compiler.superoptimise.trial import NoTrial, difference
-
-sys.path.append(str(Path(__file__).parent))
-
-from mutants import mutants
-from wrong_rules import WRONG
 
 MUTANTS = 200
 TRIALS = 6

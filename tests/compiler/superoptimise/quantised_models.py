@@ -1,0 +1,78 @@
+"""Int8 models, operator by operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Quantised:
+    """An int8 model in the making, with QDQ or onnxruntime's operators. x: int8 [shape], with scale 0.05 and zero 3."""
+
+    def __init__(self, shape: tuple[int, ...], qdq: bool = True, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.qdq, self.nodes = qdq, list[onnx.NodeProto]()
+        self.constants: list[onnx.TensorProto] = []
+        self.shape = shape
+        self.meant: dict[str, tuple[float, int]] = {"x": (0.05, 3)}
+
+    def constant(self, values: Any, dtype: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(values, dtype), name))
+        return name
+
+    def pair(self, name: str) -> list[str]:
+        scale, zero = self.meant[name]
+        return [self.constant(scale, np.float32), self.constant(zero, np.int8)]
+
+    def node(self, op: str, inputs: list[str], domain: str = "", **given: Any) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name=f"n{len(self.nodes)}", domain=domain, **given))
+        return name
+
+    def floats(self, name: str) -> str:
+        return self.node("DequantizeLinear", [name, *self.pair(name)])
+
+    def quantised(self, floats: str, scale: float, zero: int) -> str:
+        name = self.node("QuantizeLinear", [floats, self.constant(scale, np.float32), self.constant(zero, np.int8)])
+        self.meant[name] = scale, zero
+        return name
+
+    def conv(
+        self, x: str, inputs: int, outputs: int, scale: float, zero: int = -128, kernel: int = 1, **given: Any
+    ) -> str:
+        sx = self.meant[x][0]
+        group = given.get("group", 1)
+        w = self.constant(self.rng.integers(-127, 128, (outputs, inputs // group, kernel, kernel)), np.int8)
+        sw = self.rng.uniform(0.002, 0.01, outputs).astype(np.float32)
+        b = self.constant(self.rng.integers(-500, 500, outputs), np.int32)
+        given = {"pads": [kernel // 2] * 4, **given}
+        scales, zeros = self.constant(sw, np.float32), self.constant(np.zeros(outputs), np.int8)
+        if not self.qdq:
+            self.meant["y"] = scale, zero
+            y = self.node("QLinearConv", [x, *self.pair(x), w, scales, zeros, *self.pair("y"), b], **given)
+            self.meant[y] = scale, zero
+            return y
+        weights = self.node("DequantizeLinear", [w, scales, zeros], axis=0)
+        steps = self.constant(np.float32(sx) * sw, np.float32)
+        bias = self.node("DequantizeLinear", [b, steps, self.constant(np.zeros(outputs), np.int32)], axis=0)
+        return self.quantised(self.node("Conv", [self.floats(x), weights, bias], **given), scale, zero)
+
+    def both(self, op: str, x: list[str], **given: Any) -> str:
+        """On bytes; with QDQ around it where the model is so."""
+        if not self.qdq:
+            y = self.node(op, x, **given)
+            self.meant[y] = self.meant[x[0]]
+            return y
+        return self.quantised(self.node(op, [self.floats(each) for each in x], **given), *self.meant[x[0]])
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        given = helper.make_tensor_value_info("x", TensorProto.INT8, self.shape)
+        made = [helper.make_tensor_value_info(name, TensorProto.INT8, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "test", [given], made, self.constants)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        return onnx.shape_inference.infer_shapes(model)
