@@ -1,8 +1,8 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
-`language`, `timed`, `gain`, `transformers`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time` and
-`differential` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`language`, `timed`, `gain`, `transformers`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time`,
+`differential` and `superoptimise` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -37,6 +37,7 @@ from benchmarks import (
     tune,
     tune_cpu,
 )
+from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
@@ -48,12 +49,20 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "demo", "figures",
+    "differential", "superoptimise", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
     dict.fromkeys(
-        (*WORKLOADS, *cpu.MODELS, *cpu.NETWORKS, *encoders.ENCODERS, *encoders.ATTENTIONS, *decoders.DECODERS)
+        (
+            *WORKLOADS,
+            *BRANCHES,
+            *cpu.MODELS,
+            *cpu.NETWORKS,
+            *encoders.ENCODERS,
+            *encoders.ATTENTIONS,
+            *decoders.DECODERS,
+        )
     )
 )
 
@@ -82,7 +91,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument(
-        "--seconds", type=float, default=cpu.SECONDS, help="for each kernel or model of cpu (default: 1)"
+        "--seconds",
+        type=float,
+        default=cpu.SECONDS,
+        help="for each kernel or model of cpu (default: 1), each search of superoptimise (default: 60)",
     )
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument(
@@ -202,6 +214,12 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return transformers.rows(models, options.config, memory, say)
 
+    def superoptimised() -> Iterable[Row]:
+        from benchmarks import superoptimise  # with onnxruntime's quantiser
+
+        seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+        return superoptimise.rows(folder, models, config, seconds, say)
+
     def simulation() -> Iterable[Row]:
         chosen = models or ("resnet18",)
         return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
@@ -221,6 +239,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
+        "superoptimise": superoptimised,
         "figures": lambda: (),
     }
 

@@ -38,14 +38,16 @@ from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.turned import turn_values
 from celosia.compiler.launch.assemble import Assembler
-from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
+from celosia.compiler.layer import Untileable
 from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.superoptimise.price import DEAR, Price, price_of
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
@@ -98,13 +100,18 @@ def compile(source: Source, options: Options) -> Program:
     presets; it decides layers where the whole then takes fewer cycles, and the Program's `schedules` says what it did;
     kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
     search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
-    follow them.
+    follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
+    seconds (compiler/superoptimise); it needs onnxruntime, which compares the two.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
-    processor is missing, and SelfCheckError where the check finds a fault of Celosia.
+    processor is missing, BudgetError for a time that is none, MissingRuntime where onnxruntime is missing, and
+    SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
+    given = source
+    if options.optimise is not None:
+        options, source = replace(options, optimise=None), _optimised(source, options)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
@@ -113,6 +120,7 @@ def compile(source: Source, options: Options) -> Program:
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
+    program.name = _name(given)
     if processor is not None:
         options.say("linking kernels")
         require_numpy(program)
@@ -120,6 +128,19 @@ def compile(source: Source, options: Options) -> Program:
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program
+
+
+def _optimised(source: Source, options: Options) -> Source:
+    """A model that takes fewer cycles, or `source`. Who does not ask for it imports none of this."""
+    from celosia.compiler.superoptimise.budget import seconds
+    from celosia.compiler.superoptimise.equal import difference
+    from celosia.compiler.superoptimise.optimise import optimise
+
+    cfg = Config.load(options.config)
+    options.say("looking for a model of fewer cycles")
+    found = optimise(source, lambda each: price(each, cfg), seconds(options.optimise or 0), difference, options.shapes)
+    options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
+    return found.model if found.steps else source
 
 
 def _measured(records: Records) -> Choices:
@@ -139,6 +160,22 @@ def network_of(source: Source, options: Options) -> Network:
         front = _front(source, replace(options, check=False), asked_for(options.records))
         lowered = _lowered(front, options)
         return Network(front.cfg, *lowered.plan, lowered.planner)
+
+
+@taking(Options)
+def price(source: Source, options: Options) -> Price:
+    """What the model costs under the same options: cycles of its launches, and an estimate of the CPU's part.
+
+    DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
+    """
+    with _of_shapes(options.shapes), seldom_collected():
+        front = _front(source, replace(options, check=False), asked_for(options.records))
+        try:
+            lowered = _lowered(front, options)
+            network = Network(front.cfg, *lowered.plan, lowered.planner)
+            return price_of(network, lowered.image, lowered.selection)
+        except (LayerErrors, Untileable):
+            return DEAR
 
 
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:
@@ -254,13 +291,16 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
         _check(program, model, lowered, front.originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
-    program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.batched = front.model.batched
     program.macs_total = front.macs
     program.passes = front.passes
     program.schedules = schedules
     program.compile_seconds = time.perf_counter() - started
     return program
+
+
+def _name(source: Source) -> str:
+    return "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
 
 
 def _check(
@@ -290,4 +330,4 @@ def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) ->
     return both
 
 
-__all__ = ["ModelError", "compile", "network_of"]
+__all__ = ["ModelError", "compile", "network_of", "price"]

@@ -38,6 +38,7 @@ class Options:
     caches: Sequence[str] = ()
     records: str | Path | None = SHIPPED
     tuned: Tuned | None = None
+    optimise: str | float | None = None
 
     def say(self, stage: str) -> None:
         """Tell `progress`, if there is one."""

@@ -25,3 +25,5 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""
 OPERATORS = ("all", "products")
 """What is quantised: every operator that can be, or products only."""
+SUPEROPTIMISERS = ("queue", "greedy")
+"""How `celosia optimise` searches."""

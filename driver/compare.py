@@ -32,7 +32,7 @@ def compare(
     config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
     progress: Callable[[str], None] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run an ONNX model here and under onnxruntime (with oracle.INT8), and compare all tensors that both compute.
+    """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
 
     >>> import celosia
     >>> images, _, _ = celosia.models.demo_images()

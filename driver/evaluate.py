@@ -56,7 +56,7 @@ def evaluate(
     (20, True)
 
     data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
-    a Program its own. against: run the model under onnxruntime, too (with oracle.INT8). pixels: of images. workers:
+    a Program its own. against: run the model under onnxruntime, too (with numerics.INT8). pixels: of images. workers:
     devices that run at a time, by default one for each processor that may be used on `rtl`, else one: numpy holds the
     interpreter.
     count: called with the samples done and all of them. options: of the devices.

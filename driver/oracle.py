@@ -11,11 +11,9 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.importer import read
+from celosia.compiler.numerics import INT8
 
 Array = NDArray[Any]
-INT8 = "session.qdqisint8allowed"
-"""The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
-products with int8 weights saturate on processors without VNNI."""
 
 
 class MissingLibrary(RuntimeError):

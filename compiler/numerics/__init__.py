@@ -27,7 +27,12 @@ from celosia.compiler.numerics.requantiser import (
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.unary import UNARY, unary_table
 
+INT8 = "session.qdqisint8allowed"
+"""The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
+products with int8 weights saturate on processors without VNNI."""
+
 __all__ = [
+    "INT8",
     "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "average_is_exact", "conv_scale",
     "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",

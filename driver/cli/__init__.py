@@ -14,6 +14,7 @@ from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.generating import generate
 from celosia.driver.cli.hardware import boards, cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
+from celosia.driver.cli.optimising import optimise
 from celosia.driver.cli.runs import demo, run
 from celosia.driver.cli.tuning import tune
 
@@ -51,7 +52,7 @@ def celosia(
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
 made = configs, boards, sweep, explore, tune, verilog, cache
-used = run, generate, compare, deploy, flash, inspect, report, quantize
+used = run, generate, compare, deploy, flash, inspect, report, quantize, optimise
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)
 

@@ -48,6 +48,9 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
+    from celosia.compiler.superoptimise.budget import BudgetError
+    from celosia.compiler.superoptimise.equal import MissingRuntime
+    from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
     from celosia.compiler.tune.pool import FleetError
@@ -67,11 +70,20 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.sim.device import DeviceError
 
     wrong = (
-        ModelError, BoardError, DecisionsError, ConfigError, HostError, ProgramError, InputError, OutputError,
-        QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError, SpaceError,
-        TargetError, ThreadsError,
+        ModelError, BoardError, BudgetError, DecisionsError, ConfigError, HostError, ProgramError, InputError,
+        OutputError, QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError,
+        RuleError, SpaceError, TargetError, ThreadsError,
     )  # fmt: skip
-    no_tool = BuildError, LinkError, SynthesisError, VerilogError, MissingLearner, MissingLibrary, ToolError
+    no_tool = (
+        BuildError,
+        LinkError,
+        SynthesisError,
+        VerilogError,
+        MissingLearner,
+        MissingLibrary,
+        MissingRuntime,
+        ToolError,
+    )
     return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
@@ -34,7 +35,6 @@ FIRST = 12
 """Configs at random, far from each other, that a search begins with beside the preset."""
 BATCH = 4
 """Configs that each device measures between two looks at the front."""
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -217,10 +217,10 @@ def seconds(text: str) -> float:
     >>> seconds("30m"), seconds("90"), seconds("1.5h")
     (1800.0, 90.0, 5400.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if found is None:
-        raise ExploreError(f"{text!r} is no time; write it as 90s, 30m or 2h")
-    return float(found[1]) * UNITS[found[2] or "s"]
+    try:
+        return seconds_of(text)
+    except BudgetError as error:
+        raise ExploreError(str(error)) from None
 
 
 def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:

@@ -1,0 +1,92 @@
+"""Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.branches import BRANCHES, with_shared_scales
+from benchmarks.rows import Row
+from benchmarks.workloads import WORKLOADS, Missing
+from celosia.compiler.superoptimise.equal import difference
+from celosia.driver.optimise import optimise
+
+SYMMETRIC = ("split_attention", "detector", "u_net")
+"""Made networks whose activations have zero point 0: those of convolutions without Relu would differ."""
+OTHERS = ("squeezenet1_1", "resnet18", "resnet50")
+"""Networks of the folder of models."""
+BUDGET = 60.0
+"""Seconds for each."""
+TARGETS = {"four_branches": 3.0}
+
+
+@dataclass
+class _Samples:
+    left: Iterator[dict[str, NDArray[np.float32]]]
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return next(self.left, None)
+
+
+def made(name: str, folder: Path) -> Path:
+    """The int8 model of one of BRANCHES, per channel, by onnxruntime's quantiser; parts of a Concat share its scale."""
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    model, path = BRANCHES[name](), folder / f"{name}.onnx"
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    inputs = ({"x": np.random.default_rng(seed).normal(size=shape).astype(np.float32)} for seed in range(3))
+    onnx.save(model, folder / "float.onnx")
+    quantize_static(
+        folder / "float.onnx", path, _Samples(inputs), weight_type=QuantType.QInt8, per_channel=True,
+        quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8,
+        extra_options={"ActivationSymmetric": name in SYMMETRIC},
+    )  # fmt: skip
+    onnx.save(with_shared_scales(onnx.load(path)), path)
+    return path
+
+
+def rows(
+    folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
+) -> Iterator[Row]:
+    """A row for each network, or those of `models`, and one for all."""
+    ratios = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in models or (*BRANCHES, *OTHERS):
+            say(f"{name}: searching for {seconds:g} s")
+            row = _row(name, folder, Path(place), config, seconds)
+            ratios += [row.details["ratio"]] if row.met is not None else []
+            yield row
+    if len(ratios) > 1:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        head = "superoptimise/mean", f"{len(ratios)} networks: cycles before over after, geometric mean", "≥ 1.10"
+        yield Row(*head, f"{mean:.3f}", mean >= 1.1, "python -m benchmarks superoptimise", {"ratio": mean})
+
+
+def _row(name: str, folder: Path | None, place: Path, config: str, seconds: float) -> Row:
+    target = TARGETS.get(name, 1.0)
+    head = (
+        f"superoptimise/{name}",
+        f"{name} on {config}: cycles by the timing model, before over after; bytes that differ",
+        f"≥ {target:g}; 0",
+    )  # fmt: skip
+    command = f"python -m benchmarks superoptimise --models {name} --config {config} --seconds {seconds:g}"
+    try:
+        path = made(name, place) if name in BRANCHES else WORKLOADS[name].path(folder)
+    except Missing as reason:
+        return Row(*head, f"skipped: {reason}", None, command)
+    found = optimise(path, config, budget=seconds)
+    why = difference(onnx.load(path), found.model)
+    ratio = found.before.cycles / found.after.cycles
+    details: dict[str, Any] = {"config": config, "ratio": ratio, **found.report}
+    text = (
+        f"{ratio:.3f} ({found.before.cycles:,.0f} to {found.after.cycles:,.0f}, {len(found.steps)} steps); {why or 0}"
+    )
+    return Row(*head, text, ratio >= target and not why, command, details)

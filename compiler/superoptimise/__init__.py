@@ -1,0 +1,1 @@
+"""A superoptimiser of graphs: rules that are proved, chosen by the cycles of the whole launch."""

@@ -1,0 +1,96 @@
+"""What a step saves by itself: the operations that it changes, with those next to them, as two small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import onnx
+from onnx import helper
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
+from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+
+PriceModel = Callable[[onnx.ModelProto], Price]
+
+
+@dataclass
+class Neighbourhoods:
+    """model: whose opsets the small ones have. known: prices of those that were asked for."""
+
+    model: onnx.ModelProto
+    price: PriceModel
+    known: dict[str, Price] = field(default_factory=dict)
+
+    def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
+        """Cycles that `after` saves where it differs; negative where it loses some, None where that cannot be told."""
+        kept = set(before.operations) & set(after.operations)
+        changed = [[each for each in graph.operations if each not in kept] for graph in (before, after)]
+        near = {
+            each for graph, ops in zip((before, after), changed) for each in _next_to(graph, ops) if each in kept
+        }  # fmt: skip
+        prices = []
+        for graph, ops in zip((before, after), changed):
+            inside = near.union(ops)
+            part = _part(graph, [each for each in graph.operations if each in inside])
+            if part is None:
+                return None
+            prices.append(self._priced(part))
+        old, new = prices
+        return None if old is DEAR else old.total - new.total
+
+    def _priced(self, part: BytesGraph) -> Price:
+        if part.digest not in self.known:
+            try:
+                self.known[part.digest] = self.price(OnnxWriter(part, self._skeleton(part)).write())
+            except (Unwritable, ModelError):
+                self.known[part.digest] = DEAR
+        return self.known[part.digest]
+
+    def _skeleton(self, part: BytesGraph) -> onnx.ModelProto:
+        def info(name: str) -> onnx.ValueInfoProto:
+            kind = part.kinds[name]
+            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_numpy(kind.dtype)), kind.shape)
+
+        graph = helper.make_graph([], "part", list(map(info, part.inputs)), list(map(info, part.outputs)))
+        made: onnx.ModelProto = helper.make_model(graph, opset_imports=self.model.opset_import)
+        made.ir_version = self.model.ir_version
+        made.functions.extend(self.model.functions)
+        return made
+
+
+def _numpy(name: str) -> object:
+    import numpy as np
+
+    return np.dtype(name)
+
+
+def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
+    """Who reads what `operations` make, and who makes what they read; products with what requantises them."""
+    found: set[GraphOp] = set()
+    for each in operations:
+        found.update(reader for name in each.outputs for reader in graph.readers.get(name, []))
+        found.update(graph.makers[name] for name in each.inputs if name in graph.makers)
+    for each in [*found, *operations]:
+        if each.op == "requantise" and each.inputs[0] in graph.makers:
+            found.add(graph.makers[each.inputs[0]])
+        elif each.op in ("convolve", "multiply"):
+            found.update(graph.readers.get(each.outputs[0], []))
+    return found
+
+
+def _part(graph: BytesGraph, operations: list[GraphOp]) -> BytesGraph | None:
+    """These operations as a graph of their own; None where a tensor at its edge has no shape."""
+    made = {name for each in operations for name in each.outputs if name}
+    read = dict.fromkeys(name for each in operations for name in each.inputs if name and name not in graph.constants)
+    inside = set(map(id, operations))
+    inputs = [name for name in read if name not in made]
+    outputs = [
+        name for name in made
+        if name in graph.outputs or any(id(each) not in inside for each in graph.readers.get(name, []))
+    ]  # fmt: skip
+    if not outputs or any(graph.kinds.get(name) is None or not graph.kinds[name].shape for name in (*inputs, *outputs)):
+        return None
+    return replace(graph, operations=tuple(operations), inputs=tuple(inputs), outputs=tuple(sorted(outputs)))

@@ -1,0 +1,133 @@
+"""An ONNX model to one that computes the same bytes in fewer cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importer import ModelError, load, read
+from celosia.compiler.options import Source
+from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.forms import READER
+from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
+from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.proofs import require_proved
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules import RULES
+from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
+from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+
+Differs = Callable[[onnx.ModelProto, onnx.ModelProto], str]
+"""How the outputs of a model differ from those of the original, in a sentence; "" where they do not."""
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """model: the best that was found, or the original. steps: how it came to be. refused: what was better and not the
+    same, in sentences."""
+
+    model: onnx.ModelProto
+    steps: tuple[Derived, ...]
+    before: Price
+    after: Price
+    state: SearchState
+    refused: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Plain data: cycles and host cycles before and after, and each step with its rule and gain."""
+        rows, last = [], self.before
+        for step in self.steps:
+            rows.append(
+                {"rule": step.rule, "says": step.says, "where": list(step.where), "tidied": list(step.tidied),
+                 "cycles": step.price.cycles, "host": step.price.host, "gain": last.total - step.price.total}
+            )  # fmt: skip
+            last = step.price
+        return {
+            "cycles_before": self.before.cycles, "cycles": self.after.cycles, "host_before": self.before.host,
+            "host": self.after.host, "priced": self.state.priced, "seconds": self.state.seconds,
+            "ended": self.state.ended, "refused": list(self.refused), "steps": rows,
+        }  # fmt: skip
+
+
+def graph_of(model: onnx.ModelProto) -> BytesGraph:
+    """The algebra of a model whose sizes are known. ModelError."""
+    shaped = load(model)
+    values = [*shaped.graph.inputs, *(out for node in shaped.graph for out in node.outputs)]
+    shapes, dtypes = {}, {}
+    for value in values:
+        if value.name and value.shape is not None and all(isinstance(size, int) for size in value.shape):
+            shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
+        if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
+            dtypes[value.name] = value.dtype.numpy().name
+    return READER(model, shapes, dtypes).read()
+
+
+def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
+    """A copy of the model in which inputs have these sizes. ModelError for an input that there is not."""
+    model = onnx.ModelProto()
+    model.CopyFrom(source if isinstance(source, onnx.ModelProto) else read(Path(source)))
+    inputs = {value.name: value for value in model.graph.input}
+    for name, shape in (shapes or {}).items():
+        if name not in inputs:
+            raise ModelError(f"{name!r} is no input of the model; its inputs are {', '.join(map(repr, inputs))}")
+        dims = inputs[name].type.tensor_type.shape.dim
+        if len(dims) != len(shape):
+            raise ModelError(f"input {name!r} has {len(dims)} dimensions, the shape given has {len(shape)}")
+        for dim, size in zip(dims, shape):
+            if size is not None and size >= 0:
+                dim.dim_value = size
+    if shapes:
+        model.graph.ClearField("value_info")
+    return model
+
+
+def optimise(
+    source: Source, price: PriceModel, budget: float, differs: Differs, shapes: Shapes | None = None, *,
+    own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
+    greedy: bool = False,
+) -> Optimised:  # fmt: skip
+    """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
+
+    own: rules of the caller's, which are proved now. differs: asked of the best one, and of others where that is not
+    the same. Ctrl-C ends the search and keeps what it has. BudgetError, ModelError, RuleError.
+    """
+    if budget <= 0:
+        raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
+    require_proved(rules, own)
+    original = with_shapes(source, shapes)
+    graph = graph_of(original)
+
+    def price_of(each: BytesGraph) -> Price:
+        if each is graph:
+            return price(original)
+        try:
+            return price(OnnxWriter(each, original).write())
+        except (Unwritable, ModelError):
+            return DEAR
+
+    near = Neighbourhoods(original, price)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
+    state = searching.run(graph)
+    best, model, refused = _checked(searching.found, original, differs)
+    return Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+
+
+def _checked(
+    found: Sequence[Found], original: onnx.ModelProto, differs: Differs
+) -> tuple[Found, onnx.ModelProto, list[str]]:
+    """The best graph that gives the same bytes; sentences about those that do not."""
+    refused: list[str] = []
+    for each in reversed(found[1:]):
+        model = OnnxWriter(each.graph, original).write()
+        if not (why := differs(original, model)):
+            return each, model, refused
+        step = each.steps[-1]
+        refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why} under onnxruntime")
+    return found[0], original, refused

@@ -1,0 +1,65 @@
+"""What a model costs: cycles of its launches by the timing model, and an estimate of what is left to the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from math import inf, prod
+
+import onnx_ir as ir
+
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.values import constant, operands, shape
+from celosia.compiler.launch.image import Image
+from celosia.compiler.program.traits import Moves
+from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.network import Network
+
+BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
+"""Of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
+STEP_CYCLES = 200
+"""Of an operator on the CPU, beside that."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """cycles: of all launches. host: of operators on the CPU, in the same cycles, roughly."""
+
+    cycles: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        """What a search compares."""
+        return self.cycles + self.host
+
+
+DEAR = Price(inf, inf)
+"""Of a model that does not compile."""
+
+
+def price_of(network: Network, image: Image, selection: Selection) -> Price:
+    """Of a model whose operators are placed by `selection`. image: of the network's launches."""
+    cycles = network.cycles(image, TIMED) if network.launches else 0
+    return Price(cycles, sum(_host(node, selection.cpu) for node in selection.cpu))
+
+
+def _host(node: ir.Node, cpu: Container[ir.Node]) -> float:
+    """Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
+    and is a part of the kernels that read it, where these are the CPU's."""
+    moved = sum(map(_bytes, node.outputs))
+    if traits(node.op_type).moves is Moves.SOME:
+        readers = [use.node for out in node.outputs for use in out.uses()]
+        if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
+            return 0
+        return STEP_CYCLES + 2 * moved / BYTES_A_CYCLE
+    moved += sum(_bytes(value) for value in operands(node) if constant(value) is None)
+    macs = total_macs([node])  # type: ignore[arg-type]
+    return STEP_CYCLES + moved / BYTES_A_CYCLE + macs / MACS_A_CYCLE
+
+
+def _bytes(value: ir.Value) -> int:
+    sizes, kind = shape(value), value.dtype
+    return 0 if sizes is None or kind is None else int(prod(sizes) * kind.itemsize)

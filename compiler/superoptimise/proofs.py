@@ -1,0 +1,78 @@
+"""The proofs of the rules: a file that `python -m celosia.compiler.superoptimise` writes, and what it is good for.
+
+Who optimises needs no prover: a rule is used where the file has its proof, which is of the text of the rule and of the
+sources that give it its meaning. A rule of a user's own is proved when it is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from celosia.compiler.superoptimise.rule import RewriteRule
+
+FOLDER = Path(__file__).parent
+FILE = FOLDER / "proofs.json"
+MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
+"""Sources that say what a rule's text means, and what a proof is."""
+
+
+class RuleError(ValueError):
+    """A rule that may not be used; one sentence that names it, why, and the way out."""
+
+
+def meaning() -> str:
+    """Digest of MEANING."""
+    found = hashlib.sha256()
+    for name in MEANING:
+        found.update((FOLDER / name).read_bytes())
+    return found.hexdigest()[:24]
+
+
+def text_of(rules: Iterable[RewriteRule]) -> str:
+    """The file: every rule proved anew. RuleError for one that is not, or of whose name there are two."""
+    rows: dict[str, Any] = {}
+    for rule in rules:
+        if rule.name in rows:
+            raise RuleError(f"two rules are called {rule.name!r}; give each a name of its own")
+        rows[rule.name] = _row(rule)
+    return json.dumps({"meaning": meaning(), "rules": rows}, indent=1) + "\n"
+
+
+def _row(rule: RewriteRule) -> dict[str, Any]:
+    found = _verdict(rule)
+    sides = [f"{before}  ->  {after}" for before, after in zip(rule.before, rule.after)]
+    return {"digest": rule.digest, "cases": found.cases, "questions": found.asked, "says": rule.says, "sides": sides}
+
+
+def _verdict(rule: RewriteRule) -> Any:
+    try:
+        from celosia.compiler.superoptimise.prover import verdict
+    except ImportError:
+        raise RuleError(
+            f"to prove the rule {rule.name!r}, z3 is needed: pip install 'celosia[superoptimise]'"
+        ) from None
+    found = verdict(rule)
+    if not found.proved:
+        raise RuleError(
+            f"the rule {rule.name!r} is not proved, and so not used: {found.why}; correct it, or leave it out"
+        )
+    return found
+
+
+def require_proved(rules: Sequence[RewriteRule], own: Sequence[RewriteRule] = ()) -> None:
+    """RuleError where `rules` are not those whose proofs are in the file, or one of `own` cannot be proved now."""
+    known = json.loads(FILE.read_text(encoding="utf-8"))
+    current = known["meaning"] == meaning()
+    for rule in rules:
+        row = known["rules"].get(rule.name)
+        if not current or row is None or row["digest"] != rule.digest:
+            raise RuleError(
+                f"the rule {rule.name!r} has no proof in {FILE.name}, or it is of another text; run "
+                "`python -m celosia.compiler.superoptimise`"
+            )
+    for rule in own:
+        _verdict(rule)

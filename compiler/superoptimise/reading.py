@@ -1,0 +1,288 @@
+"""ONNX models to the algebra: operators with QDQ around them, and onnxruntime's QLinear operators, become one form.
+
+Scales meet in multipliers here, as onnxruntime computes them; what is no operator of bytes stays an operator of ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from celosia.compiler.numerics import conv_scale
+from celosia.compiler.program.traits import filling
+from celosia.compiler.superoptimise.graph import (
+    ONNX,
+    Array,
+    BytesGraph,
+    GraphOp,
+    Meant,
+    TensorKind,
+    Written,
+)
+from celosia.compiler.superoptimise.operators import OPERATORS
+
+BYTES = ("int8", "uint8")
+Shapes = Mapping[str, tuple[int, ...] | None]
+
+
+class NotOurs(Exception):
+    """Of a node that stays an operator of ONNX."""
+
+
+@dataclass(frozen=True)
+class BytesOf:
+    """A tensor of bytes, or of int32 for a bias, and what they mean. scale, zero: of one element or [channels]."""
+
+    name: str
+    scale: NDArray[np.float32]
+    zero: Array
+
+    @property
+    def meant(self) -> Meant:
+        """Of all elements. NotOurs where channels differ."""
+        if self.scale.size != 1 or self.zero.size != 1:
+            raise NotOurs
+        return Meant(float(self.scale.item()), int(self.zero.item()))
+
+
+class OnnxReader:
+    """shapes: of the model's tensors, None where they are not known."""
+
+    def __init__(self, model: onnx.ModelProto, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
+        self.model, self.shapes, self.dtypes = model, shapes, dict(dtypes)
+        self.constants: dict[str, Array] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        nodes = []
+        for node in model.graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self.constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+            else:
+                nodes.append(node)
+        self.nodes = nodes
+        self.makers = {name: node for node in nodes for name in node.output if name}
+        self.uses: dict[str, int] = {}
+        for name in (*(n for node in nodes for n in read_by(node)), *(out.name for out in model.graph.output)):
+            self.uses[name] = self.uses.get(name, 0) + 1
+        self.kinds: dict[str, TensorKind] = {}
+        self.operations: list[GraphOp] = []
+        self.labels: dict[str, str] = {}
+
+    def read(self) -> BytesGraph:
+        """The whole model."""
+        given = [value.name for value in self.model.graph.input if value.name not in self.constants]
+        for name in given:
+            self._know(name)
+        for node in self.nodes:
+            before = len(self.operations)
+            try:
+                self._node(node)
+            except NotOurs:
+                del self.operations[before:]
+                self._as_it_is(node)
+        outputs = tuple(value.name for value in self.model.graph.output)
+        graph = BytesGraph((), self.constants, self.kinds, tuple(given), outputs, self.labels)
+        return graph.ordered(self.operations)
+
+    def _know(self, name: str) -> None:
+        self.kinds[name] = TensorKind(self.shapes.get(name), self.dtypes.get(name, "float32"))
+
+    def _as_it_is(self, node: onnx.NodeProto) -> None:
+        self.operations.append(
+            GraphOp(ONNX, read_by(node), tuple(node.output), (("proto", node.SerializeToString(deterministic=True)),))
+        )
+        for name in filter(None, node.output):
+            self._know(name)
+
+    def _node(self, node: onnx.NodeProto) -> None:
+        """Raises NotOurs."""
+        if node.op_type == "QuantizeLinear":
+            inner = self.makers.get(node.input[0])
+            y = self.quantised(node)
+            if inner is None or self.uses[node.input[0]] != 1 or inner.domain not in ("", "com.microsoft"):
+                raise NotOurs
+            if inner.op_type == "DequantizeLinear":
+                inner = onnx.NodeProto(op_type="Identity", input=[node.input[0]], output=[node.input[0]])
+            read_qdq: Any = QDQ_READERS.get(inner.op_type, not_ours)
+            read_qdq(self, inner, y)
+            if inner.name:
+                self.labels[y.name] = inner.name
+        else:
+            read: Any = READERS.get(node.op_type, not_ours)
+            read(self, node)
+            if node.name:
+                self.labels[node.output[0]] = node.name
+
+    # What nodes say ------------------------------------------------------------------------------------------------
+
+    def array(self, name: str) -> Array:
+        """A constant. NotOurs."""
+        if name not in self.constants:
+            raise NotOurs
+        return self.constants[name]
+
+    def bytes_of(self, name: str, scale: str, zero: str) -> BytesOf:
+        """`name` with the scale and zero point in these constants."""
+        dtype = np.dtype(self.dtype_of(name))
+        return BytesOf(name, self.array(scale), self.array(zero) if zero else np.zeros((), dtype))
+
+    def dequantised(self, name: str) -> BytesOf:
+        """What `name` is the DequantizeLinear of. NotOurs."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != "DequantizeLinear" or node.domain not in ("", "com.microsoft"):
+            raise NotOurs
+        found = self.bytes_of(node.input[0], node.input[1], node.input[2] if len(node.input) > 2 else "")
+        if found.scale.dtype != np.float32 or any(each.name not in ("axis",) for each in node.attribute):
+            raise NotOurs
+        axis = attributes_of(node).get("axis", 1)
+        if found.scale.size > 1 and found.scale.size != self.shape(found.name)[axis]:
+            raise NotOurs
+        return found
+
+    def axis_of(self, name: str) -> int:
+        """Along which axis the scales of DequantizeLinear differ."""
+        return int(attributes_of(self.makers[name]).get("axis", 1))
+
+    def quantised(self, node: onnx.NodeProto) -> BytesOf:
+        """What QuantizeLinear makes. NotOurs."""
+        if len(node.input) < 3 or any(each.name != "axis" for each in node.attribute):
+            raise NotOurs
+        found = BytesOf(node.output[0], self.array(node.input[1]), self.array(node.input[2]))
+        if found.scale.size != 1 or found.scale.dtype != np.float32 or found.zero.dtype.name not in BYTES:
+            raise NotOurs
+        return found
+
+    def dtype_of(self, name: str) -> str:
+        """NotOurs where it is not known."""
+        if name in self.constants:
+            return self.constants[name].dtype.name
+        if name in self.kinds:
+            return self.kinds[name].dtype
+        if name in self.dtypes:
+            return self.dtypes[name]
+        raise NotOurs
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """NotOurs where it is not known."""
+        found = self.constants[name].shape if name in self.constants else self.shapes.get(name)
+        if found is None or any(size <= 0 for size in found):
+            raise NotOurs
+        return found
+
+    # What is made --------------------------------------------------------------------------------------------------
+
+    def constant(self, array: Any, near: str) -> str:
+        """The name of a constant of this content."""
+        array = np.asarray(array, order="C")
+        name, number = near, 0
+        while name in self.constants or name in self.makers:
+            known = self.constants.get(name)
+            if (
+                known is not None
+                and known.dtype == array.dtype
+                and known.shape == array.shape
+                and (known == array).all()
+            ):
+                return name
+            number += 1
+            name = f"{near}_{number}"
+        self.constants[name] = array
+        return name
+
+    def emit(self, op: str, inputs: tuple[str, ...], output: str, note: Any = None, **given: Any) -> str:
+        """An operation of the algebra that makes `output`."""
+        shapes = [self.shape(name) if name in self.constants else self._shape_of(name) for name in inputs]
+        shape = OPERATORS[op].shape(shapes, given)
+        known = self.shapes.get(output)
+        if known is not None and known != tuple(shape):
+            raise NotOurs
+        dtype = {"convolve": "int32", "multiply": "int32"}.get(op) or self.dtype_of(
+            inputs[2] if op == "requantise" else inputs[0]
+        )
+        self.operations.append(GraphOp(op, inputs, (output,), tuple(sorted(given.items())), note))
+        self.kinds[output] = TensorKind(tuple(shape), dtype)
+        return output
+
+    def _shape_of(self, name: str) -> tuple[int, ...]:
+        found = self.kinds.get(name, TensorKind(None, "")).shape
+        if found is None or any(size <= 0 for size in found):
+            raise NotOurs
+        return found
+
+    def product(
+        self, op: str, x: BytesOf, w: BytesOf, b: Array | None, y: BytesOf, written: Written, **given: Any
+    ) -> None:
+        """A requantised convolution or product of matrices. Channels are the first axis of w, or its last one."""
+        weights = self.array(w.name)
+        channels = weights.shape[0 if op == "convolve" else 1]
+        if self.dtype_of(x.name) not in BYTES or weights.dtype.name not in BYTES:
+            raise NotOurs
+        if np.dtype(self.dtype_of(x.name)) != y.zero.dtype or np.any(~np.isfinite(w.scale)) or np.any(w.scale <= 0):
+            raise NotOurs
+        if w.scale.size not in (1, channels) or w.zero.size not in (1, channels):
+            raise NotOurs
+        m = np.broadcast_to(conv_scale(x.meant.scale, w.scale, y.meant.scale).reshape(-1), (channels,))
+        wz = np.broadcast_to(w.zero.reshape(-1), (channels,))
+        near = y.name
+        bias = np.zeros(channels, np.int32) if b is None else b.reshape(-1)
+        if bias.shape != (channels,) or bias.dtype != np.int32:
+            raise NotOurs
+        acc = self.emit(
+            op,
+            (x.name, self.constant(x.zero.reshape(()), f"{near}_xz"), w.name, self.constant(wz, f"{near}_wz"),
+             self.constant(bias, f"{near}_b")),
+            f"{near}_acc", **given,
+        )  # fmt: skip
+        z = self.constant(y.zero.reshape(()), f"{near}_z")
+        axis = 1 if op == "convolve" else len(self._shape_of(acc)) - 1
+        self.emit("requantise", (acc, self.constant(m, f"{near}_m"), z), near, written, axis=axis)
+
+    def bias(self, name: str, x: BytesOf, w: BytesOf) -> Array | None:
+        """An int32 bias in the steps of products, under DequantizeLinear. NotOurs for another."""
+        if not name:
+            return None
+        b = self.dequantised(name)
+        steps = x.meant.scale * w.scale.reshape(-1).astype(np.float64)
+        if np.any(b.zero) or not np.allclose(b.scale.reshape(-1).astype(np.float64), steps, rtol=1e-5, atol=0):
+            raise NotOurs
+        return self.array(b.name)
+
+
+def read_by(node: onnx.NodeProto) -> tuple[str, ...]:
+    """What a node reads: its inputs, and behind them what its graphs read of those around them."""
+    found = dict.fromkeys(_captured(node))
+    return (*node.input, *(name for name in found if name not in node.input))
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    for attribute in node.attribute:
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            own = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
+            for inner in graph.node:
+                yield from (name for name in read_by(inner) if name and name not in own)
+            yield from (out.name for out in graph.output if out.name not in own)
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """By name; lists as tuples of ints."""
+    found = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+QdqReader = Callable[[OnnxReader, onnx.NodeProto, BytesOf], None]
+QDQ_READERS: dict[str, QdqReader] = {}
+"""Of operators before QuantizeLinear."""
+NodeReader = Callable[[OnnxReader, onnx.NodeProto], None]
+READERS: dict[str, NodeReader] = {}
+"""Of the others."""
+qdq_reader = filling(QDQ_READERS)
+node_reader = filling(READERS)
+
+
+def not_ours(*what: Any) -> None:
+    """Raises NotOurs."""
+    raise NotOurs

@@ -1,0 +1,185 @@
+"""Which rules to take, and where: a search whose cost is what the compiler and the timing model say of the whole."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
+from celosia.compiler.superoptimise.price import Price
+from celosia.compiler.superoptimise.rule import RewriteRule
+
+ALPHA = 1.05
+"""Graphs that cost at most this much of the best are gone on with, as in TASO."""
+MOST_TIDYING = 1000
+PriceOf = Callable[[BytesGraph], Price]
+GainOf = Callable[[BytesGraph, BytesGraph], float | None]
+"""What a step from one graph to the other saves, by estimate; None where it cannot be told."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A step: a rule, what it was applied to, the rules that tidied up behind it, and what the model costs then."""
+
+    rule: str
+    says: str
+    where: tuple[str, ...]
+    tidied: tuple[str, ...]
+    price: Price
+
+
+@dataclass(frozen=True)
+class Found:
+    """A graph, what it costs, and how it came to be."""
+
+    graph: BytesGraph
+    price: Price
+    steps: tuple[Derived, ...] = ()
+
+
+@dataclass
+class SearchState:
+    """How far a search is. ended: "nothing left", "budget" or "interrupted"."""
+
+    original: Price
+    best: Price
+    seconds: float = 0.0
+    priced: int = 0
+    seen: int = 0
+    waiting: int = 0
+    ended: str = ""
+
+
+Told = Callable[[SearchState], None]
+
+
+@dataclass
+class Searching:
+    """A search of one model. found: all graphs that were the best when they were found, the last one the best."""
+
+    rules: Sequence[RewriteRule]
+    price_of: PriceOf
+    gain_of: GainOf
+    budget: float
+    told: Told = lambda state: None
+    greedy: bool = False
+    found: list[Found] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def run(self, graph: BytesGraph) -> SearchState:
+        """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
+        self.started = time.perf_counter()
+        first = Found(graph, self.price_of(graph))
+        self.state = SearchState(first.price, first.price, priced=1)
+        self.found, self.seen = [first], {graph.digest}
+        try:
+            self.state.ended = self._greedy(first) if self.greedy else self._queue(first)
+        except KeyboardInterrupt:
+            self.state.ended = "interrupted"
+        self._tell()
+        return self.state
+
+    def _tell(self, waiting: int = 0) -> bool:
+        """Whether the budget is over."""
+        self.state.seconds = time.perf_counter() - self.started
+        self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
+        self.told(self.state)
+        return self.state.seconds >= self.budget
+
+    def _queue(self, first: Found) -> str:
+        """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
+        its last step saves in its neighbourhood, and known when its turn comes."""
+        queue: list[tuple[float, int, Found]] = []
+        number = count()
+        found: Found | None = first
+        while True:
+            for each in self._next(found) if found is not None else ():
+                heapq.heappush(queue, (each.price.total, next(number), each))
+                if self._tell(len(queue)):
+                    return "budget"
+            if not queue or queue[0][0] > ALPHA * self.found[-1].price.total:
+                return "nothing left"
+            found = self._priced(heapq.heappop(queue)[2])
+            if self._tell(len(queue)):
+                return "budget"
+            if found.price.total > ALPHA * self.found[-1].price.total:
+                found = None
+
+    def _greedy(self, first: Found) -> str:
+        """The step that saves most, as long as there is one."""
+        found = first
+        while True:
+            steps = []
+            for each in self._next(found):
+                steps.append(each)
+                if self._tell():
+                    return "budget"
+            steps.sort(key=lambda each: each.price.total)
+            better = (self._priced(each) for each in steps if each.price.total < found.price.total)
+            best = next((each for each in better if each.price.total < found.price.total), None)
+            if best is None:
+                return "nothing left"
+            found = best
+
+    def _priced(self, found: Found) -> Found:
+        """`found` with what it costs in truth; noted where it is the best."""
+        price = self.price_of(found.graph)
+        self.state.priced += 1
+        *before, last = found.steps
+        found = Found(found.graph, price, (*before, replace(last, price=price)))
+        if price.total < self.found[-1].price.total:
+            self.found.append(found)
+        return found
+
+    def _next(self, found: Found) -> Iterator[Found]:
+        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate."""
+        operators = {each.op for each in found.graph.operations}
+        for rule in self.rules:
+            if rule.tidy or not rule.operators <= operators:
+                continue
+            for match in matches(rule, found.graph):
+                try:
+                    graph, tidied = self.tidied(rewritten(found.graph, match))
+                except (NotTaken, ValueError):
+                    continue
+                if graph.digest in self.seen:
+                    continue
+                self.seen.add(graph.digest)
+                gain = self.gain_of(found.graph, graph)
+                cost = found.price.total - (0 if gain is None else gain)
+                if cost <= ALPHA * self.found[-1].price.total:
+                    price = Price(cost - found.price.host, found.price.host)
+                    yield Found(
+                        graph, price, (*found.steps, Derived(rule.name, rule.says, _places(match), tidied, price))
+                    )
+
+    def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
+        """`graph` after all rules that tidy up, and their names."""
+        names: list[str] = []
+        while len(names) < MOST_TIDYING:
+            made = self._tidier(graph)
+            if made is None:
+                break
+            graph = made[0]
+            names.append(made[1])
+        return graph, tuple(names)
+
+    def _tidier(self, graph: BytesGraph) -> tuple[BytesGraph, str] | None:
+        operators = {each.op for each in graph.operations}
+        for rule in self.rules:
+            if not rule.tidy or not rule.operators <= operators:
+                continue
+            for match in matches(rule, graph):
+                try:
+                    return rewritten(graph, match), rule.name
+                except (NotTaken, ValueError):
+                    continue
+        return None
+
+
+def _places(match: Match) -> tuple[str, ...]:
+    return tuple(root.outputs[0] for root in match.roots)

@@ -1,0 +1,87 @@
+"""`celosia optimise`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from celosia.driver.choices import SUPEROPTIMISERS
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import INTERRUPTED, command, say
+
+if TYPE_CHECKING:
+    from celosia.compiler.superoptimise.optimise import Optimised
+    from celosia.driver.progress import Stages
+
+Written = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")]
+Budget = Annotated[str, typer.Option(metavar="TIME", help="How long to search: 60s, 10m or 2h.")]
+Search = Annotated[
+    str,
+    opt.one_of(
+        names=SUPEROPTIMISERS, help="queue also goes on with graphs a little dearer than the best; greedy does not."
+    ),
+]
+
+
+@command
+def optimise(
+    model: opt.OnnxModel,
+    output: Written,
+    budget: Budget = "60s",
+    config: opt.ConfigOption = "pynq",
+    search: Search = SUPEROPTIMISERS[0],
+    shape: opt.ShapeOption = None,
+    report: opt.Report = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Rewrite a model by proved rules into one that computes the same bytes in fewer cycles, for any runtime.
+
+    Cycles are those of the whole by the timing model. Ctrl-C ends the search and writes the best so far; where nothing
+    is better, the original.
+
+    \b
+    Examples:
+      celosia optimise model.onnx -o faster.onnx
+      celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
+      celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
+    """
+    from celosia.compiler.superoptimise.budget import seconds
+
+    with common.progress_stages(quiet) as stages:
+        found = _optimised(model, config, seconds(budget), search, shape, stages, output, report)
+        stages("writing the model")
+        _save(found, output)
+    common.write_json(report, found.report)
+    if not quiet:
+        from celosia.driver.show import optimise as show
+
+        common.show(show.derivation(found.report))
+    if found.state.ended == "interrupted":
+        say(f"celosia: interrupted; the best so far is in {output}", error=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _optimised(
+    model: Path, config: str, budget: float, search: str, shape: list[str] | None, stages: Stages,
+    output: Path, report: Path | None,
+) -> Optimised:  # fmt: skip
+    shapes = common.shapes_of(shape)
+    common.check_source(model)
+    common.check_destinations([model], output, report)
+    from celosia.driver import optimise as driver
+    from celosia.driver.show import optimise as show
+
+    return driver.optimise(
+        model, config, budget=budget, shapes=shapes, greedy=search == SUPEROPTIMISERS[1], progress=stages,
+        told=lambda state: stages.now(show.line(state)),
+    )  # fmt: skip
+
+
+def _save(found: Optimised, output: Path) -> None:
+    from celosia.compiler.program.files import replacing
+
+    with replacing(output) as temporary:
+        temporary.write_bytes(found.model.SerializeToString(deterministic=True))

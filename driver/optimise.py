@@ -1,0 +1,44 @@
+"""An ONNX model to one of fewer cycles on an accelerator, with the same bytes under onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnx
+
+from celosia.compiler.compile import price
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.superoptimise.equal import difference, require
+from celosia.compiler.superoptimise.optimise import Optimised
+from celosia.compiler.superoptimise.optimise import optimise as optimised
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.search import SearchState
+from celosia.hw.config import Config
+
+
+def optimise(
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
+    shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), greedy: bool = False,
+    progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
+) -> Optimised:  # fmt: skip
+    """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
+
+    shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
+    proved now, which needs z3. greedy: always the best next step, and never one that is dearer at first. Ctrl-C ends
+    the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what is
+    better gives the bytes of the original under onnxruntime, for random inputs.
+
+    Raises BudgetError, ModelError, ConfigError, RuleError, and MissingRuntime where onnxruntime is not installed.
+    """
+    require()
+    cfg = Config.load(config)
+    progress("reading the model")
+
+    def differs(original: onnx.ModelProto, other: onnx.ModelProto) -> str:
+        progress("comparing with the original under onnxruntime")
+        return difference(original, other)
+
+    return optimised(
+        source, lambda model: price(model, cfg), budget, differs, shapes, own=rules, told=told, greedy=greedy
+    )

@@ -1,0 +1,123 @@
+"""Rules hold in numbers, wrong ones are refused, and the file of proofs is that of the rules that there are."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from celosia.compiler.superoptimise import proofs
+from celosia.compiler.superoptimise.proofs import RuleError, require_proved
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules import RULES
+from celosia.compiler.superoptimise.sizes import OpenSize, bind, value_of
+from celosia.compiler.superoptimise.trial import NoTrial, difference
+
+sys.path.append(str(Path(__file__).parent))
+
+from mutants import mutants
+from wrong_rules import WRONG
+
+MUTANTS = 200
+TRIALS = 6
+QUICK = 3.0
+"""Rules whose cases the prover is asked about here; all of them are by `python -m celosia.compiler.superoptimise`."""
+
+
+def first_difference(rule: RewriteRule) -> str:
+    """How its sides differ in one of several trials; "" where they do not, or where there are no sizes."""
+    for seed in range(TRIALS):
+        try:
+            if found := difference(rule, seed):
+                return found
+        except NoTrial:
+            return ""
+    return ""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_rules_hold_in_onnxruntimes_arithmetic(part: int) -> None:
+    tried = 0
+    for rule in RULES[part::4]:
+        try:
+            assert not difference(rule, 1), rule.name
+            tried += 1
+        except NoTrial:
+            assert "reshape" in rule.name  # sizes whose products are equal are seldom drawn
+    assert tried > 80
+
+
+def test_the_proofs_are_of_these_rules() -> None:
+    require_proved(RULES)
+    known = json.loads(proofs.FILE.read_text(encoding="utf-8"))
+    assert list(known["rules"]) == [rule.name for rule in RULES]
+
+
+def test_proofs_are_found_again() -> None:
+    """Of rules of each kind; the command proves all."""
+    pytest.importorskip("z3")
+    known = json.loads(proofs.FILE.read_text(encoding="utf-8"))["rules"]
+    light = [rule for rule in RULES if known[rule.name]["questions"] < 60]
+    for rule in (*light[::12], *(each for each in RULES if each.name.startswith(("merge products", "padding into")))):
+        row = proofs._row(rule)
+        assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
+
+
+@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.name)
+def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
+    pytest.importorskip("z3")
+    from celosia.compiler.superoptimise.prover import verdict
+
+    found = verdict(rule)
+    assert not found.proved and found.why
+    if "average" not in rule.name:  # of which the algebra knows nothing
+        assert first_difference(rule), "it is not wrong"
+
+
+def test_mutants_are_refused() -> None:
+    """Those that differ in numbers; what does not differ is still right, and mostly proved."""
+    pytest.importorskip("z3")
+    from celosia.compiler.superoptimise.prover import verdict
+
+    every = [mutant for rule in RULES for mutant in mutants(rule)]
+    wrong = 0
+    for mutant in random.Random(27).sample(every, 2 * MUTANTS):
+        if wrong == MUTANTS:
+            break
+        if what := first_difference(mutant):
+            wrong += 1
+            assert not verdict(mutant).proved, f"{mutant.name}: {what}"
+    assert wrong == MUTANTS
+
+
+def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = replace(RULES[0], after=RULES[0].after[::-1])
+    with pytest.raises(RuleError, match=r"'merge convolutions' has no proof in proofs.json, or it is of another text"):
+        require_proved([changed])
+    known = json.loads(proofs.FILE.read_text(encoding="utf-8")) | {"meaning": "of other sources"}
+    (tmp_path / "proofs.json").write_text(json.dumps(known))
+    monkeypatch.setattr(proofs, "FILE", tmp_path / "proofs.json")
+    with pytest.raises(RuleError, match="has no proof"):
+        require_proved(RULES)
+
+
+def test_ones_own_rule_is_proved_when_it_is_given() -> None:
+    pytest.importorskip("z3")
+    require_proved([], [RULES[1]])
+    with pytest.raises(
+        RuleError, match=r"'parts are exchanged' is not proved, and so not used: .*; correct it, or leave"
+    ):
+        require_proved([], [rule for rule in WRONG if rule.name == "parts are exchanged"])
+
+
+def test_sizes_are_solved() -> None:
+    half, other = OpenSize("half"), OpenSize("other", 0)
+    values: dict[str, int] = {}
+    assert bind(2 * half - 1, 7, values) and values == {"half": 4}
+    assert not bind(2 * OpenSize("even"), 7, values)
+    assert not bind(half + other, 3, values) and bind(half + other, 4, values) and values["other"] == 0
+    assert value_of((half // 3, half * other), values) == (1, 0)

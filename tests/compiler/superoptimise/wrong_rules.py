@@ -1,0 +1,152 @@
+"""Rules that are wrong, as somebody may believe in them: what no prover may accept.
+
+The first ones are the kinds that a generator finds by fingerprints on few tensors, or that hold in floats and not with
+rounding; each says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
+from celosia.compiler.superoptimise.rules.convolutions import WZ, padded, spread
+from celosia.compiler.superoptimise.rules.merging import (
+    IMAGE,
+    KERNEL,
+    O1,
+    O2,
+    PADS,
+    XZ,
+    C,
+    H,
+    N,
+    W,
+    Z,
+    constants,
+    convolution,
+    joined,
+    matrices,
+    part,
+)
+from celosia.compiler.superoptimise.rules.moving import F, G, mapped, reshaped, transposed
+from celosia.compiler.superoptimise.sizes import OpenSize
+from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
+
+P, Q, O = OpenSize("p", 0), OpenSize("q"), OpenSize("o")
+FIRST, SECOND = (constants(i, o, (o, C, *KERNEL)) for i, o in ((1, O1), (2, O2)))
+ALIKE = constants(2, O1, (O1, C, *KERNEL))
+PAIRS = [joined(0, a, b) for a, b in zip(FIRST, SECOND)]
+Y = Leaf("y", (N, C, H, W))
+A, B = (Leaf(name, (N, OpenSize(f"c{name}"), H, W)) for name in "ab")
+ROW = Leaf("x", (OpenSize("rows"), OpenSize("k")))
+ROWS, OTHER_ROWS = (constants(i, O1, (OpenSize("k"), O1)) for i in (1, 2))
+SQUARE = Leaf("s", (N, C, H, H))
+MORE = tuple(pad + 1 for pad in PADS)
+OTHER_Z, OTHER_XZ = Leaf("z2", (), True), Leaf("xz2", (), True)
+LAST = Leaf("c", (OpenSize("d0"), OpenSize("d1"), OpenSize("d2")))
+
+
+def wrong(name: str, before: Term | tuple[Term, ...], after: Term | tuple[Term, ...], *where: object) -> RewriteRule:
+    """A rule."""
+    sides = [side if isinstance(side, tuple) else (side,) for side in (before, after)]
+    return RewriteRule(name, "", sides[0], sides[1], where, shifts=(1,))  # type: ignore[arg-type]
+
+
+def merged(**other: object) -> tuple[Term, Term]:
+    """What two convolutions become."""
+    both = convolution(IMAGE, *PAIRS, **other)
+    return part(both, 1, 0, O1), part(both, 1, O1, O1 + O2)
+
+
+def pooled(x: Term, op: str = "largest", **other: object) -> Composed:
+    """Windows."""
+    given = {"kernel": KERNEL, "pads": (0, 0, 0, 0), "strides": (1, 1), "dilations": (1, 1), **other}
+    return apply(op, x, **given)
+
+
+def accumulated(*rows: Term, x: Term = IMAGE, xz: Term = XZ) -> Composed:
+    """A convolution before it is requantised."""
+    w, wz, b = rows
+    return apply("convolve", x, xz, w, wz, b, strides=(1, 1), dilations=(1, 1), pads=PADS, group=1)
+
+
+def requantised(acc: Term, m: Term = FIRST[3], z: Term = Z) -> Composed:
+    """Bytes."""
+    return apply("requantise", acc, m, z, axis=1)
+
+
+ONE, TWO = convolution(IMAGE, *FIRST), convolution(IMAGE, *SECOND)
+WIDE = padded(Leaf("w", (O, C, *KERNEL), True), WZ, (0, 0, 1, 1, 0, 0, 1, 1))
+UNIFORM = Leaf("w", (O, C, *KERNEL), True), spread(WZ, O), Leaf("b", (O,), True), Leaf("m", (O,), True)
+GROUPED = constants(1, 2 * O1, (2 * O1, C, *KERNEL))
+PAIRED = Leaf("x", (N, 2 * C, H, W))
+WRONG = (
+    wrong("convolutions of other strides are merged", (ONE, convolution(IMAGE, *SECOND, strides=(2, 2))), merged()),
+    wrong("convolutions of other dilations are merged", (ONE, convolution(IMAGE, *SECOND, dilations=(2, 1))), merged()),
+    wrong("convolutions of other padding are merged", (ONE, convolution(IMAGE, *SECOND, pads=MORE)), merged()),
+    wrong("convolutions of other inputs are merged", (ONE, convolution(Y, *SECOND)), merged()),
+    wrong("convolutions of other zero points are merged", (ONE, convolution(IMAGE, *SECOND, z=OTHER_Z)), merged()),
+    wrong("convolutions that read other zero points", (ONE, convolution(IMAGE, *SECOND, xz=OTHER_XZ)), merged()),
+    wrong("merged, and the results exchanged", (ONE, TWO), merged()[::-1]),
+    wrong("merged, cut in the wrong place", (ONE, TWO), (
+        merged()[0], part(convolution(IMAGE, *PAIRS), 1, O2, O1 + O2))),
+    wrong("merged weights, the bias of the first alone", (ONE, convolution(IMAGE, *ALIKE)), (
+        part(convolution(IMAGE, joined(0, FIRST[0], ALIKE[0]), joined(0, FIRST[1], ALIKE[1]),
+                         joined(0, FIRST[2], FIRST[2]), joined(0, FIRST[3], ALIKE[3])), 1, 0, O1),
+        part(convolution(IMAGE, joined(0, FIRST[0], ALIKE[0]), joined(0, FIRST[1], ALIKE[1]),
+                         joined(0, FIRST[2], FIRST[2]), joined(0, FIRST[3], ALIKE[3])), 1, O1, O1 + O1),
+    )),
+    wrong("a sum of requantised convolutions is one of summed weights",
+          mapped(F, ONE, convolution(IMAGE, *ALIKE)), requantised(
+              apply("plus", accumulated(*FIRST[:3]), accumulated(*ALIKE[:3])))),
+    wrong("requantising a sum is a sum of requantised", requantised(apply("plus", accumulated(*FIRST[:3]), Leaf(
+        "acc", (N, O1, OpenSize("oh"), OpenSize("ow"))))), requantised(accumulated(*FIRST[:3]))),
+    wrong("a function of a convolution is one of its input", mapped(F, ONE), convolution(mapped(F, IMAGE), *FIRST)),
+    wrong("a function goes into the accumulator", mapped(F, ONE), requantised(mapped(F, accumulated(*FIRST[:3])))),
+    wrong("any function and MaxPool change places", mapped(F, pooled(IMAGE)), pooled(mapped(F, IMAGE))),
+    wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(F)),
+    wrong("two MaxPools are one", pooled(pooled(IMAGE)), pooled(IMAGE)),
+    wrong("an average is a convolution", pooled(IMAGE, "average"), ONE),
+    wrong("an average goes across a function", mapped(F, pooled(IMAGE, "average")),
+          pooled(mapped(F, IMAGE), "average")),
+    wrong("functions change places", mapped(F, mapped(G, IMAGE)), mapped(G, mapped(F, IMAGE))),
+    wrong("a function twice is one", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE)),
+    wrong("the outer function stays", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE), Absorbs(F, G)),
+    wrong("operands are exchanged", mapped(F, IMAGE, Y), mapped(F, Y, IMAGE)),
+    wrong("a Transpose goes", transposed(SQUARE, (0, 1, 3, 2)), SQUARE),
+    wrong("a Transpose undoes itself", transposed(transposed(LAST, (1, 2, 0)), (1, 2, 0)), LAST),
+    wrong("Transpose and Slice, axis as it was", transposed(part(LAST, 1, P, Q), (0, 2, 1)),
+          part(transposed(LAST, (0, 2, 1)), 1, P, Q)),
+    wrong("a convolution of a Transpose, weights as they are", convolution(transposed(SQUARE, (0, 1, 3, 2)), *FIRST),
+          transposed(convolution(SQUARE, *FIRST), (0, 1, 3, 2))),
+    wrong("a Reshape is a Transpose", reshaped(LAST, (OpenSize("d0"), OpenSize("d2"), OpenSize("d1"))),
+          transposed(LAST, (0, 2, 1))),
+    wrong("a Reshape goes", reshaped(LAST, (OpenSize("d1"), OpenSize("d0"), OpenSize("d2"))), LAST),
+    wrong("parts are exchanged", joined(1, A, B), joined(1, B, A)),
+    wrong("Slices that do not touch are one", joined(1, part(IMAGE, 1, 0, P + 1), part(IMAGE, 1, P + 2, Q)),
+          part(IMAGE, 1, 0, Q - 1)),
+    wrong("neighbours the wrong way round", joined(1, part(IMAGE, 1, P, Q), part(IMAGE, 1, 0, P)),
+          part(IMAGE, 1, 0, Q)),
+    wrong("a Slice across parts is one of the first", part(joined(1, A, B), 1, P, Q), part(A, 1, P, Q)),
+    wrong("MaxPool of joined rows", pooled(joined(2, IMAGE, Y)), joined(2, pooled(IMAGE), pooled(Y))),
+    wrong("a convolution of joined rows", convolution(joined(2, IMAGE, Y), *FIRST),
+          joined(2, convolution(IMAGE, *FIRST), convolution(Y, *FIRST))),
+    wrong("a larger kernel, padding as it was", convolution(IMAGE, *UNIFORM), convolution(IMAGE, WIDE, *UNIFORM[1:])),
+    wrong("a larger kernel, padded with what is not zero",
+          convolution(IMAGE, *UNIFORM, dilations=(1, 1)), convolution(
+              IMAGE, padded(UNIFORM[0], Z, (0, 0, 1, 1, 0, 0, 1, 1)), *UNIFORM[1:], pads=MORE, dilations=(1, 1))),
+    wrong("a larger kernel, as if nothing were dilated", convolution(IMAGE, *UNIFORM, dilations=(2, 2)),
+          convolution(IMAGE, WIDE, *UNIFORM[1:], pads=MORE, dilations=(2, 2))),
+    wrong("any padding is the convolution's own", convolution(
+        padded(IMAGE, OTHER_XZ, (0, 0, 1, 1, 0, 0, 1, 1)), *FIRST), convolution(IMAGE, *FIRST, pads=MORE)),
+    wrong("padding of a function", mapped(F, padded(IMAGE, XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
+          padded(mapped(F, IMAGE), XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
+    wrong("groups are given up", convolution(PAIRED, *GROUPED, group=2), convolution(
+        PAIRED, joined(1, GROUPED[0], GROUPED[0]), *GROUPED[1:])),
+    wrong("strides are given up", convolution(IMAGE, *FIRST, strides=(2, 2)),
+          convolution(IMAGE, *FIRST, strides=(1, 1))),
+    wrong("a second product is the first", (matrices(1, ROW, *ROWS), matrices(1, ROW, *OTHER_ROWS)),
+          (matrices(1, ROW, *ROWS), matrices(1, ROW, *ROWS))),
+    wrong("a constant is added before rounding", mapped(F, requantised(accumulated(*FIRST[:3]))), requantised(
+        apply("plus", accumulated(*FIRST[:3]), Leaf("one", (), True)))),
+    wrong("constants are multiplied", apply("plus", apply("plus", LAST, Leaf("c1", (), True)), Leaf("c2", (), True)),
+          apply("plus", LAST, Leaf("c1", (), True))),
+)  # fmt: skip
