@@ -84,7 +84,7 @@ class Issue:
             loops.halt.eq(unit.halt),
             unit.instr.ready.eq(loops.instr.ready & may_start),
             accept.eq(unit.instr.valid & unit.instr.ready),
-            self.rows.eq(accept & of_rows),
+            self.rows.eq(unit.instr.valid & may_start & of_rows),  # loops are ready where nothing is under way
             unit.quiet.eq((under_way == 0) & ~unit.done.valid),
         ]
         with m.If(accept):

@@ -38,7 +38,8 @@ class SoftmaxEngine(wiring.Component):
 
     Members
     -------
-    start : In(1), fields : In(fields_layout)   Begins, when not `busy`.
+    fields : In(fields_layout)      What is offered while not `busy` is taken, valid or not.
+    start : In(1)                   It is valid.
     zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
     vin : Out(ReadPort)             Must be ready.
     exp : In(WritePort)             Through which LOAD writes powers.
@@ -65,8 +66,9 @@ class SoftmaxEngine(wiring.Component):
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
         m.d.comb += [
-            steps.start.eq(self.start), steps.fields.eq(self.fields), steps.summed.eq(sums.done),
-            sums.set.eq(self.start), sums.last_key.eq(Cat(~self.fields.imm, self.fields.extent_n - 1)),
+            steps.idle.eq(~self.busy), steps.start.eq(self.start), steps.fields.eq(self.fields),
+            steps.summed.eq(sums.done),
+            sums.set.eq(~self.busy), sums.last_key.eq(Cat(~self.fields.imm, self.fields.extent_n - 1)),
             self.vin.en.eq(steps.read), self.vin.addr.eq(steps.addr), self.exp.ready.eq(1),
         ]  # fmt: skip
         with m.If(self.start):
@@ -76,7 +78,7 @@ class SoftmaxEngine(wiring.Component):
         marks = self._marks(m, steps)
         divide = self._later(m, steps.divide, "divide", len(marks) - 1)
         inside = Reg(self._cfg.block_out)
-        with m.If(self.start):
+        with m.If(~self.busy):
             m.d.sync += inside.eq(Cat(1, ones(~self.fields.imm)))
         self._parts(m, steps, marks, divide, inside)
         self._add_up(m, sums, marks, divide)
@@ -180,5 +182,5 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += self.addr.eq(target)
             with m.If(turns):
                 m.d.sync += line.eq(target)
-        with m.If(self.start):
+        with m.If(~self.busy):
             m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base), next_x.eq(f.dst_x), next_n.eq(f.dst_n)]

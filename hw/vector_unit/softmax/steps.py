@@ -47,7 +47,8 @@ class SoftmaxSteps(wiring.Component):
 
     Members
     -------
-    start : In(1), fields : In(fields_layout)   An instruction, when none is under way. Steps begin two cycles later.
+    idle : In(1), fields : In(fields_layout)    What is offered while no instruction is under way is one, where `start`.
+    start : In(1)           Steps begin two cycles later.
     summed : In(1)          The sums of a tile are complete.
     largest, fill, divide : Out(1)      There is a step, and what for.
     step : Out(step_layout)
@@ -57,8 +58,8 @@ class SoftmaxSteps(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         super().__init__({
-            "start": In(1), "fields": In(fields_layout(cfg)), "summed": In(1), "largest": Out(1), "fill": Out(1),
-            "divide": Out(1), "step": Out(step_layout(cfg)), "read": Out(1),
+            "idle": In(1), "start": In(1), "fields": In(fields_layout(cfg)), "summed": In(1), "largest": Out(1),
+            "fill": Out(1), "divide": Out(1), "step": Out(step_layout(cfg)), "read": Out(1),
             "addr": Out(scratchpads(cfg)["vin"].address_bits),
         })  # fmt: skip
 
@@ -76,7 +77,7 @@ class SoftmaxSteps(wiring.Component):
             step.opens.eq(self.fill & first & (part == 0) & ends_tile), step.whole.eq(ends_entry),
             step.end.eq(ends_entry & ends_row & ends_tile & ~full),
         ]  # fmt: skip
-        with m.If(self.start):
+        with m.If(self.idle):
             m.d.sync += last_part.eq((~self.fields.imm)[len(self.fields.imm) - len(part) :])
         with m.FSM():
             with m.State("IDLE"), m.If(self.start):
@@ -119,7 +120,7 @@ class SoftmaxSteps(wiring.Component):
     def _entries(self, m: Module, go: _Moves) -> tuple[Signal, Signal]:
         """Whether this is a row's last entry, and whether its first: registers, found a step ahead."""
         others, behind, ends_row, first = Reg(EXTENT_BITS), Reg(EXTENT_BITS), Reg(), Reg()
-        with m.If(self.start):
+        with m.If(self.idle):
             m.d.sync += others.eq(self.fields.extent_n - 1)
         with m.If(go.next_row):
             m.d.sync += [behind.eq(others), first.eq(1), ends_row.eq(others == 0)]
@@ -131,7 +132,7 @@ class SoftmaxSteps(wiring.Component):
         """Whether a row is the tile's last one, whether there is such a row, and whether other tiles follow."""
         last, full = Reg(EXTENT_BITS), Reg()
         tiles = last[len(row) :]
-        with m.If(self.start):
+        with m.If(self.idle):
             m.d.sync += last.eq(self.fields.extent_x - 1)
         with m.If(go.begin):
             m.d.sync += full.eq(tiles.any())
@@ -152,7 +153,7 @@ class SoftmaxSteps(wiring.Component):
             m.d.sync += self.addr.eq(target)
             with m.If(go.anew):
                 m.d.sync += line.eq(target)
-        with m.If(self.start):
+        with m.If(self.idle):
             m.d.sync += [base.eq(self.fields.a_base), a_n.eq(self.fields.a_n), a_x.eq(self.fields.a_x)]
         with m.If(go.next_tile):
             m.d.sync += base.eq(target)
