@@ -74,7 +74,8 @@ FIELDS = {
     ),
     "softmax": (
         "elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: none",
-        "an adder of floats, a divider and a block RAM each; without, softmax runs on the CPU between launches",
+        "each an adder of floats and a divider, 760 LUTs, and half a block RAM: 4 are 3,751 LUTs of `pynq`; without, "
+        "softmax runs on the CPU",
     ),
 }
 """For each field what it is, and what it costs or brings."""
