@@ -18,7 +18,7 @@ from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
-from celosia.hw.vector_unit.softmax.largest import Largest
+from celosia.hw.vector_unit.softmax.largest import RowLargest
 from celosia.hw.vector_unit.softmax.steps import SoftmaxSteps, fields_layout
 from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
 
@@ -107,7 +107,7 @@ class SoftmaxEngine(wiring.Component):
             self._later(m, steps.largest, "largest", 2), self._later(m, steps.fill, "fill", PART_STAGES),
         )  # fmt: skip
         entry, part = Reg(8 * cfg.block_out), Reg(8 * count)
-        m.submodules.largest = unit = Largest(cfg.block_out, len(step.row))
+        m.submodules.largest = unit = RowLargest(cfg.block_out, len(step.row))
         with m.If(largest[1] | fill[1] | divide[1]):
             m.d.sync += entry.eq(self.vin.data)
         with m.If(fill[2] | divide[2]):

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.signals import Reg
 
 
-class Largest(wiring.Component):
+class RowLargest(wiring.Component):
     """The largest lane of rows of entries, one entry a cycle.
 
     Parameters
