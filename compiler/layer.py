@@ -335,6 +335,8 @@ class Softmax:
     macs: int = 0
 
 
+Part = Conv | Pool | Map
+"""What a block may consist of."""
 BETWEEN_GROUPS = " | "
 """In the name of a block."""
 
@@ -343,18 +345,19 @@ BETWEEN_GROUPS = " | "
 class Block:
     """Layers that run as one, each on what the one before it has left in a scratchpad.
 
-    The y of each but the last is the x of the next and read by nobody else; its storage lies nowhere in DRAM. Only the
-    last has a residual.
+    The y of each but the last is read by the next and by nobody else, as its x, or as the operand of its residual where
+    it is a Map; its storage lies nowhere in DRAM. Either only the last has a residual, and none is a Map, or all are
+    Maps but the first, which is a Conv.
 
     cuts: numbers of layers that begin only when all of what they read lies in a scratchpad, whole images. The layers
     between two cuts run tile by tile together.
     """
 
-    layers: tuple[Conv | Pool, ...]
+    layers: tuple[Part, ...]
     cuts: tuple[int, ...] = ()
 
     @property
-    def groups(self) -> list[tuple[Conv | Pool, ...]]:
+    def groups(self) -> list[tuple[Part, ...]]:
         """The layers between cuts."""
         return [self.layers[a:b] for a, b in pairwise((0, *self.cuts, len(self.layers)))]
 
@@ -398,6 +401,9 @@ Layer = Conv | Pool | Map | Multiply | ActivationProduct | Softmax | Block
 
 def inputs(layer: Layer) -> list[Activation]:
     """The activations that `layer` reads in DRAM."""
+    if isinstance(layer, Block):
+        inside = {each.y for each in layer.layers[:-1]}
+        return [act for each in layer.layers for act in inputs(each) if act not in inside]
     operands = [layer.x]
     if isinstance(layer, Multiply):
         operands.append(layer.b)
@@ -418,7 +424,7 @@ def moved(layer: Layer, placed: Callable[[Activation], Activation]) -> Layer:
     """`layer` on the activations that `placed` puts in the places of its own."""
     if isinstance(layer, Block):
         parts = [moved(each, placed) for each in layer.layers]
-        return Block(tuple(part for part in parts if isinstance(part, Conv | Pool)), layer.cuts)
+        return Block(tuple(part for part in parts if isinstance(part, Part)), layer.cuts)
     epilogue = layer.epilogue
     if epilogue.residual is not None:
         residual = replace(epilogue.residual, operand=placed(epilogue.residual.operand))

@@ -10,8 +10,7 @@ and decisions, and where one decision of a block changes, only the groups around
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -27,6 +26,8 @@ from celosia.compiler.layer import (
     Conv,
     Lattice,
     Layer,
+    Map,
+    Part,
     Pool,
     Storage,
     Untileable,
@@ -69,30 +70,68 @@ def form_blocks(
     if not cfg.forward:
         return planner.decider
     cutter = _Cutter(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
-    blocks: list[tuple[_Part, Choice]] = []
+    blocks: list[tuple[Sequence[Choice], Choice]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
         for first in range(0, len(chain), AT_ONCE):
             parts = [part for part in cutter.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
-            blocks += [(part, cutter.noted(part, _joined(selection, part))) for part in parts]
-    place = {id(part.choices[-1]): block for part, block in blocks}
-    inside = {id(choice) for part, _ in blocks for choice in part.choices[:-1]}
-    selection.choices[:] = [place.get(id(choice), choice) for choice in selection.choices if id(choice) not in inside]
+            blocks += [(part.choices, cutter.noted(part, _joined(selection, part))) for part in parts]
+    _put(selection, blocks)
+    _put(selection, list(_with_maps(cfg, selection, cutter, frozenset(apart))))
     return cutter.decider
+
+
+def _put(selection: Selection, blocks: Sequence[tuple[Sequence[Choice], Choice]]) -> None:
+    """Put blocks into `selection`, in the places of the last of the choices that each is made of."""
+    place = {id(choices[-1]): block for choices, block in blocks}
+    inside = {id(choice) for choices, _ in blocks for choice in choices[:-1]}
+    selection.choices[:] = [place.get(id(choice), choice) for choice in selection.choices if id(choice) not in inside]
+
+
+def _with_maps(
+    cfg: Config, selection: Selection, cutter: _Cutter, apart: frozenset[ir.Node]
+) -> Iterator[tuple[Sequence[Choice], Choice]]:
+    """Convolutions, with maps behind them which alone read what they make, where that takes fewer cycles as a block."""
+    readers = _readers(selection.choices)
+    for choice in selection.choices:
+        found, chain = [choice], [choice]
+        while _is_product(cfg, choice.layer) and (reader := _read_by(cfg, found[-1], readers, apart)) is not None:
+            behind = _behind(reader.layer, found[-1].layer.y)
+            if behind is None:
+                break
+            found.append(reader)
+            chain.append(replace(reader, layer=behind))
+        while len(chain) > 1 and len(parts := cutter.kept(_Part(tuple(chain)))) > 1:
+            found, chain = found[:-1], chain[:-1]
+        if len(chain) > 1:
+            yield found, cutter.noted(parts[0], _joined(selection, parts[0]))
+
+
+def _is_product(cfg: Config, layer: Layer) -> bool:
+    """A convolution whose output blocks read all input blocks."""
+    return isinstance(layer, Conv) and not depthwise(cfg, layer) and len(pack.runs(cfg, layer)) == 1
+
+
+def _behind(layer: Layer, y: Activation) -> Map | None:
+    """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it as operand B, through vin."""
+    if not isinstance(layer, Map):
+        return None
+    epilogue, residual = layer.epilogue, layer.epilogue.residual
+    if residual is None or residual.operand == y:
+        return layer
+    operand = residual.operand
+    if epilogue.table is not None or epilogue.clip != (-128, 127) or operand.dims != y.dims:
+        return None
+    turned = replace(residual, operand=y, scale_v=residual.scale_b, scale_b=residual.scale_v)
+    return replace(layer, x=operand, epilogue=replace(epilogue, residual=turned))
 
 
 def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
     """The longest chains of at least two layers."""
-    choices = selection.choices
-    makers = Counter(choice.layer.y.storage for choice in choices)
-    readers: dict[Storage, list[Choice]] = {}
-    for choice in choices:
-        for storage in {act.storage for act in inputs(choice.layer)}:
-            readers.setdefault(storage, []).append(choice)
+    choices, readers = selection.choices, _readers(selection.choices)
     following: dict[int, Choice] = {}
     for before in choices:
-        storage = before.layer.y.storage
-        reader = _only_reader(cfg, before, readers.get(storage, [])) if makers[storage] == 1 else None
-        if reader is not None and apart.isdisjoint((*before.nodes, *reader.nodes)):
+        reader = _read_by(cfg, before, readers, apart) if _can_hand_on(cfg, before.layer) else None
+        if reader is not None and _fits(cfg, reader.layer) and reader.layer.x == before.layer.y:
             following[id(before)] = reader
     later = {id(choice) for choice in following.values()}
     for choice in choices:
@@ -104,21 +143,37 @@ def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Ite
         yield chain
 
 
-def _only_reader(cfg: Config, before: Choice, readers: Sequence[Choice]) -> Choice | None:
-    """The choice that alone reads what `before` alone makes, where both can be in a block. readers: of its storage."""
-    layer = before.layer
-    y = layer.y
-    if not _fits(cfg, layer) or layer.epilogue.residual is not None:
-        return None
+def _readers(choices: Iterable[Choice]) -> dict[Storage, tuple[int, list[Choice]]]:
+    """By storage, how many write it, and those that read it."""
+    found: dict[Storage, tuple[int, list[Choice]]] = {}
+    for choice in choices:
+        count, readers = found.get(choice.layer.y.storage, (0, []))
+        found[choice.layer.y.storage] = count + 1, readers
+    for choice in choices:
+        for storage in {act.storage for act in inputs(choice.layer)}:
+            found.setdefault(storage, (0, []))[1].append(choice)
+    return found
+
+
+def _read_by(
+    cfg: Config, before: Choice, readers: Mapping[Storage, tuple[int, list[Choice]]], apart: frozenset[ir.Node]
+) -> Choice | None:
+    """The choice that alone reads what `before` alone makes, all of it, once."""
+    y = before.layer.y
+    makers, found = readers[y.storage]
     if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
         return None
-    if len(readers) != 1 or not _fits(cfg, readers[0].layer) or readers[0].layer.x != y:
+    if makers != 1 or len(found) != 1 or not apart.isdisjoint((*before.nodes, *found[0].nodes)):
         return None
-    residual = readers[0].layer.epilogue.residual
-    if residual is not None and residual.operand.storage is y.storage:
-        return None
-    nodes = readers[0].nodes
-    return readers[0] if all(use.node in nodes for use in before.value.uses()) else None
+    read = [act for act in inputs(found[0].layer) if act.storage is y.storage]
+    nodes = found[0].nodes
+    once = len(read) == 1 and read[0] == y
+    return found[0] if once and all(use.node in nodes for use in before.value.uses()) else None
+
+
+def _can_hand_on(cfg: Config, layer: Layer) -> bool:
+    """Whether the next layer of a block may read what `layer` makes."""
+    return _fits(cfg, layer) and layer.epilogue.residual is None
 
 
 def _fits(cfg: Config, layer: Layer) -> bool:
@@ -142,7 +197,7 @@ class _Part:
         layers = [choice.layer for choice in self.choices]
         if len(layers) == 1:
             return layers[0]
-        return Block(tuple(each for each in layers if isinstance(each, Conv | Pool)), self.cuts)
+        return Block(tuple(each for each in layers if isinstance(each, Part)), self.cuts)
 
     def then(self, other: _Part) -> _Part:
         """Both, with what lies between them whole in a scratchpad."""
@@ -186,7 +241,7 @@ class _Cutter:
         near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
         best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
-        return [each for part in best_parts for each in self._kept(part)]
+        return [each for part in best_parts for each in self.kept(part)]
 
     def _resident(self, parts: list[_Part]) -> list[_Part]:
         """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
@@ -250,7 +305,7 @@ class _Cutter:
         block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
         return block
 
-    def _kept(self, part: _Part) -> list[_Part]:
+    def kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
         decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
         if len(part.choices) == 1 or decided:
@@ -304,7 +359,7 @@ class _Cutter:
         read = {act.storage for layer in layers for act in inputs(layer)}
         made = {layer.y.storage for layer in layers}
         try:
-            image = build(self.cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner)
+            image = build(self.cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner, cold=False)
         except LayerErrors:
             return inf
         return predict(self.cfg, image.code(image.launches[0]).tobytes()).cycles

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Conv, Layer, Map, Multiply, Pool, Softmax, Storage, Untileable, inputs
+from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Pool, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
@@ -154,11 +154,12 @@ class _Emitter:
     """Emits the layers of one launch into a stream."""
 
     def __init__(
-        self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int]
-    ) -> None:
+        self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int],
+        cold: bool,
+    ) -> None:  # fmt: skip
         self.cfg, self.layers, self.planner = cfg, layers, planner
         self.parts: list[list[LayerPart]] = [[] for _ in layers]
-        self.constants, self.addresses = constants, addresses
+        self.constants, self.addresses, self.cold = constants, addresses, cold
         self.stream = Stream(cfg)
         self.refused: dict[int, str] = {}
         self.settled = False
@@ -185,7 +186,7 @@ class _Emitter:
         """None, and an entry in `refused`, for a layer that does not fit."""
         followed = self._follows(number + 1)
         try:
-            parts = self.parts[number] = self.planner.layer(layer, rows_first=followed)
+            parts = self.parts[number] = self.planner.layer(layer, followed, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
@@ -200,6 +201,10 @@ class _Emitter:
             self.refused[number] = str(error)
             return None
         return planned
+
+    def _is_cold(self, number: int) -> bool:
+        """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
+        return self.cold and (number == 0 or not isinstance(self.layers[number - 1], Conv | Block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, or channel groups."""
@@ -329,14 +334,17 @@ def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[i
 
 def build(
     cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
-    planner: Planner | None = None,
+    planner: Planner | None = None, cold: bool = True,
 ) -> Image:  # fmt: skip
-    """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered."""
+    """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered.
+
+    cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
+    """
     arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
     planner = planner or Planner(cfg)
-    emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets) for layers in launches]
+    emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets, cold) for layers in launches]
     streams = [emitter.run() for emitter in emitters]
     refused = {(n, layer): why for n, emitter in enumerate(emitters) for layer, why in emitter.refused.items()}
     if refused:

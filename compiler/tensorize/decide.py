@@ -49,10 +49,13 @@ class Decider:
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
 
-    def of(self, layer: str, definitions: Sequence[Definition], rows_first: bool = False) -> list[Decisions]:
+    def of(
+        self, layer: str, definitions: Sequence[Definition], rows_first: bool = False, cold: bool = False
+    ) -> list[Decisions]:
         """Those for each definition of the layer of that name. Untileable where nothing fits.
 
-        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing.
+        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing. cold:
+        gemm is not busy with another layer while this one's first loads come.
         """
         asked = [problems(definition) for definition in definitions]
         known: Sequence[Decisions] | None = None
@@ -61,14 +64,14 @@ class Decider:
         if known is None and self.recorded:
             known = self.recorded.get(workload(definitions))
         if known is None:
-            return [self._usual(definition.problem, rows_first) for definition in definitions]
+            return [self._usual(definition.problem, rows_first, cold) for definition in definitions]
         rest = iter(known)
         return [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
 
-    def _usual(self, problem: Problem | BlockProblem, rows_first: bool) -> Decisions:
+    def _usual(self, problem: Problem | BlockProblem, rows_first: bool, cold: bool) -> Decisions:
         if isinstance(problem, BlockProblem):
             return self.searched.get(problem) or block_space.choose(self.cfg, problem)
-        return choose(self.cfg, problem, rows_first)
+        return choose(self.cfg, problem, rows_first, cold)
 
 
 def problems(d: Definition) -> Sequence[Problem | Group]:

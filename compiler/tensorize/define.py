@@ -17,6 +17,7 @@ from celosia.compiler.layer import (
     Block,
     Conv,
     Layer,
+    Map,
     Pool,
     Softmax,
 )
@@ -36,11 +37,9 @@ def define(cfg: Config, layer: Layer) -> list[Definition]:
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     if isinstance(layer, Block):
-        yield _chain(cfg, layer)
+        yield _with_maps(cfg, layer) if isinstance(layer.layers[-1], Map) else _chain(cfg, layer)
         return
-    acts = [layer.x, layer.y]
-    window = window_of(layer)
-    matrix = all(act.height * act.width == 1 for act in acts) and window.pointwise
+    matrix = _is_matrix(layer)
     blocks = pack.blocks(layer.y.channels, cfg.block_out)
     if isinstance(layer, Conv) and not depthwise(cfg, layer):
         parts = pack.weights(cfg, layer)
@@ -59,6 +58,34 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
         yield definer.pool(layer) if isinstance(layer, Pool) else definer.map(layer)
 
 
+def _is_matrix(layer: Layer) -> bool:
+    """Whether it works on matrices, images of one pixel."""
+    return all(act.height * act.width == 1 for act in (layer.x, layer.y)) and window_of(layer).pointwise
+
+
+def _with_maps(cfg: Config, block: Block) -> Definition:
+    """A convolution and maps, whose passes follow that of the convolution in each tile."""
+    conv, *maps = block.layers
+    assert isinstance(conv, Conv)
+    matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
+    (run,) = pack.runs(cfg, conv)
+    definer = Definer(cfg, conv, matrix, 0, blocks)
+    near = definer.near("inp", run.inputs, conv.pad_value)
+    level, problem = definer.products(conv, near, run, pack.weights(cfg, conv))
+    levels, layer = [definer.added(level, conv.epilogue)], block.layers[0]
+    for number, following in enumerate(maps, 1):
+        assert isinstance(following, Map)
+        to = Definer(cfg, following, matrix, 0, blocks, str(number), definer)
+        levels[-1] = replace(levels[-1], vector=replace(levels[-1].vector, to="vin"))
+        handed = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
+        levels.append(to.behind(following, handed))
+        definer, layer = to, following
+    out = definer.vector(levels[-1], block.epilogue, zero_point(layer))
+    problem = replace(problem, behind=tuple(each.epilogue.residual is not None for each in maps))
+    y = definer.result(out)
+    return Definition(problem, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
+
+
 def _chain(cfg: Config, block: Block) -> Definition:
     """A block: each pass but the last writes where the next layer reads."""
     definers: list[Definer] = []
@@ -66,20 +93,19 @@ def _chain(cfg: Config, block: Block) -> Definition:
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
         definers.append(Definer(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
     definer = definers[0]
-    near = definer.near(definer.scope, definer.input_blocks, block.layers[0].pad_value)
+    layers = [layer for layer in block.layers if not isinstance(layer, Map)]
+    near = definer.near(definer.scope, definer.input_blocks, layers[0].pad_value)
     levels: list[Level] = []
     problems: list[Problem] = []
-    for number, (layer, definer) in enumerate(zip(block.layers, definers)):
+    for number, (layer, definer) in enumerate(zip(layers, definers)):
         level, problem = definer.level(layer, near)
         levels.append(level)
         problems.append(problem)
         if number + 1 < len(definers):
             to = definers[number + 1]
             levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
-            near = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to=to)
-    residual = block.epilogue.residual
-    b = None if residual is None else definer.other(residual.operand, False)
-    out = definer.vector(levels[-1], block.epilogue, zero_point(block.layers[-1]), b)
+            near = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
+    out = definer.vector(levels[-1], block.epilogue, zero_point(block.layers[-1]))
     y = definer.result(out)
     return Definition(
         BlockProblem(tuple(problems), block.cuts),
@@ -88,6 +114,5 @@ def _chain(cfg: Config, block: Block) -> Definition:
         y,
         tuple(definer.inputs),
         definer.places,
-        b,
         definer.scalars,
     )

@@ -18,6 +18,7 @@ from celosia.compiler.layer import (
     Layer,
     Map,
     Multiply,
+    Part,
     Pool,
     Requantise,
     Untileable,
@@ -55,8 +56,8 @@ class Definer:
 
     @property
     def scope(self) -> str:
-        """Where a convolution or a pooling reads its input."""
-        return "vin" if isinstance(self.layer, Pool) or depthwise(self.cfg, self.layer) else "inp"
+        """Where a part of a block reads its input."""
+        return "vin" if isinstance(self.layer, Pool | Map) or depthwise(self.cfg, self.layer) else "inp"
 
     @property
     def input_blocks(self) -> int:
@@ -165,12 +166,11 @@ class Definer:
                 group = minimum(group, exist - 1)
             return source[i, group, y, x, b, g]
 
-        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, "operand", axes=PLACES)
+        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES)
 
     def vector(
-        self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None = None,
-        to: Definer | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None
+    ) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
         window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
@@ -183,7 +183,7 @@ class Definer:
             def parameter(name: str) -> Expr:
                 return self.scalar(name, PARAMETERS[name], values[name])
 
-            return vector_value(level.vector, lambda name: self._read(level, name, b, window, index), parameter, window)
+            return vector_value(level.vector, lambda name: self._read(level, name, window, index), parameter, window)
 
         if to is not None:
             return self._handed(made, to)
@@ -198,16 +198,14 @@ class Definer:
             return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
         return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
 
-    def _read(
-        self, level: Level, name: str, b: Tensor | None, window: tuple[Axis, ...], index: tuple[Expr, ...]
-    ) -> Expr:  # fmt: skip
+    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         """The element of operand `name` of a pass for element `index` of its result."""
         i, n, y, x, piece, image, g = index
         if name == "a":
             a = level.near if level.acc is None else level.acc
             return a[i, n, *self._under(window, y, x), piece, image, g]
         channel = piece * self.cfg.group + g
-        tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": b}[name]
+        tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": level.b}[name]
         assert tile is not None
         match name:
             case "par":
@@ -241,8 +239,10 @@ class Definer:
                     n = minimum(n, self.blocks - 1)  # no weight looks at it
             y, x = row * to.skip - top, column - left
             value, inside = made(i, n, y, x, piece, image, g), to.inside(y, x)
+            if not inside:
+                return value
             assert isinstance(to.layer, Conv | Pool)
-            return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value)) if inside else value
+            return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value))
 
         shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(self.cfg, to.scope))
         return compute(shape, handed, f"near{to.suffix}", axes=PLACES)
@@ -265,8 +265,7 @@ class Definer:
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
                          run.input * self.cfg.inp_pieces)  # fmt: skip
         level, problem = self.products(layer, near, run, parts)
-        b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
-        return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
+        return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
     def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
         """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
@@ -276,7 +275,8 @@ class Definer:
             return level, self.problem("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
             return self.sums(layer, near)
-        return self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
+        level, problem = self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
+        return self.added(level, layer.epilogue), problem
 
     def products(self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob) -> tuple[Level, Problem]:
         """Products of gemm."""
@@ -297,8 +297,7 @@ class Definer:
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
         weights = self._activation_weights(layer)
         level, problem = self._gemm(layer, near, run, weights, layer.parameters(cfg))
-        b = None if epilogue.residual is None else self.other(epilogue.residual.operand, self.matrix)
-        return self.definition(level, problem, epilogue, {"zero_point": layer.requantise.zero_point}, b)
+        return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
     def _activation_weights(self, layer: ActivationProduct) -> Tensor:
         """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
@@ -367,22 +366,27 @@ class Definer:
     def depthwise(self, layer: Conv) -> Definition:
         """Of a convolution by channel. Untileable."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
-        return self.definition(level, problem, layer.epilogue, {"zero_point": layer.requantise.zero_point}, None)
+        return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
     def definition(
-        self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float], b: Tensor | None
+        self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float]
     ) -> Definition:
         """The definition of a layer that is no block."""
-        out = self.vector(level, epilogue, values, b)
+        out = self.vector(level, epilogue, values)
         y = self.result(out)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, b, self.scalars)
+        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+
+    def added(self, level: Level, epilogue: Epilogue) -> Level:
+        """`level` with the operand of the residual, where there is one."""
+        residual = epilogue.residual
+        return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
 
     def pool(self, layer: Pool) -> Definition:
         """Of a pooling. Untileable with a residual."""
         if layer.epilogue.residual is not None:
             raise Untileable("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
-        return self._simple(level, layer.epilogue, zero_point(layer), None)
+        return self._simple(level, layer.epilogue, zero_point(layer))
 
     def pooled(self, layer: Pool, near: Tensor) -> Level:
         """The level of a pooling whose input is `near`."""
@@ -398,26 +402,33 @@ class Definer:
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
         p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
-        values: dict[str, float] = {}
-        par = b = None
-        if isinstance(layer, Multiply):
-            values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset}
-            values["zero_point"] = layer.requantise.zero_point
-            par = self._parameters(layer.requantise)
-            pixels = layer.b.height * layer.b.width == 1 and layer.x.height * layer.x.width > 1
-            b = self.other(layer.b, self.matrix and not pixels)
-        elif residual is not None:
-            b = self.other(residual.operand, self.matrix)
-        return self._simple(Level(p, near, "acc" if two else "vin", par=par), layer.epilogue, values, b)
+        level = Level(p, near, "acc" if two else "vin")
+        if not isinstance(layer, Multiply):
+            return self._simple(self.added(level, layer.epilogue), layer.epilogue, {})
+        values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset} | zero_point(layer)
+        par = self._parameters(layer.requantise)
+        pixels = layer.b.height * layer.b.width == 1 and layer.x.height * layer.x.width > 1
+        b = self.other(layer.b, self.matrix and not pixels)
+        return self._simple(replace(level, par=par, b=b), layer.epilogue, values)
 
-    def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float], b: Tensor | None) -> Definition:
+    def behind(self, layer: Map, handed: Tensor) -> Level:
+        """A map of what a pass before it in the same tile has `handed` on, in vin: of that, or with it as operand B."""
+        p = Pass("vin", lookup=layer.epilogue.table is not None)
+        if layer.epilogue.residual is None:
+            return Level(p, handed, "vin", table=self._table(layer.epilogue))
+        p = replace(p, source="acc", residual=True)
+        return Level(p, self.near("acc", self.blocks, 0), "acc", table=self._table(layer.epilogue), b=handed)
+
+    def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         level = replace(level, table=self._table(epilogue))
-        return self.definition(level, self.problem(level.scope, b is not None), epilogue, values, b)
+        return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)
 
 
-def zero_point(layer: Conv | Pool) -> dict[str, float]:
+def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
     """The variable of VECTOR that holds it; {} without requantisation."""
-    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
+    if isinstance(layer, Map) or layer.requantise is None:
+        return {}
+    return {"zero_point": layer.requantise.zero_point}
 
 
 def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:

@@ -285,6 +285,9 @@ def passes(cfg: Config) -> Iterator[Pass]:
             yield Pass("vin", "sum", False, True, lookup, taps=True)
         if not cfg.forward:
             continue
+        yield Pass("acc", "", False, True, lookup, True, to="vin")  # what a map in the same tile reads
+        yield Pass("vin", "", False, False, lookup, to="vin")
+        yield Pass("acc", "", False, False, lookup, True, to="vin")
         for to, padded in product(("inp", "vin"), (False, True)):
             yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
             yield Pass("vin", "max", False, False, lookup, to=to, padded=padded)

@@ -84,10 +84,10 @@ class Planner:
         self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
         return layer
 
-    def layer(self, layer: Layer, rows_first: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads. rows_first: see `Decider.of`."""
+    def layer(self, layer: Layer, rows_first: bool = False, cold: bool = False) -> list[LayerPart]:
+        """The parts of `layer`. Untileable where it does not fit the scratchpads. rows_first, cold: see `Decider.of`."""
         definitions = self.definitions(layer)
-        chosen = self.decider.of(layer.name, definitions, rows_first)
+        chosen = self.decider.of(layer.name, definitions, rows_first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:

@@ -64,19 +64,14 @@ def _row_cost(beats: NDArray[np.int64]) -> Cycles:
 
 def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
     """Cycles of the whole layer under the decisions `d`."""
-    return float(_estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])[0])
+    return float(terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])["cycles"][0])
 
 
-def _estimates(cfg: Config, p: Problem, points: list[Sizes]) -> Cycles:
-    """The same for many points."""
-    return terms(cfg, p, points)["cycles"]
-
-
-def terms(cfg: Config, p: Problem, points: Sequence[Sizes]) -> dict[str, Cycles]:
-    """What the estimate is made of, by name, for each of `points`: `cycles` is the estimate."""
+def terms(cfg: Config, p: Problem, points: Sequence[Sizes], cold: bool = False) -> dict[str, Cycles]:
+    """What the estimate is made of, by name, for each of `points`: `cycles` is the estimate. cold: see `ranked`."""
     t = _Tiles(cfg, p, points)
     gemm, beats, store, exposed = t.gemm, t.beats(), t.store, t.exposed()
-    ends = t.ends(beats)
+    ends = t.ends(beats, cold)
     busy = _in_rounds(np.maximum(gemm, store), beats, t.kept(), np.where(t.by_blocks, t.n_tiles, t.spatial))
     one_by_one = np.maximum(gemm + beats, store)
     cycles = np.minimum(busy + exposed, one_by_one) + ends
@@ -128,9 +123,9 @@ class _Tiles:
         """Of all loads, and of instructions, which come through the same port."""
         p = self.p
         load = self.inp_loads * self.inp_beats * self.inp_cost + self.wgt_loads * self.wgt_beats
-        load = load + (self.store if p.residual else 0)
+        load = load + self.store * (p.residual + p.added)
         # GEMM; VECTOR and STORE; LOADs of weights, of the input, of the residual's other operand.
-        count = self.tiles + (2 + p.residual) * self.n_tiles * self.spatial
+        count = self.tiles + (2 + p.residual + len(p.behind) + p.added) * self.n_tiles * self.spatial
         weights_stay = (self.order == "weights") | self.wgt_stays
         count = count + np.where(weights_stay, self.n_tiles * self.pieces, self.tiles)
         count = count + self.spatial * self.pieces * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)
@@ -164,16 +159,17 @@ class _Tiles:
         last = self.y * self.x * (p.out_blocks * self.entry_beats - (p.out_blocks - self.n) * self.k * p.places)
         return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.entry_beats), 0))
 
-    def ends(self, beats: Cycles) -> Cycles:
+    def ends(self, beats: Cycles, cold: bool) -> Cycles:
         """Cycles of the first load and the last drain that nothing else hides."""
         p, first, drain = self.p, self.tile_inp * self.inp_beats + LOAD_LATENCY, self._drain()
+        start = first + self.tile_wgt * self.wgt_beats if cold else ENDS * first
         # Where gemm waits for loads, what it computes after the last of them is exposed: a tile, or all that reads it.
         by_tile = np.where(~self.by_blocks & self.wgt_stays, self.n_tiles, 1)
         tail = np.where(self.by_blocks & self.inp_stays & (self.order != "pieces"), self.spatial, by_tile)
         ends = np.where(
             beats > self.gemm,
             LOAD_LATENCY + ENDS * (first - LOAD_LATENCY) + drain + tail * self.n * self.y * self.x * self.k * p.places,
-            ENDS * (first + drain),
+            start + ENDS * drain,
         )
         # The next weights are loaded while gemm is at the last blocks, which may be fewer.
         pixels = np.where(self.cut, self.y * self.x, p.rows * p.columns * p.images)
@@ -213,10 +209,13 @@ ROWS_FIRST_COST = 1.02
 
 
 @cache
-def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) -> tuple[Decisions, ...]:
+def ranked(
+    cfg: Config, p: Problem, rows_first: bool = False, cold: bool = False, count: int = 1
+) -> tuple[Decisions, ...]:
     """The `count` points with the fewest estimated cycles, the best first. Untileable where there is none.
 
-    rows_first: prefer one that completes the output row by row.
+    rows_first: prefer one that completes the output row by row. cold: nothing hides the first loads, those of weights
+    among them.
     """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
@@ -232,7 +231,7 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
             f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
             "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc} and out_depth {out}".format(**depths(cfg))
         )
-    costs = _estimates(cfg, p, points)
+    costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")
     if rows_first:
         by_rows = np.array([order == "input" and y < p.rows for _, y, _, _, order in points])
@@ -241,6 +240,6 @@ def ranked(cfg: Config, p: Problem, rows_first: bool = False, count: int = 1) ->
     return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
-def choose(cfg: Config, p: Problem, rows_first: bool = False) -> Decisions:
+def choose(cfg: Config, p: Problem, rows_first: bool = False, cold: bool = False) -> Decisions:
     """The best point by the estimate; see `ranked`."""
-    return ranked(cfg, p, rows_first)[0]
+    return ranked(cfg, p, rows_first, cold)[0]

@@ -57,4 +57,4 @@ class RowDefiner(Definer):
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
         level, found = Level(Pass("vin"), near, "vin"), Rows(count, most, whole, powers)
         problem = replace(self.problem("vin", False), whole=True)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, None, self.scalars, found)
+        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)

@@ -29,6 +29,7 @@ class Problem:
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
+    behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
     """
 
     window: Window
@@ -45,6 +46,7 @@ class Problem:
     sums: int = 0
     weighted: bool = False
     whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
+    behind: tuple[bool, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -56,6 +58,7 @@ class Problem:
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
         whole = ", whole" if self.whole else ""
+        whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
 
@@ -68,6 +71,11 @@ class Problem:
     def steps(self) -> int:
         """Cycles that gemm computes."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
+
+    @property
+    def added(self) -> int:
+        """Passes behind that add an operand."""
+        return sum(self.behind)
 
     @property
     def grouped(self) -> bool:
@@ -211,18 +219,19 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     needs = [("out", entries, room["out"] // 2)]
     if not p.whole:
         needs.append(("par", d.n, room["par"] // 2))
-    if p.residual:
-        needs.append(("vin", entries, room["vin"] // 2))
+    if p.residual or p.behind:
+        needs.append(("vin", entries * (2 * p.residual + len(p.behind)), room["vin"]))
+    accs = entries * (2 * p.added)
     if not p.in_blocks:
         needs.append(("acc" if p.near == "acc" else "vin", d.n * span, room[p.near] // 2))
     elif d.order in CUT:
-        needs.append(("acc", entries, room["acc"] // 2))
+        needs.append(("acc", 2 * entries + accs, room["acc"]))
         if d.order == "split":
-            needs.append(("acc", p.out_blocks * pixels, room["acc"]))
+            needs.append(("acc", p.out_blocks * pixels + accs, room["acc"]))
         needs.append(("inp", d.k * span, room["inp"] // 2))
         needs.append(("wgt", d.n * d.k * p.places, room["wgt"] // 2))
     else:
-        needs.append(("acc", entries, room["acc"] // 2))
+        needs.append(("acc", 2 * entries + accs, room["acc"]))
         needs.append(("inp", p.held(d.n) * span, room["inp"]))
         needs.append(("wgt", d.n * p.in_blocks * p.places, room["wgt"]))
     for scope, entries, depth in needs:
@@ -260,7 +269,8 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
     pieces = parts(p.in_blocks)[1:]
-    limit = min(room["out"], room["acc"], *([room["vin"]] if p.residual else [])) // 2
+    vin = 2 * p.residual + len(p.behind)
+    limit = min(room["out"] // 2, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in parts(p.rows):
             pixels = y * x
@@ -277,7 +287,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                 if p.grouped:
                     continue
                 fitting = [k for k in pieces if k * span <= room["inp"] // 2 and n * k * p.places <= room["wgt"] // 2]
-                if p.out_blocks * pixels <= room["acc"]:
+                if (p.out_blocks + 2 * n * p.added) * pixels <= room["acc"]:
                     yield from ((n, y, x, k, "split") for k in fitting)
                 if fitting and n * p.in_blocks * p.places > room["wgt"] // 2:
                     yield n, y, x, fitting[0], "pieces"

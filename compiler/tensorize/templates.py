@@ -8,6 +8,7 @@ loaded is kept for tiles that read the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
@@ -22,11 +23,11 @@ from celosia.hw.config import Config
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
-    if len(d.levels) > 1:
+    if isinstance(d.problem, BlockProblem):
         return template.block()
     if d.rows is not None:
         return template.softmax(d.rows)
-    return template.product() if d.last.acc is not None else template.simple()
+    return template.product() if d.levels[0].acc is not None else template.simple()
 
 
 class _Template:
@@ -38,14 +39,25 @@ class _Template:
     def product(self) -> Schedule:
         """Tiles of y; in each, acc is the whole reduction, or what a loop over pieces of it has left there."""
         d, c = self.d, self.c
+        first, y = d.levels[0], self.s[d.y]
         places, tile = self._tiles()
         self._pass(tile)
-        reader, loop = self._pieces(d.last, self.s[d.y], places) if c.order in CUT else (self.s[d.y], tile)
+        for level, following in reversed(list(pairwise(d.levels))):
+            self._before(level, following, tile)
+        reader, loop = self._pieces(first, y, places) if c.order in CUT else (y, tile)
         if c.order not in CUT:
-            self._sum(d.last, reader, loop)
-        self._bring(d.last.near, reader, loop, "inp")
-        self._weights(d.last, reader, loop)
+            self._sum(first, reader, loop)
+        self._bring(first.near, reader, loop, "inp")
+        self._weights(first, reader, loop)
         return self.s
+
+    def _before(self, level: Level, following: Level, tile: Axis) -> None:
+        """The pass of `level` in the tile of y, in front of that of the map which reads what it makes."""
+        handed, y = following.near if following.b is None else following.b, self.s[self.d.y]
+        self.s[handed].compute_at(y, tile)
+        self._makes(self.s[handed], self.s[handed].order[1:], level, following)
+        self._constants(level, handed, y, tile)
+        self._operands(level, y, tile)
 
     def block(self) -> Schedule:
         """Tiles of y, or of what the layers after a cut read; for each, all layers of the group."""
@@ -80,7 +92,7 @@ class _Template:
 
     def _makes(self, near: Stage, tile: Sequence[Axis], level: Level, following: Level) -> None:
         """The pass of `level`, which makes `near`. tile: its axes block, row, column, and those of an entry."""
-        near.set_scope(following.scope)
+        near.set_scope("vin" if following.b is near.tensor else following.scope)
         block, row, column, piece, b, *rest = tile
         if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
             near.reorder(piece, block, row, column, b, *rest)
@@ -234,8 +246,14 @@ class _Template:
         out.compute_at(y, tile)
         out.tensorize(next(axis for axis in out.order if axis.name == "piece"), self.hw[d.last.vector.name])
         self._constants(d.last, d.out, y, tile)
-        if d.b is not None:
-            self._bring(d.b, y, tile, "vin")
+        self._operands(d.last, y, tile)
+
+    def _operands(self, level: Level, reader: Stage, loop: Axis) -> None:
+        """Operand B of the pass of `level`, where it has one, at `loop`; where another pass hands that on, A."""
+        if level.b is None:
+            return
+        handed = isinstance(self.d.problem, Problem) and level is not self.d.levels[0]
+        self._bring(level.near if handed else level.b, reader, loop, "acc" if handed else "vin")
 
     def _bring(self, near: Tensor, reader: Stage, loop: Axis, scope: str) -> None:
         """Load an activation at `loop`, in parts, an entry's pieces apart."""

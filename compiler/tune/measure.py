@@ -29,6 +29,7 @@ from celosia.compiler.layer import (
     Int8,
     Layer,
     Multiply,
+    Part,
     Pool,
     Requantise,
     Softmax,
@@ -312,7 +313,7 @@ def _turned(layer: Layer) -> Layer:
     """`layer` with other constants: those of each output channel at the next one."""
     if isinstance(layer, Block):
         parts = [_turned(each) for each in layer.layers]
-        return replace(layer, layers=tuple(part for part in parts if isinstance(part, Conv | Pool)))
+        return replace(layer, layers=tuple(part for part in parts if isinstance(part, Part)))
     if isinstance(layer, Conv):
         layer = replace(layer, weights=_rolled(layer.weights))
     if isinstance(layer, Conv | Pool | Multiply | ActivationProduct) and (r := layer.requantise) is not None:
