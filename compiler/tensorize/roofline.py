@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.space import (
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_cycles
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -195,6 +195,17 @@ def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted((d for d in points if too_large(cfg, p, d) is None), key=cycles)
 
 
+def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
+    """The points for a softmax in which its engine takes the fewest cycles, the best first."""
+
+    def cycles(d: Decisions) -> float:
+        tiles, rest = divmod(p.columns, d.x)
+        passes = [softmax_cycles(cfg, d.y * x, d.n, 0) for x in [d.x] * tiles + [rest] * (rest > 0)]
+        return sum(passes) * -(-p.rows // d.y) * p.images
+
+    yield from sorted(candidates(cfg, p), key=cycles)
+
+
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
     """Cycles of `rounds` of an outer loop, the first of which loads what stays on chip, `kept` of all beats, and may
     wait for it while the others do not; the layer before hides part of that."""
@@ -220,7 +231,7 @@ def ranked(
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
         first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationProduct, Epilogue, Lattice, Layer, Map, Pool, Window, summands
+from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Lattice, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
@@ -238,8 +238,8 @@ def _source(end: ir.Value) -> ir.Value | None:
 
 
 def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
-    """Places a copy of matrices whose rows are no whole blocks, with rows of zeros below them, so that products can
-    load them as weights. False where they are whole blocks."""
+    """Places a copy of matrices whose rows are no whole blocks, with more rows below them, so that products can load them
+    as weights: what makes them makes those, too, of padding, or they are zeros. False where they are whole blocks."""
     x, y, rows = node.inputs[0], node.outputs[0], held.dims[3]
     assert x is not None
     width = pack.blocks(rows, p.cfg.block_out) * p.cfg.block_out
@@ -247,8 +247,33 @@ def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
         return False
     form, source = replace(held, dims=(*held.dims[:3], width)), p.selection.written[p.source(x)]
     window = Window((1, 1), pads=(0, 0, 0, width - rows))
-    p.add(node, Pool(node.name or "", source, p.activation(y, form), window, None, 0), {}, form)
+    if not (told := _told(p, x)):
+        p.add(node, Pool(node.name or "", source, p.activation(y, form), window, None, 0), {}, form)
+        return True
+    for value in told:
+        p.selection.forms[value] = replace(p.selection.forms[value], dims=form.dims)
+    choice = p.made[told[-1]]
+    assert isinstance(choice.layer, Conv)
+    choice.layer = replace(choice.layer, y=p.activation(choice.value, form), window=window)
+    p.selection.written[choice.value] = choice.layer.y
+    _is_view(p, node, form)
     return True
+
+
+def _told(p: Placement, value: ir.Value) -> list[ir.Value]:
+    """`value` and what it is a view of, up to what a product by a constant matrix makes which could make more rows of
+    it: each has one reader. Nothing where there is no such product."""
+    choice, told = p.made.get(p.source(value)), [value]
+    if choice is None or not isinstance(choice.layer, Conv) or choice.layer.window != Window((1, 1)):
+        return []
+    while told[-1] is not choice.value:
+        producer = told[-1].producer()
+        assert producer is not None and producer.inputs[0] is not None
+        told.append(producer.inputs[0])
+    residual = choice.layer.epilogue.residual
+    rows = residual is not None and residual.operand.height * residual.operand.width > 1
+    alone = all(len(list(each.uses())) == 1 and not each.is_graph_output() for each in told)
+    return told if alone and not rows and p.owned(choice.value) else []
 
 
 # Views ------------------------------------------------------------------------------------------------------------
