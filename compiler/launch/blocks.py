@@ -95,11 +95,11 @@ def _with_maps(
     for choice in selection.choices:
         found, chain = [choice], [choice]
         while _is_product(cfg, choice.layer) and (reader := _read_by(cfg, found[-1], readers, apart)) is not None:
-            behind = _behind(reader.layer, found[-1].layer.y)
-            if behind is None:
+            layer = behind(reader.layer, found[-1].layer.y)
+            if layer is None:
                 break
             found.append(reader)
-            chain.append(replace(reader, layer=behind))
+            chain.append(replace(reader, layer=layer))
         while len(chain) > 1 and len(parts := cutter.kept(_Part(tuple(chain)))) > 1:
             found, chain = found[:-1], chain[:-1]
         if len(chain) > 1:
@@ -111,7 +111,7 @@ def _is_product(cfg: Config, layer: Layer) -> bool:
     return isinstance(layer, Conv) and not depthwise(cfg, layer) and len(pack.runs(cfg, layer)) == 1
 
 
-def _behind(layer: Layer, y: Activation) -> Map | None:
+def behind(layer: Layer, y: Activation) -> Map | None:
     """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it as operand B, through vin."""
     if not isinstance(layer, Map):
         return None

@@ -20,6 +20,7 @@ from celosia.compiler.layer import (
     Map,
     Pool,
     Softmax,
+    Untileable,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
@@ -64,8 +65,11 @@ def _is_matrix(layer: Layer) -> bool:
 
 
 def _with_maps(cfg: Config, block: Block) -> Definition:
-    """A convolution and maps, whose passes follow that of the convolution in each tile."""
+    """A convolution and maps, whose passes follow that of the convolution in each tile. Untileable where they look up in
+    more tables than there is room for."""
     conv, *maps = block.layers
+    if sum(layer.epilogue.table is not None for layer in block.layers) > cfg.lut_count:
+        raise Untileable(f"a tile looks up in more tables than the {cfg.lut_count} of lut_count")
     assert isinstance(conv, Conv)
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
     (run,) = pack.runs(cfg, conv)

@@ -14,6 +14,7 @@ from celosia.compiler.launch.image import Image, build
 from celosia.compiler.layer import (
     Activation,
     ActivationProduct,
+    Block,
     Conv,
     Epilogue,
     Layer,
@@ -29,6 +30,7 @@ from celosia.compiler.layer import (
     padded_groups,
 )
 from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes
@@ -72,6 +74,11 @@ def _requantised(total: NDArray[np.int64], r: Requantise, clip: tuple[int, int])
 
 def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
     """The output of `layer`, [images, channels, height, width], over `values` of activations by name."""
+    if isinstance(layer, Block):
+        inside = dict(values)
+        for each in layer.layers:
+            inside[each.y] = meaning(each, inside)
+        return inside[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
     if isinstance(layer, Conv):
         windows = _windows(x, layer.window, layer.pad_value)
@@ -163,8 +170,8 @@ class Network:
         read[-1] = {act.storage for act in self.outputs()}
         return written, read
 
-    def build(self) -> Image:
-        return build(self.cfg, self.launches, *self.borders())
+    def build(self, planner: Planner | None = None, cold: bool = True) -> Image:
+        return build(self.cfg, self.launches, *self.borders(), planner, cold)
 
     def verify(self, image: Image) -> None:
         """VerifyError where `image` does not compute what the layers mean."""
@@ -174,9 +181,9 @@ class Network:
         ]
         verify_provenance(self.cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
 
-    def check(self, checking: bool = False) -> Image:
+    def check(self, checking: bool = False, planner: Planner | None = None) -> Image:
         """Compile, verify, run and compare every output with its meaning."""
-        cfg, image = self.cfg, self.build()
+        cfg, image = self.cfg, self.build(planner)
         device = FunctionalDevice(cfg, checking)
         device.allocate(image.size)
         noise = np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8)
@@ -352,7 +359,8 @@ class Builder:
 
 
 @st.composite
-def builders(draw: st.DrawFn, names: list[str] | None = None) -> Builder:
-    """An empty network for one of CONFIGS."""
+def builders(draw: st.DrawFn, names: list[str] | None = None, forward: bool = False) -> Builder:
+    """An empty network for one of CONFIGS. forward: the vector unit writes vin, too."""
     cfg = CONFIGS[draw(st.sampled_from(names or list(CONFIGS)))]
+    cfg = replace(cfg, forward=True) if forward else cfg
     return Builder(Network(cfg), draw, np.random.default_rng(draw(st.integers(0, 1 << 32))))

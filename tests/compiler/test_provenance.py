@@ -457,7 +457,7 @@ def two_equal_convolutions(cfg: Config, names: tuple[str, str]) -> Network:
 def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
     """The second of two equal layers takes what the first has loaded for what it has itself."""
     net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
-    stale = Program(net, net.build())
+    stale = Program(net, net.build(cold=False))  # in equal tiles
     for i in stale.loads(Buffer.INP, 1):
         stale.drop(i)
     for first, second in zip(stale.find(Opcode.GEMM, 0), stale.find(Opcode.GEMM, 1), strict=True):
@@ -488,10 +488,10 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
         assert error.rule == Meaning.TERMS
 
 
-def splitting(order: str) -> Callable[[Config, Problem, bool], Decisions]:
+def splitting(order: str) -> Callable[..., Decisions]:
     """Decisions whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, rows_first: bool) -> Decisions:
+    def choose(cfg: Config, problem: Problem, *_: bool) -> Decisions:
         return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
 
     return choose

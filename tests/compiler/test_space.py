@@ -148,7 +148,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assume(p.in_blocks)
     points = list(candidates(cfg, p))
     assume(points)
-    many = roofline._estimates(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])
+    many = roofline.terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])["cycles"]
     np.testing.assert_array_equal(many, [estimate(cfg, p, d) for d in points])
     assert (many > 0).all()
     best = ranked(cfg, p, count=len(points))

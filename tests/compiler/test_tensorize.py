@@ -210,7 +210,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 
-    def anyone(cfg: Config, problem: Problem, rows_first: bool) -> Decisions:
+    def anyone(cfg: Config, problem: Problem, *_: bool) -> Decisions:
         points = [point for point in candidates(cfg, problem) if point.order == order]
         assume(points)
         point = data.draw(st.sampled_from(points))

@@ -238,7 +238,7 @@ def test_passes_have_names_of_their_own() -> None:
     assert len(list(hw.passes(Config()))) == 16
     full = PRESETS["tiny"]
     names = [p.name for p in hw.passes(full)]
-    assert len(set(names)) == len(names) == 50
+    assert len(set(names)) == len(names) == 56
     for p in hw.passes(full):
         rule = declared(full, p.name).rule
         assert isinstance(rule, Compute)
