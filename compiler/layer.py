@@ -218,7 +218,10 @@ class Conv:
     def macs(self) -> int:
         """Multiplications that the layer means, padding and layout losses not counted."""
         height, width = self.y.height, self.y.width
-        if self.window.kernel == (1, 1) and self.window.strides == (1, 1):  # what lies beside x is made of padding alone
+        if self.window.kernel == (1, 1) and self.window.strides == (
+            1,
+            1,
+        ):  # what lies beside x is made of padding alone
             height, width = min(height, self.x.height), min(width, self.x.width)
         return self.y.images * height * width * self.weights.size
 

@@ -112,7 +112,7 @@ def _is_product(cfg: Config, layer: Layer) -> bool:
 
 
 def behind(layer: Layer, y: Activation) -> Map | None:
-    """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it as operand B, through vin."""
+    """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it, through vin, as B."""
     if not isinstance(layer, Map):
         return None
     epilogue, residual = layer.epilogue, layer.epilogue.residual

@@ -65,8 +65,8 @@ def _is_matrix(layer: Layer) -> bool:
 
 
 def _with_maps(cfg: Config, block: Block) -> Definition:
-    """A convolution and maps, whose passes follow that of the convolution in each tile. Untileable where they look up in
-    more tables than there is room for."""
+    """A convolution and maps, whose passes follow that of the convolution in each tile. Untileable where they look up
+    in more tables than there is room for."""
     conv, *maps = block.layers
     if sum(layer.epilogue.table is not None for layer in block.layers) > cfg.lut_count:
         raise Untileable(f"a tile looks up in more tables than the {cfg.lut_count} of lut_count")

@@ -18,7 +18,6 @@ from celosia.compiler.layer import (
     Layer,
     Map,
     Multiply,
-    Part,
     Pool,
     Requantise,
     Untileable,
@@ -166,11 +165,11 @@ class Definer:
                 group = minimum(group, exist - 1)
             return source[i, group, y, x, b, g]
 
-        return compute((grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES)
+        return compute(
+            (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
+        )
 
-    def vector(
-        self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None
-    ) -> Tensor:
+    def vector(self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
         window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
@@ -368,9 +367,7 @@ class Definer:
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
-    def definition(
-        self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float]
-    ) -> Definition:
+    def definition(self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         """The definition of a layer that is no block."""
         out = self.vector(level, epilogue, values)
         y = self.result(out)

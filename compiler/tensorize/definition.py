@@ -74,8 +74,8 @@ class Level:
 
     near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
     *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
-    of a product of two activations are computed from one of them. b: operand B of the pass, in vin, what the pass of the
-    level before makes or an activation.
+    of a product of two activations are computed from one of them. b: operand B of the pass, in vin: what the pass of
+    the level before makes, or an activation.
     """
 
     vector: Pass
@@ -104,9 +104,9 @@ class Rows:
 class Definition:
     """Tensors of (a part of) a layer, or of a block of layers.
 
-    levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images, blocks,
-    rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM, `groups`
-    of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
+    levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,
+    blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
+    `groups` of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
     by name, of which no loop depends. rows: of a softmax, whose near and out are [images, rows, columns, channels].
     """
 

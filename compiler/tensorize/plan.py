@@ -85,7 +85,7 @@ class Planner:
         return layer
 
     def layer(self, layer: Layer, rows_first: bool = False, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads. rows_first, cold: see `Decider.of`."""
+        """The parts of `layer`. Untileable where it does not fit the scratchpads. For the rest see `Decider.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, rows_first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]

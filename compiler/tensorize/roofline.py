@@ -201,7 +201,7 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
     def cycles(d: Decisions) -> float:
         tiles, rest = divmod(p.columns, d.x)
         passes = [softmax_cycles(cfg, d.y * x, d.n, 0) for x in [d.x] * tiles + [rest] * (rest > 0)]
-        return sum(passes) * -(-p.rows // d.y) * p.images
+        return float(sum(passes)) * -(-p.rows // d.y) * p.images
 
     yield from sorted(candidates(cfg, p), key=cycles)
 

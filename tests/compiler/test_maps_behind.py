@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_more_tables_than_there_is_room_for() -> None:
     x, *ys = (Activation.alone(cfg, name, 1, 8, 1, 9) for name in ("x", "made", "y", "z"))
     weights = rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     conv = Conv("conv", x, ys[0], weights, requantise(rng, 8, 9999), Window((1, 1)))
-    maps = [Map("map", before, after, Epilogue(table=table(rng))) for before, after in zip(ys, ys[1:])]
+    maps = [Map("map", before, after, Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)]
     with pytest.raises(Untileable, match="more tables than the 1 of lut_count"):
         Planner(cfg).definitions(Block((conv, *maps)))
 

@@ -238,8 +238,9 @@ def _source(end: ir.Value) -> ir.Value | None:
 
 
 def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
-    """Places a copy of matrices whose rows are no whole blocks, with more rows below them, so that products can load them
-    as weights: what makes them makes those, too, of padding, or they are zeros. False where they are whole blocks."""
+    """Places a copy of matrices whose rows are no whole blocks, with more rows below them, so that products can load
+    them as weights: what makes them makes those, too, of padding, or they are zeros. False where they are whole blocks.
+    """
     x, y, rows = node.inputs[0], node.outputs[0], held.dims[3]
     assert x is not None
     width = pack.blocks(rows, p.cfg.block_out) * p.cfg.block_out
