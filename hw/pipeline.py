@@ -81,26 +81,25 @@ SUMS = 4
 QUOTIENT_BITS = 10
 """Of a share in softmax, with one behind the point: the steps of its division."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
-"""Registers of softmax between a step and the bytes that count of its entry, those and their powers, and between these
-and results."""
+"""Registers of softmax between a step and the bytes of its entry that count, between the place of a byte that is kept
+and its power, and between a share and its quotient."""
+SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
+"""Registers of softmax between a step and the share of a byte, which is not kept in between."""
 
 
-def largest_stages(cfg: Config) -> int:
-    """Registers of softmax between an entry and its largest byte, and that in the memory of rows."""
-    return cfg.block_out.bit_length() + 1
-
-
-def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any) -> Any:
+def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done: of `rows` rows of
-    `groups` entries each, in the last of which so many lanes are none of it; numbers, or arrays of them.
+    `groups` entries each; numbers, or arrays of them.
 
-    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4, left_out=0)
-    623
+    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4), softmax_cycles(Config(softmax=4), rows=160, groups=4)
+    (661, 2965)
     """
-    parts, keys = cfg.block_out // cfg.softmax, groups * cfg.block_out - left_out
-    tiles = -(-rows // (SUMS * cfg.softmax))
-    steps = rows * groups + rows + rows * groups * parts
-    return steps + tiles * (largest_stages(cfg) + SUMS * keys) + PART_STAGES + LOOK_STAGES + DIVIDE_STAGES + 3
+    parts, tile = cfg.block_out // cfg.softmax, SUMS * cfg.softmax
+    others = (rows - 1) // tile
+    first, last = rows * (others == 0) + tile * (others > 0), rows - tile * others
+    # The first tile's largest bytes an entry a cycle, one entry of its rows, the sums of all tiles, the last one's shares.
+    beats = tile - 1 + (others + 1) * tile * groups + last * groups
+    return first * groups + beats * parts + SHARE_STAGES + DIVIDE_STAGES + 4
 
 
 def read_stages(cfg: Config) -> int:

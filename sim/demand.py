@@ -138,7 +138,7 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
     alone = f["softmax"] if cfg.softmax else np.zeros_like(steps)
     if cfg.softmax:
-        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"], f["imm"]), steps)
+        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),

@@ -52,8 +52,8 @@ CONFIGS = {
     ),
     "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, int32=False, **_DEPTHS),
     "8x8_forward": Config(block_in=8, block_out=8, forward=True, **_DEPTHS),
-    "8x4_softmax": Config(
-        block_in=8, block_out=4, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
+    "8x8_softmax": Config(
+        block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
     ),
 }
 VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"]
@@ -87,11 +87,11 @@ def test_rate(name: str) -> None:
 
 @pytest.mark.rtl
 def test_softmax_is_alone() -> None:
-    run("8x4_softmax", "alone")
+    run("8x8_softmax", "alone")
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x4_softmax"])
+@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x8_softmax"])
 def test_halt(name: str) -> None:
     run(name, "halt_drops_everything")
 
@@ -395,4 +395,4 @@ async def alone(dut: Any) -> None:
         assert [what for _, what in events] == ["start", "done"] * 3
         took = events[3][0] - events[2][0]
         f = fmt.decode(program[1])
-        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"], f["imm"])
+        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"])
