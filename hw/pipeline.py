@@ -87,9 +87,10 @@ SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
 """Registers of softmax between a step and the share of a byte, which is not kept in between."""
 
 
-def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
+def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any = 0) -> Any:
     """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done: of `rows` rows of
-    `groups` entries each; numbers, or arrays of them.
+    `groups` entries each; numbers, or arrays of them. left_out: lanes of the last one that are none of it, which take
+    their time.
 
     >>> softmax_cycles(Config(softmax=4), rows=16, groups=4), softmax_cycles(Config(softmax=4), rows=160, groups=4)
     (661, 2965)
