@@ -12,7 +12,20 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.layout import read_port, write_port
-from celosia.hw.pipeline import DIVIDE_STAGES, LOOK_STAGES, PART_STAGES, QUOTIENT_BITS, SHARE_STAGES, SUMS
+from celosia.hw.pipeline import (
+    DIVIDE_STAGES,
+    DIVIDE_TURN,
+    FILL_TURN,
+    FIND_TURN,
+    LOOK_STAGES,
+    PART_STAGES,
+    QUOTIENT_BITS,
+    ROWS_ALIKE,
+    ROWS_OWN,
+    SHARE_STAGES,
+    SUMS,
+    softmax_parts,
+)  # fmt: skip
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
@@ -23,26 +36,22 @@ from celosia.hw.vector_unit.softmax.largest import RowLargest
 from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
 from celosia.hw.vector_unit.softmax.walk import TILES, TileWalk, fields_layout, row_bits
 
-_FILL, _DIVIDE, _FIND = range(3)
-"""The cycles of a beat in which each walk reads."""
-
 
 def step_layout(cfg: Config) -> data.StructLayout:
     """A part of an entry that is divided.
 
-    row: in its tile, and above that the tile modulo TILES. part: of its entry. first, last: the entry is its row's first
-    or last one. whole: the part is the last one of the entry. end: and that the last one of the instruction.
+    row: in its tile, and above that the tile modulo TILES. part: of its entry. first, last: the entry is the first or
+    last one of its row. whole: the part is the last one of the entry. end: and that the last one of the instruction.
     """
-    parts = cfg.block_out // cfg.softmax
     return data.StructLayout({
-        "row": row_bits(cfg) + exact_log2(TILES), "part": exact_log2(parts), "first": 1, "last": 1, "whole": 1,
-        "end": 1,
+        "row": row_bits(cfg) + exact_log2(TILES), "part": exact_log2(softmax_parts(cfg)), "first": 1, "last": 1,
+        "whole": 1, "end": 1,
     })  # fmt: skip
 
 
 class SoftmaxEngine(wiring.Component):
-    """Runs one VECTOR with `softmax` at a time, and three tiles of its rows: of one the quotients, of the next one the
-    sums, of the one behind that the largest bytes.
+    """Runs VECTORs with `softmax`, three tiles of rows at once: of one the quotients, of the next one the sums, of the
+    one behind that the largest bytes. They may be tiles of two VECTORs whose rows are alike.
 
     Three walks read vin. Each keeps an entry for as many cycles as the entry has parts of `softmax` bytes, a beat; they
     read in different cycles of it.
@@ -53,24 +62,26 @@ class SoftmaxEngine(wiring.Component):
 
     Members
     -------
-    fields : In(fields_layout)      What is offered while not `busy` is taken, valid or not.
-    start : In(1)                   It is valid.
+    fields : In(fields_layout)      What is offered, valid or not.
+    start : In(1)                   It is valid, and taken: while not `busy`, or where there is `room`.
+    room : Out(1)                   For what is offered, beside the one under way, if it was in the cycle before, too,
+                                    and what is not among `fields` is alike as well.
     zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
     vin : Out(ReadPort)             Must be ready.
     exp : In(WritePort)             Through which LOAD writes powers.
     write : Out(1), addr, data      A result, an entry.
-    finish : Out(1)                 With the last one.
-    busy : Out(1)
+    finish : Out(1)                 With the last one of a VECTOR.
+    busy : Out(1)                   One is under way.
     halt : In(1)                    Drops everything.
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._parts = cfg, cfg.block_out // cfg.softmax
+        self._cfg, self._parts = cfg, softmax_parts(cfg)
         pads, fields = scratchpads(cfg), fields_layout(cfg)
         self._lanes = [SoftmaxLane(cfg, lane) for lane in range(cfg.softmax)]
         self._find, self._fill, self._divide = (TileWalk(cfg, by_row) for by_row in (True, False, True))
         super().__init__({
-            "start": In(1), "fields": In(fields), "zero_point": In(signed(8)), "low": In(signed(8)),
+            "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
             "high": In(signed(8)), "vin": Out(read_port(pads["vin"])), "exp": In(write_port(pads["exp"])),
             "write": Out(1), "addr": Out(fields["dst_base"].shape), "data": Out(pads["out"].width), "finish": Out(1),
             "busy": Out(1), "halt": In(1),
@@ -82,18 +93,12 @@ class SoftmaxEngine(wiring.Component):
         m.submodules.largest = largest = RowLargest(self._cfg.block_out, len(self._find.row))
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
-            m.d.comb += [getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")]
-        inside = Reg(self._cfg.block_out)
-        m.d.comb += [
-            sums.set.eq(~self.busy), sums.last_key.eq(Cat(~self.fields.imm, self.fields.extent_n - 1)),
-            self.exp.ready.eq(1),
-        ]  # fmt: skip
-        with m.If(self.start):
-            m.d.sync += self.busy.eq(1)
-        with m.Elif(self.finish):
-            m.d.sync += self.busy.eq(0)
-        with m.If(~self.busy):
-            m.d.sync += inside.eq(Cat(1, ones(~self.fields.imm)))
+            m.d.comb += [
+                getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")
+            ]
+        self._take(m)
+        inside = Cat(1, ones(~self._taken.imm))
+        m.d.comb += [sums.last_key.eq(Cat(~self._taken.imm, self._taken.extent_n - 1)), self.exp.ready.eq(1)]
         beat = self._walks(m, sums.done)
         self._search(m, largest, inside)
         self._keep(m, beat)
@@ -113,31 +118,50 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += later[-1].eq(later[-2])
         return later
 
+    def _take(self, m: Module) -> None:
+        """Instructions: `taken` is the last one, `took` the cycle behind that in which it came."""
+        self._taken, self._took = taken, took = Reg(self.fields.shape(), name="taken"), Signal(name="took")
+        free, alike, second = Signal(), Reg(), Signal()
+        m.d.comb += [free.eq(~second & self._find.through & ~self.finish), self.room.eq(self.busy & free & alike)]
+        m.d.sync += [
+            took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in ROWS_ALIKE).all()),
+        ]  # fmt: skip
+        with m.If(self.start):
+            m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
+        with m.Elif(self.finish):
+            m.d.sync += [self.busy.eq(second), second.eq(0)]
+        # A walk has a copy of what is an instruction's own; there is room when all have come to the last one.
+        with m.If(~self.busy):
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_ALIKE]
+        with m.If(~self.busy | free):
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_OWN]
+
     def _walks(self, m: Module, summed: Value) -> Signal:
         """Who reads in which cycle of a beat, and when a tile begins. Returns the number of the cycle.
 
-        The largest bytes of the first tile are found before anything else begins, so that each cycle is theirs.
+        While a tile is filled, the largest bytes of the next one are found. Those of the first tile are found before
+        anything else begins, so that each cycle is theirs.
         """
         m.submodules.find, m.submodules.fill, m.submodules.divide = walks = self._find, self._fill, self._divide
         find, fill, divide = walks
-        beat, ahead, set_up, begin = Signal(exact_log2(self._parts)), Signal(), Signal(), Signal()
-        m.d.sync += set_up.eq(self.start)
+        beat, ahead, found, begin = Signal(exact_log2(self._parts)), Signal(), Signal(), Signal()
+        finds = find.on & find.ends
         for walk in walks:
-            m.d.comb += [walk.idle.eq(~self.busy), walk.fields.eq(self.fields), walk.set_up.eq(set_up)]
+            m.d.comb += [walk.fields.eq(self._taken), walk.took.eq(self._took)]
         m.d.comb += [
-            find.on.eq(find.active & (beat == _FIND)), fill.on.eq(fill.active & (beat == self._parts - 1)),
-            divide.on.eq(divide.active & (beat == _DIVIDE - 1)),
-            # A tile's largest bytes are found before the one in front of it is filled.
-            begin.eq(Mux(ahead, find.on & find.ends, fill.on & fill.ends & fill.more)),
-            find.begin.eq(set_up | begin), fill.begin.eq(begin), divide.begin.eq(summed),
+            find.on.eq(find.active & (beat == FIND_TURN)), fill.on.eq(fill.active & (beat == self._parts - 1)),
+            divide.on.eq(divide.active & (beat == DIVIDE_TURN - 1)),
+            begin.eq(Mux(ahead, finds, found & (beat == self._parts - 1) & (fill.ends | ~fill.active))),
+            find.begin.eq(begin | ~(found | finds)), fill.begin.eq(begin), divide.begin.eq(summed),
             self.vin.en.eq(find.on), self.vin.addr.eq(find.addr),
         ]  # fmt: skip
-        m.d.sync += beat.eq(Mux(ahead, Mux(begin, _FILL, _FIND), beat + 1))
+        m.d.sync += beat.eq(Mux(ahead, Mux(begin, FILL_TURN, FIND_TURN), beat + 1))
         with m.If(~self.busy):
             m.d.sync += ahead.eq(1)
         with m.Elif(begin):
             m.d.sync += ahead.eq(0)
-        for turn, walk in ((_FILL, fill), (_DIVIDE, divide)):
+        m.d.sync += found.eq((found | finds) & ~begin)
+        for turn, walk in ((FILL_TURN, fill), (DIVIDE_TURN, divide)):
             with m.If(beat == turn):
                 m.d.comb += [self.vin.en.eq(walk.active), self.vin.addr.eq(walk.addr)]
         return beat
@@ -177,7 +201,7 @@ class SoftmaxEngine(wiring.Component):
         m.d.sync += buffer.eq(buffer ^ (fill.on & fill.bottom))
         keeps = self._later(m, fill.active, "keeps", PART_STAGES)
         places = self._later(m, Cat(fill.row, beat, buffer), "place", PART_STAGES, fresh=False)
-        entry = self._entry(m, fill.active & (beat == _FILL), "fill")
+        entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
         part = self._part(m, entry, places[PART_STAGES - 1][len(fill.row) :][: len(beat)])
         for number, lane in enumerate(self._lanes):
             place = places[-1]
@@ -195,7 +219,7 @@ class SoftmaxEngine(wiring.Component):
         )
         complete = self._later(m, sums.last, "complete", LOOK_STAGES + SUMS)[-1]
         slot = self._later(m, sums.slot, "sum_slot", LOOK_STAGES + SUMS, fresh=False)[-1]
-        m.d.comb += sums.start.eq(fill.active & (beat == _FILL) & fill.first & fill.bottom)
+        m.d.comb += sums.start.eq(fill.active & (beat == FILL_TURN) & fill.first & fill.bottom)
         for lane in self._lanes:
             m.d.comb += [
                 lane.look_at.eq(sums.place), lane.byte.eq(sums.byte), lane.tile.eq(sums.tile), lane.slot.eq(sums.slot),
@@ -205,9 +229,9 @@ class SoftmaxEngine(wiring.Component):
     def _steps(self, m: Module, beat: Signal) -> tuple[list[Any], list[Any]]:
         """What is known of a part that is divided in each stage, and whether there is one."""
         divide, stages = self._divide, SHARE_STAGES + DIVIDE_STAGES
-        step, whole = Signal(step_layout(self._cfg)), beat == _DIVIDE - 1
+        step, whole = Signal(step_layout(self._cfg)), beat == DIVIDE_TURN - 1
         m.d.comb += [
-            step.row.eq(divide.row), step.part.eq(beat - _DIVIDE), step.first.eq(divide.first),
+            step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
             step.last.eq(divide.last), step.whole.eq(whole), step.end.eq(whole & divide.ends & ~divide.more),
         ]  # fmt: skip
         return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
@@ -216,7 +240,7 @@ class SoftmaxEngine(wiring.Component):
         """Elements to the dividers, each row's with its largest byte, and its sum as their divisor."""
         m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(largest.number), init=[])
         put, of_row, less = memory.write_port(), memory.read_port(domain="comb"), Reg(8)
-        entry = self._entry(m, self._divide.active & (beat == _DIVIDE), "divide")
+        entry = self._entry(m, self._divide.active & (beat == DIVIDE_TURN), "divide")
         part = self._part(m, entry, marks[PART_STAGES - 1].part)
         m.d.comb += [
             put.en.eq(largest.found), put.addr.eq(largest.number), put.data.eq(~largest.largest),
@@ -250,19 +274,20 @@ class SoftmaxEngine(wiring.Component):
 
     def _write(self, m: Module, marks: list[Any], divides: list[Any]) -> None:
         """Results, as soon as an entry is complete."""
-        step, comes, f = marks[-1], divides[-1], self.fields
-        line, next_x, next_n, turns, end = (
-            Reg(len(f.dst_x)), Reg(len(f.dst_x)), Reg(len(f.dst_x)), Reg(), Reg(),
-        )  # fmt: skip
+        step, comes, f = marks[-1], divides[-1], self._taken
+        line, turns, end, due, waits, begins = Reg(len(f.dst_x)), Reg(), Reg(), Signal(), Signal(), Signal()
         with m.If(comes):
             m.d.sync += self.data.eq(Cat(self.data, *(lane.result for lane in self._lanes))[-len(self.data) :])
         m.d.sync += [self.write.eq(comes & step.whole), turns.eq(step.last), end.eq(step.end)]
-        m.d.comb += self.finish.eq(self.write & end)
+        m.d.comb += [
+            self.finish.eq(self.write & end), begins.eq((self._took | waits) & (~due | self.finish)),
+        ]  # fmt: skip
+        m.d.sync += [waits.eq((self._took | waits) & ~begins), due.eq(begins | (due & ~self.finish))]
         target = Signal.like(line)
-        m.d.comb += target.eq(Mux(turns, line, self.addr) + Mux(turns, next_x, next_n))
-        with m.If(self.write):
+        m.d.comb += target.eq(Mux(turns, line, self.addr) + Mux(turns, f.dst_x, f.dst_n))
+        with m.If(begins):
+            m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base)]
+        with m.Elif(self.write):
             m.d.sync += self.addr.eq(target)
             with m.If(turns):
                 m.d.sync += line.eq(target)
-        with m.If(~self.busy):
-            m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base), next_x.eq(f.dst_x), next_n.eq(f.dst_n)]

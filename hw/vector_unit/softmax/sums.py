@@ -10,7 +10,6 @@ from amaranth.utils import exact_log2
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS
 from celosia.hw.pipeline import SUMS
-from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
 
 
@@ -19,7 +18,7 @@ class SoftmaxSums(wiring.Component):
 
     Members
     -------
-    set : In(1), last_key : In      Takes the number of a row's last element.
+    last_key : In                   The number of a row's last element, as long as there are any.
     start : In(1)                   A tile's sums begin in the next cycle: those of the one before are complete then.
     look : Out(1)                   An element is looked up: of this place, this byte.
     place, byte : Out
@@ -34,27 +33,25 @@ class SoftmaxSums(wiring.Component):
         slot, key = exact_log2(SUMS), EXTENT_BITS + self._entry_bits
         place = slot + self._entry_bits - self._byte_bits + exact_log2(BUFFERS)
         super().__init__({
-            "set": In(1), "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(place),
+            "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(place),
             "byte": Out(self._byte_bits), "tile": Out(exact_log2(TILES)), "slot": Out(slot), "first": Out(1),
             "last": Out(1), "nothing": Out(1), "done": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        key, last_key, over = Signal(len(self.last_key)), Reg(len(self.last_key)), Signal()
-        inside, others, buffer, turn = key[: self._entry_bits], last_key[self._entry_bits :], Signal(), Signal()
+        key, over, buffer, turn = Signal(len(self.last_key)), Signal(), Signal(), Signal()
+        inside, others = key[: self._entry_bits], self.last_key[self._entry_bits :]
         m.d.comb += [
             turn.eq(self.look & self.slot.all()), self.first.eq(key == 0), self.nothing.eq(over),
             self.place.eq(Cat(self.slot, inside[self._byte_bits :], buffer)), self.byte.eq(key[: self._byte_bits]),
             self.done.eq(turn & self.last),
         ]  # fmt: skip
-        with m.If(self.set):
-            m.d.sync += last_key.eq(self.last_key)
         with m.If(self.look):
             m.d.sync += self.slot.eq(self.slot + 1)
         with m.If(turn):
             m.d.sync += [
-                key.eq(key + 1), buffer.eq(buffer ^ inside.all()), over.eq(over | (key == last_key)),
+                key.eq(key + 1), buffer.eq(buffer ^ inside.all()), over.eq(over | (key == self.last_key)),
                 self.last.eq(key == Cat(Const(-2, len(inside)), others)),  # the next one is
             ]  # fmt: skip
         with m.If(self.done):
