@@ -51,8 +51,7 @@ class Rows:
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._tile = tile_rows(cfg) if cfg.softmax else 1
-        self._cfg, self.parts = cfg, softmax_parts(cfg) if cfg.softmax else 1
+        self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
         self._start = self._filling = self._filled = self._found = 0
         self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
 
@@ -61,12 +60,10 @@ class Rows:
         start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self._found)
         return start if start < self._ends[1] - 1 else NEVER
 
-    def run(self, start: int, work: Work, along: bool) -> int:
-        """When it ends. along: with the last one."""
-        groups, parts = work.alone, self.parts
-        rows, tile = work.outputs // groups, self._tile
-        others = (rows - 1) // tile
-        entries = min(rows, tile) * groups
+    def run(self, start: int, rows: int, groups: int, along: bool) -> int:
+        """When one of so many rows, of so many entries each, ends. along: with the last one."""
+        parts, others = self.parts, (rows - 1) // self._tile
+        entries, each = min(rows, self._tile) * groups, self._tile * groups * parts
         if along:
             first = max(start + ROWS_TAKEN, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
@@ -74,12 +71,10 @@ class Rows:
             fills = max(first - FIND_TURN + entries * parts, self._filled)
         else:
             self._found = fills = start + ROWS_TAKEN + entries
-        self._filling = fills + others * tile * groups * parts
-        self._filled = self._filling + tile * groups * parts
-        if others:
-            before, entries = self._filling - tile * groups * parts, (rows - others * tile) * groups
-            self._found = before + FIND_TURN + (entries - 1) * parts + 1
-        self._start = start
+        self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
+        if others:  # the last tile's beside the one before it
+            entries = (rows - others * self._tile) * groups
+            self._found = self._filling - each + FIND_TURN + (entries - 1) * parts + 1
         self._ends.append(fills + softmax_behind(self._cfg, rows, groups))
         return self._ends[-1]
 
@@ -93,7 +88,8 @@ class Vector:
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
         self._free, self._acc = 0, acc  # when the next instruction may start
-        self._rows = Rows(cfg)
+        if cfg.softmax:
+            self._rows = Rows(cfg)
         self._next = 0  # when its first step may be taken
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
         self._feeds = 0  # what the last instruction writes
@@ -125,7 +121,7 @@ class Vector:
         writes acc."""
         along = self._rows.along(ready) if work.alike else NEVER
         start = along if along < NEVER else self._start(ready, work)
-        end = self._rows.run(start, work, along < NEVER)
+        end = self._rows.run(start, work.outputs // work.alone, work.alone, along < NEVER)
         self._feeds, self._free, self._next = IN_ACC, end, end
         self._written.append(end - WRITE_TO_END)
         writes = Train(0, self._rows.parts, work.outputs)
