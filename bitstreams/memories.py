@@ -52,8 +52,8 @@ def block_rams(cfg: Config) -> float:
 
 def of_pad(cfg: Config, pad: Scratchpad) -> list[Memory]:
     """Those of a scratchpad, bank by bank, tables lane by lane."""
-    if pad.name == "exp":  # each lane of a softmax has a copy
-        return [Memory(pad.depth, pad.width, pad.width)] * cfg.softmax
+    if pad.name == "exp":  # each lane of a softmax has a copy of powers and one of shares
+        return [Memory(pad.depth // 2, pad.width, pad.width)] * 2 * cfg.softmax
     if pad.name == "lut":  # each lane has a copy, a grain wide
         return [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
     return [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks

@@ -81,26 +81,55 @@ SUMS = 4
 QUOTIENT_BITS = 10
 """Of a share in softmax, with one behind the point: the steps of its division."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
-"""Registers of softmax between a step and the bytes that count of its entry, those and their powers, and between these
-and results."""
+"""Registers of softmax between a step and the bytes of its entry that count, between the place of a byte that is kept
+and its power, and between a share and its quotient."""
+SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
+"""Registers of softmax between a step and the share of a byte, which is not kept in between."""
 
 
-def largest_stages(cfg: Config) -> int:
-    """Registers of softmax between an entry and its largest byte, and that in the memory of rows."""
-    return cfg.block_out.bit_length() + 1
+ROWS_OWN = ("extent_x", "a_base", "dst_base")
+ROWS_ALIKE = ("extent_n", "a_n", "a_x", "dst_n", "dst_x", "imm")
+"""Fields of a softmax that say where rows lie. One that has nothing but those of its own goes through the engine close
+behind the one before it."""
+FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
+"""Cycles of a beat in which each walk of softmax reads vin."""
+ROWS_OFFERED = 2
+"""Cycles for which it is offered before it is told."""
+ROWS_TAKEN = 2
+"""From the cycle in which one is accepted to its first read of vin."""
+_FROM_SHARES = SHARE_STAGES + DIVIDE_STAGES + 2
 
 
-def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any) -> Any:
-    """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done: of `rows` rows of
-    `groups` entries each, in the last of which so many lanes are none of it; numbers, or arrays of them.
+def tile_rows(cfg: Config) -> int:
+    """Rows of a tile of softmax."""
+    return SUMS * cfg.softmax
 
-    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4, left_out=0)
-    623
+
+def softmax_parts(cfg: Config) -> int:
+    """Parts of an entry of softmax: cycles of a beat."""
+    return cfg.block_out // cfg.softmax
+
+
+def softmax_behind(cfg: Config, rows: Any, groups: Any) -> Any:
+    """Between the first cycle in which softmax fills the buffers of its adders and that in which it is done: an entry
+    of the first tile's rows but the last one, the sums of all tiles, and the quotients of the last one."""
+    tile = tile_rows(cfg)
+    others = (rows - 1) // tile
+    beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
+    return beats * softmax_parts(cfg) + _FROM_SHARES
+
+
+def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any = 0) -> Any:
+    """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done, if no other one is
+    there: of `rows` rows of `groups` entries each; numbers, or arrays of them. left_out: lanes of the last entry that
+    are none of it, which take their time. The largest bytes of the first tile take a cycle an entry.
+
+    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4), softmax_cycles(Config(softmax=4), rows=160, groups=4)
+    (661, 2965)
     """
-    parts, keys = cfg.block_out // cfg.softmax, groups * cfg.block_out - left_out
-    tiles = -(-rows // (SUMS * cfg.softmax))
-    steps = rows * groups + rows + rows * groups * parts
-    return steps + tiles * (largest_stages(cfg) + SUMS * keys) + PART_STAGES + LOOK_STAGES + DIVIDE_STAGES + 3
+    many = rows > tile_rows(cfg)
+    first = rows * (1 - many) + tile_rows(cfg) * many
+    return ROWS_TAKEN + first * groups + softmax_behind(cfg, rows, groups)
 
 
 def read_stages(cfg: Config) -> int:

@@ -25,7 +25,7 @@ from celosia.hw.isa import (
     lanes,
 )
 from celosia.hw.legality import why_illegal
-from celosia.hw.pipeline import BOUNDARY, MAX_BURST, softmax_cycles
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, softmax_cycles
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.decode import columns
 from celosia.sim.touches import OPERANDS, Columns, element_sizes
@@ -46,8 +46,9 @@ class Demand:
     lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
     rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
     both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
-    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: whether it is a
-    softmax, beside which no other is under way, and whose steps are all its cycles. reads, feeds: what it
+    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
+    softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
+    whether the VECTOR before it is one like it, but for what each has of its own. reads, feeds: what it
     reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR
     share, where one of them writes there.
     read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
@@ -68,6 +69,7 @@ class Demand:
     outputs: Ints
     residual: Ints
     alone: Ints
+    alike: Ints
     reads: Ints
     feeds: Ints
     port: Ints
@@ -136,19 +138,32 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    alone = f["softmax"] if cfg.softmax else np.zeros_like(steps)
+    alone = alike = np.zeros_like(steps)
     if cfg.softmax:
-        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"], f["imm"]), steps)
+        alone, alike = f["softmax"] * f["extent_n"], _alike(f)
+        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "residual": f["rescale_add"],
         "alone": alone,
+        "alike": alike,
         "read_bank": read_bank,
         "read_here": read_here,
         "write_bank": write_bank,
         "write_here": write_here,
     }
+
+
+def _alike(f: Columns) -> Ints:
+    """Whether each VECTOR is a softmax that the engine takes beside the one before it."""
+    facts = [f[name] for name in ("softmax", *ROWS_ALIKE, "destination", "zero_point", "clip_hi")]
+    facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
+    alike = f["softmax"].copy()
+    alike[:1] = 0
+    for fact in facts:
+        alike[1:] &= fact[1:] == fact[:-1]
+    return alike
 
 
 def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, Opcode, formats
 from celosia.hw.layout import INDEX_BITS
-from celosia.hw.pipeline import QUEUED
+from celosia.hw.pipeline import QUEUED, ROWS_OFFERED
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.residual import BIAS
@@ -21,6 +21,9 @@ _COPIED = (
     "post", "reduce_op", "binary_op", "requantise", "lookup", "table", "rescale_add", "a_offset", "b_offset",
     "clip_hi", "scale_v", "scale_b", "scale_shift", "add_hi",
 )  # fmt: skip
+
+_RESULTS = ("to", "zero_point", "clip_lo", "clip_hi")
+"""What a softmax needs of them."""
 
 
 def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
@@ -48,7 +51,8 @@ class Issue:
     the instruction whose loops run. feeds: whether the last one writes acc and vin. slot: a step may be taken in this
     cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
     one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps
-    here; alone: one is under way, and nothing else.
+    here; alone: one is under way, and nothing else but one that goes with it. room: for another one, as
+    `SoftmaxEngine` says.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
@@ -60,7 +64,7 @@ class Issue:
         self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
         self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
         self.queued = Signal(range(QUEUED + 1), name="queued")
-        self.rows, self.alone = Signal(name="starts_rows"), Signal(name="alone")
+        self.rows, self.alone, self.room = Signal(name="starts_rows"), Signal(name="alone"), Signal(name="room")
 
     def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
@@ -75,16 +79,19 @@ class Issue:
         to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
         of_rows = fields.softmax if self._cfg.softmax else Const(0)
+        apart = of_rows | self.alone
+        if self._cfg.softmax:
+            apart &= ~(of_rows & self._goes_along(m, unit.instr.valid & ~accept))
         m.d.comb += [
             # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
-            waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | self.alone | of_rows)),
+            waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | apart)),
             may_start.eq(~unit.halt & ~under_way[1] & ~waits),
             *loops.load(fields),
             loops.instr.valid.eq(unit.instr.valid & may_start & ~of_rows),
             loops.halt.eq(unit.halt),
             unit.instr.ready.eq(loops.instr.ready & may_start),
             accept.eq(unit.instr.valid & unit.instr.ready),
-            self.rows.eq(unit.instr.valid & may_start & of_rows),  # loops are ready where nothing is under way
+            self.rows.eq(unit.instr.valid & may_start & of_rows),  # loops are ready where nothing else is under way
             unit.quiet.eq((under_way == 0) & ~unit.done.valid),
         ]
         with m.If(accept):
@@ -100,13 +107,30 @@ class Issue:
         if self._cfg.softmax:
             with m.If(accept):
                 m.d.sync += self.alone.eq(of_rows)
-            with m.Elif(finish):
+            with m.Elif(finish & ~under_way[1]):
                 m.d.sync += self.alone.eq(0)
+            with m.If(self.alone & finish):
+                last = self._constants(current)
+                m.d.sync += [self.now[name].eq(last[name]) for name in ("post", "index")]
             with m.If(unit.halt):
                 m.d.sync += self.alone.eq(0)
         with m.If(unit.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
+
+    def _constants(self, number: Value) -> data.View[data.StructLayout]:
+        """Those of set `number`."""
+        return data.View(self.now.shape(), Mux(number, *(Value.cast(held) for held in reversed(self.constants))))
+
+    def _goes_along(self, m: Module, offered: Value) -> Value:
+        """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
+        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike.
+        there, alike, coming = Signal(), Reg(), self._constants(~self.current)
+        m.d.comb += there.eq(offered & self.alone & ~self.under_way[1])
+        told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]
+        m.d.sync += Cat(told).eq(Cat(there, *(before & there for before in told[:-1])))
+        m.d.sync += alike.eq(Cat(coming[name] == self.now[name] for name in _RESULTS).all())
+        return self.room & alike & told[-1]
 
     def advance(self, m: Module, unit: Any, lands: Value) -> None:
         """Finds whether the next cycle is one in which a step may be taken. lands: an entry is written to acc."""

@@ -297,6 +297,7 @@ class Vector(wiring.Component):
         now, entry = issue.now, len(rows.vin.data)
         m.d.comb += [
             rows.start.eq(issue.rows),
+            issue.room.eq(rows.room),
             *(rows.fields[name].eq(self.instr.payload.fields[name]) for name, _ in rows.fields.shape()),
             rows.zero_point.eq(now.zero_point),
             rows.low.eq(now.clip_lo),

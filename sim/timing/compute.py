@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections import deque
 
 from celosia.hw.config import Config
-from celosia.hw.pipeline import QUEUED, UNDER_WAY, VECTOR_STAGES, array_stages, read_stages
+from celosia.hw.pipeline import (
+    FIND_TURN,
+    QUEUED,
+    ROWS_OFFERED,
+    ROWS_TAKEN,
+    UNDER_WAY,
+    VECTOR_STAGES,
+    array_stages,
+    read_stages,
+    softmax_behind,
+    softmax_parts,
+    tile_rows,
+)  # fmt: skip
 from celosia.sim.demand import IN_ACC
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
-from celosia.sim.timing.work import Steps, Train, Work
+from celosia.sim.timing.work import NEVER, Steps, Train, Work
 
 
 class Gemm:
@@ -31,6 +43,42 @@ class Gemm:
         return start, end
 
 
+class Rows:
+    """Softmaxes in their engine: what it keeps of the last one, cycles all.
+
+    _start, _ends: of it, when it starts, and of it and the one before, when they end. _filling: when the last of its
+    tiles goes to the adders, _filled: when that has gone. _found: when no largest byte is left to be found.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
+        self._start = self._filling = self._filled = self._found = 0
+        self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
+
+    def along(self, ready: int) -> int:
+        """When one that is like the last one, and there in cycle `ready`, goes along with it; NEVER: it does not."""
+        start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self._found)
+        return start if start < self._ends[1] - 1 else NEVER
+
+    def run(self, start: int, rows: int, groups: int, along: bool) -> int:
+        """When one of so many rows, of so many entries each, ends. along: with the last one."""
+        parts, others = self.parts, (rows - 1) // self._tile
+        entries, each = min(rows, self._tile) * groups, self._tile * groups * parts
+        if along:
+            first = max(start + ROWS_TAKEN, self._filling)
+            first += (FIND_TURN - (first - self._filled)) % parts
+            self._found = first + (entries - 1) * parts + 1
+            fills = max(first - FIND_TURN + entries * parts, self._filled)
+        else:
+            self._found = fills = start + ROWS_TAKEN + entries
+        self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
+        if others:  # the last tile's beside the one before it
+            entries = (rows - others * self._tile) * groups
+            self._found = self._filling - each + FIND_TURN + (entries - 1) * parts + 1
+        self._ends.append(fills + softmax_behind(self._cfg, rows, groups))
+        return self._ends[-1]
+
+
 class Vector:
     """One entry of A a cycle, each in its stages for as many cycles as there are: what may stand in its way, GEMM at
     the accumulators or a residual in several parts, is waited for before its step is taken.
@@ -40,6 +88,8 @@ class Vector:
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
         self._free, self._acc = 0, acc  # when the next instruction may start
+        if cfg.softmax:
+            self._rows = Rows(cfg)
         self._next = 0  # when its first step may be taken
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
         self._feeds = 0  # what the last instruction writes
@@ -50,9 +100,9 @@ class Vector:
 
     def run(self, ready: int, work: Work) -> tuple[int, int, Train]:
         """Start and end, and when entries are written."""
-        start = self._start(ready, work)
         if work.alone:
-            return self._softmax(start, work)
+            return self._softmax(ready, work)
+        start = self._start(ready, work)
         self._feeds = work.feeds
         steps = self._steps(max(start + 1, self._next), work)
         self._acc.forget(start + 1)
@@ -66,12 +116,16 @@ class Vector:
         self._written.append(writes.last)
         return start, writes.last + WRITE_TO_END, writes
 
-    def _softmax(self, start: int, work: Work) -> tuple[int, int, Train]:
-        """Start, end and writes of one that is alone: what comes next waits as behind one that writes acc."""
-        end = start + work.steps
+    def _softmax(self, ready: int, work: Work) -> tuple[int, int, Train]:
+        """Start, end and writes of one that is alone, but for one like it: anything else waits as behind one that
+        writes acc."""
+        along = self._rows.along(ready) if work.alike else NEVER
+        start = along if along < NEVER else self._start(ready, work)
+        end = self._rows.run(start, work.outputs // work.alone, work.alone, along < NEVER)
         self._feeds, self._free, self._next = IN_ACC, end, end
         self._written.append(end - WRITE_TO_END)
-        return start, end, Train(end - WRITE_TO_END - (work.outputs - 1), 1, work.outputs)
+        writes = Train(0, self._rows.parts, work.outputs)
+        return start, end, writes._replace(first=end - WRITE_TO_END - writes.last)
 
     def _start(self, ready: int, work: Work) -> int:
         waits = work.alone | self._feeds & (IN_ACC | work.reads)

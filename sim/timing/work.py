@@ -26,6 +26,7 @@ class Work(NamedTuple):
     outputs: int
     residual: int
     alone: int
+    alike: int
     reads: int
     feeds: int
     port: int

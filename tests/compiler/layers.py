@@ -51,8 +51,8 @@ CONFIGS = {
     "16x4": Config(block_in=16, block_out=4, **_SMALL),
     "batch2-4x8": Config(batch=2, block_in=4, block_out=8, **_SMALL),
     "batch2-8x4": Config(batch=2, block_in=8, block_out=4, bus_bytes=4, **_SMALL),
-    "softmax": Config(block_in=4, block_out=4, softmax=2, **_SMALL),
-    "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=4, **_SMALL),
+    "softmax": Config(block_in=4, block_out=4, softmax=1, **_SMALL),
+    "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=2, **_SMALL),
 }
 
 

@@ -53,9 +53,9 @@ def random_config(seed: int) -> Config:
             queue_depth=rng.choice((2, 4, 8)), token_bits=rng.choice((2, 3, 8)), packed=rng.random() < 0.5,
             taps=rng.choice((0, 1, 3, 4, 5)), tap_depth=rng.choice((4, 16)), forward=rng.random() < 0.7,
             residual_cycles=rng.choice((1, 2, 4)), ports=rng.choice((1, 2)),
-            alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2, 4)),
+            alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2)),
         )  # fmt: skip
-        if fields["batch"] > 1 or fields["softmax"] > fields["block_out"]:
+        if fields["batch"] > 1 or 4 * fields["softmax"] > fields["block_out"]:
             fields["softmax"] = 0
         try:
             cfg = Config(**fields, name=f"random-{seed}")

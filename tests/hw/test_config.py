@@ -39,6 +39,11 @@ from celosia.hw.scratchpads import scratchpads
             {"forward": True, "block_in": 4, "block_out": 8},
             "forward needs entries of inp no smaller than those of out: block_in 4 is less than block_out 8",
         ),
+        (
+            {"softmax": 2, "block_out": 4},
+            "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 1, not 2",
+        ),
+        ({"softmax": 3}, "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 4, not 3"),
         ({"residual_cycles": 3}, "residual_cycles must be a power of two, not 3"),
         (
             {"residual_cycles": 4, "block_in": 2, "block_out": 2},

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.hw.config import Config
-from celosia.hw.pipeline import DIVIDE_STAGES, SUMS, softmax_cycles
+from celosia.hw.pipeline import DIVIDE_STAGES, ROWS_OFFERED, SUMS, softmax_cycles, tile_rows
 from celosia.hw.vector_unit.softmax.adder import PairAdder, pair_of
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION, PairDivider
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
-from celosia.hw.vector_unit.softmax.steps import fields_layout
+from celosia.hw.vector_unit.softmax.walk import fields_layout
 from celosia.sim.softmax import add_pairs, pairs_of, softmax_rows
+from celosia.sim.timing.compute import Rows
+from celosia.sim.timing.work import NEVER
 
 f32, u32 = np.float32, np.uint32
 Float32, Words = NDArray[np.float32], NDArray[np.uint32]
@@ -33,7 +35,7 @@ class Adders(wiring.Component):
 
     def __init__(self) -> None:
         super().__init__({
-            "step": In(1), "first": In(LANES), "nothing": In(LANES), "addend": In(32 * LANES), "total": Out(32 * LANES),
+            "first": In(LANES), "nothing": In(LANES), "addend": In(32 * LANES), "total": Out(32 * LANES),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -41,7 +43,7 @@ class Adders(wiring.Component):
         for i in range(LANES):
             m.submodules[f"adder{i}"] = adder = PairAdder()
             m.d.comb += [
-                adder.step.eq(self.step), adder.first.eq(self.first[i]), adder.nothing.eq(self.nothing[i]),
+                adder.first.eq(self.first[i]), adder.nothing.eq(self.nothing[i]),
                 adder.addend.eq(pair_of(self.addend.word_select(i, 32))),
                 self.total.word_select(i, 32).eq(adder.total),
             ]  # fmt: skip
@@ -83,10 +85,11 @@ def config(block_in: int, block_out: int, lanes: int, **others: Any) -> Config:
 
 
 CONFIGS = {
-    "4 of 4": config(8, 4, 4),
-    "1 of 4": config(4, 4, 1),
+    "1 of 4": config(8, 4, 1),
     "2 of 8": config(4, 8, 2, taps=3, tap_depth=16),
+    "1 of 16": config(16, 16, 1),
     "4 of 16": config(16, 16, 4),
+    "8 of 32": config(16, 32, 8),
 }
 
 
@@ -98,16 +101,22 @@ def test_rows(name: str) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", ["4 of 4", "2 of 8"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_alike(name: str) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(SoftmaxEngine, cfg), __file__, cfg=cfg, only="alike_overlap")
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", ["1 of 4", "2 of 8"])
 def test_halt(name: str) -> None:
     cfg = CONFIGS[name]
     bench.run(partial(SoftmaxEngine, cfg), __file__, cfg=cfg, only="halt_drops_everything")
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("pause", [0.0, 0.3])
-def test_adder(pause: float) -> None:
-    bench.run(partial(Adders), __file__, params={"pause": pause}, only="adds_as_float32")
+def test_adder() -> None:
+    bench.run(partial(Adders), __file__, only="adds_as_float32")
 
 
 @pytest.mark.rtl
@@ -189,22 +198,18 @@ def bits(values: NDArray[np.bool_]) -> int:
 
 @cocotb.test()
 async def adds_as_float32(dut: Any) -> None:
-    """Each step takes one of SUMS sums of each adder, starts it anew now and then, or leaves it as it is."""
-    pause, rng, steps = bench.params()["pause"], bench.generator(), 1600
+    """Each cycle takes one of SUMS sums of each adder, starts it anew now and then, or leaves it as it is."""
+    rng, steps = bench.generator(), 1600
     await bench.start(dut)
     sums = [np.zeros(LANES, f32) for _ in range(SUMS)]
     for step in range(steps):
-        while rng.random() < pause:
-            dut.step.value = 0
-            dut.addend.value = words(rng.integers(0, 1 << 32, LANES, u32))
-            await bench.rise(dut)
         total = sums[step % SUMS]
         first = (rng.random(LANES) < 0.2) | (total > 1e37) | (step < SUMS)
         nothing = ~first & (rng.random(LANES) < 0.1)
         field = (total.view(u32) >> 23).astype(np.int64)
         addend = some_floats(rng, np.clip(np.where(first, rng.integers(0, 250, LANES), field)
                                           + rng.integers(-27, 4, LANES), 0, 250))  # fmt: skip
-        dut.step.value, dut.first.value, dut.nothing.value = 1, bits(first), bits(nothing)
+        dut.first.value, dut.nothing.value = bits(first), bits(nothing)
         dut.addend.value = words(addend.view(u32))
         await bench.fall(dut)
         if step >= SUMS:
@@ -264,10 +269,12 @@ class Machine:
     def begin(self, rows: int, groups: int, left_out: int) -> None:
         values = {"extent_n": groups, "extent_x": rows, "imm": left_out}
         strides = ("a_base", "a_n", "a_x", "dst_base", "dst_n", "dst_x")
-        self.fields = values | {name: int(self.rng.integers(0, 256)) for name in strides}
-        dut = self.dut
-        dut.fields.value = sum(self.fields[name] << self.layout[name].offset for name, _ in self.layout)
-        dut.start.value = 1
+        self.offer(values | {name: int(self.rng.integers(0, 256)) for name in strides})
+        self.dut.start.value = 1
+
+    def offer(self, fields: dict[str, int]) -> None:
+        self.fields = fields
+        self.dut.fields.value = sum(fields[name] << self.layout[name].offset for name, _ in self.layout)
 
     def x(self) -> NDArray[np.int8]:
         """The rows that it reads, [rows, count]."""
@@ -275,6 +282,42 @@ class Machine:
         entries = self.vin[(f["a_base"] + n * f["a_n"] + x * f["a_x"]) % len(self.vin)]
         rows = np.swapaxes(entries, 0, 1).reshape(f["extent_x"], -1)
         return rows[:, : rows.shape[1] - f["imm"]]
+
+    def places(self) -> list[int]:
+        """Where its results belong, in their order."""
+        f, wrap = self.fields, 1 << self.layout["dst_base"].width
+        return [
+            (f["dst_base"] + n * f["dst_n"] + x * f["dst_x"]) % wrap
+            for x in range(f["extent_x"]) for n in range(f["extent_n"])
+        ]  # fmt: skip
+
+    async def series(self, series: list[dict[str, int]], waits: list[int]) -> tuple[list[Any], list[tuple[int, int]]]:
+        """Runs instructions that are alike, each offered so many cycles behind the start of the one before, and started
+        as soon as it may be. Cycles in which each was offered, started, and done; what is written, and where."""
+        dut, told, cycle = self.dut, 0, 0
+        there, starts, ends, written = [waits[0]], [], [], []
+        while len(ends) < len(series):
+            dut.start.value = 0
+            offered = len(starts) < len(series) and cycle >= there[-1]
+            nothing = {name: int(self.rng.integers(0, 2)) for name, _ in self.layout}
+            self.offer(series[len(starts)] if offered else nothing)
+            under_way = len(starts) - len(ends)
+            await bench.fall(dut)
+            assert bool(dut.busy.value) == (under_way > 0)
+            if dut.write.value:
+                written.append((int(dut.addr.value), int(dut.data.value)))
+            if offered and (not under_way or (under_way == 1 and told >= ROWS_OFFERED and dut.room.value)):
+                dut.start.value = 1
+                starts.append(cycle)
+                there.append(cycle + 1 + waits[len(starts) % len(waits)])
+                told = 0
+            else:
+                told = told + 1 if offered and under_way == 1 else 0
+            if dut.finish.value:
+                ends.append(cycle + 1)
+            await bench.rise(dut)
+            cycle += 1
+        return list(zip(there, starts, ends)), written
 
     async def run(self, rows: int, groups: int, left_out: int, limits: tuple[int, int, int]) -> NDArray[np.int8]:
         """Results [rows, lanes], in order, each where it belongs, and as late as `softmax_cycles` says."""
@@ -293,17 +336,15 @@ class Machine:
             if ends:
                 break
             cycles += 1
-        assert cycles == softmax_cycles(cfg, rows, groups, left_out), cycles
-        f, wrap = self.fields, 1 << self.layout["dst_base"].width
-        places = [f["dst_base"] + n * f["dst_n"] + x * f["dst_x"] for x in range(rows) for n in range(groups)]
-        assert addresses == [place % wrap for place in places]
+        assert cycles == softmax_cycles(cfg, rows, groups), cycles
+        assert addresses == self.places()
         return bench.unpack(entries, np.zeros((rows * groups, cfg.block_out), np.int8)).reshape(rows, -1)
 
 
 async def check(machine: Machine, garbage: bool) -> None:
     """A random softmax of powers as they are, or of any bits."""
     cfg, rng = machine.cfg, machine.rng
-    rows, groups = int(rng.integers(1, 9 * cfg.softmax)), int(rng.integers(1, 5))
+    rows, groups = int(rng.integers(1, 25 * cfg.softmax)), int(rng.integers(1, 5))
     left_out = int(rng.integers(0, cfg.block_out - (groups == 1)))
     count = groups * cfg.block_out - left_out
     sx, sy, zero, _ = random_rows(rng, 1, count)
@@ -328,6 +369,43 @@ async def equals_reference(dut: Any) -> None:
     await machine.start()
     for number in range(24):
         await check(machine, garbage=number % 3 == 2)
+
+
+@cocotb.test()
+async def alike_overlap(dut: Any) -> None:
+    """Each starts and ends when the timing model says, and the results are those of one after the other."""
+    cfg = bench.config()
+    machine = Machine(dut, cfg)
+    await machine.start()
+    rng, limits, powers, shares = machine.rng, (-128, -128, 127), *tables(8, 0.05, 1 / 256)
+    await machine.load(powers, shares)
+    dut.zero_point.value, dut.low.value, dut.high.value = limits
+    overlap, tile = 0, tile_rows(cfg)
+    for number in range(4):
+        fields = {name: int(rng.integers(0, 256)) for name in ("a_n", "a_x", "dst_n", "dst_x")}
+        fields |= {"extent_n": int(rng.integers(1, 4)), "imm": int(rng.integers(0, cfg.block_out))}
+        some = [rng.integers(1, tile), tile, 2 * tile, rng.integers(tile, 5 * tile)]
+        series = [
+            fields | {"extent_x": int(rng.choice(some))} | {n: int(rng.integers(256)) for n in ("a_base", "dst_base")}
+            for _ in range(6)
+        ]  # fmt: skip
+        most = (0, 40, 400, 10 * tile)[number]
+        times, written = await machine.series(series, rng.integers(0, most + 1, len(series)).tolist())
+        model, last = Rows(cfg), 0
+        for (there, start, end), each in zip(times, series, strict=True):
+            along = model.along(there) if last else NEVER
+            wanted = along if along < NEVER else max(there, last)
+            overlap += along < NEVER
+            last = model.run(wanted, each["extent_x"], each["extent_n"], along < NEVER)
+            assert (start, end) == (wanted, last)
+        for each in series:
+            machine.fields = each
+            entries = [written.pop(0) for _ in machine.places()]
+            assert [place for place, _ in entries] == machine.places()
+            found = bench.unpack([word for _, word in entries], np.zeros((len(entries), cfg.block_out), np.int8))
+            wanted_rows = softmax_rows(machine.x(), powers, shares, *limits)
+            assert (found.reshape(each["extent_x"], -1)[:, : wanted_rows.shape[1]] == wanted_rows).all()
+    assert overlap >= 8
 
 
 @cocotb.test()

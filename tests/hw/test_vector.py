@@ -16,12 +16,27 @@ import pytest
 
 from celosia.compiler.numerics.softmax import softmax_powers
 from celosia.hw.config import Config
-from celosia.hw.isa import VECTOR_LOOPS, ASource, BinaryOp, BSource, Destination, Opcode, ReduceOp, formats, has
+from celosia.hw.isa import (
+    VECTOR_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Destination,
+    Opcode,
+    ReduceOp,
+    formats,
+    has,
+    instruction_bytes,
+)
 from celosia.hw.legality import why_illegal
 from celosia.hw.pipeline import claim_lead, softmax_cycles, vector_stages
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
+from celosia.sim.demand import demand
 from celosia.sim.reference import State, destination, vector
+from celosia.sim.timing import compute as timing
+from celosia.sim.timing.ports import Acc
+from celosia.sim.timing.work import Work
 
 sys.path.append(str(Path(__file__).parents[1]))
 from programs import choices, reads_own_result
@@ -52,8 +67,8 @@ CONFIGS = {
     ),
     "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, int32=False, **_DEPTHS),
     "8x8_forward": Config(block_in=8, block_out=8, forward=True, **_DEPTHS),
-    "8x4_softmax": Config(
-        block_in=8, block_out=4, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
+    "8x8_softmax": Config(
+        block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
     ),
 }
 VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"]
@@ -87,11 +102,17 @@ def test_rate(name: str) -> None:
 
 @pytest.mark.rtl
 def test_softmax_is_alone() -> None:
-    run("8x4_softmax", "alone")
+    run("8x8_softmax", "alone")
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x4_softmax"])
+@pytest.mark.parametrize("pause", [0.0, 0.98, 0.995])
+def test_softmaxes_that_are_alike_overlap(pause: float) -> None:
+    run("8x8_softmax", "alike", pause=pause)
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x8_softmax"])
 def test_halt(name: str) -> None:
     run(name, "halt_drops_everything")
 
@@ -369,6 +390,25 @@ async def halt_drops_everything(dut: Any) -> None:
         await machine.run([random_instruction(cfg, rng) for _ in range(2)])
 
 
+async def observe(dut: Any, run: Any) -> tuple[list[int], list[int], list[int]]:
+    """The cycles in which each instruction is offered first, accepted and done, while `run` goes on."""
+    there, starts, ends = [], [], []
+    task, cycle = cocotb.start_soon(run), 0
+    while not task.done():
+        await bench.fall(dut)
+        if dut.done__valid.value:
+            ends.append(cycle)
+        if dut.instr__valid.value:
+            if len(there) == len(starts):
+                there.append(cycle)
+            if dut.instr__ready.value:
+                starts.append(cycle)
+        cycle += 1
+        await bench.rise(dut)
+    await task
+    return there, starts, ends
+
+
 @cocotb.test()
 async def alone(dut: Any) -> None:
     """A softmax starts when what was before it is done, and takes as many cycles as `softmax_cycles` says; what comes
@@ -381,18 +421,48 @@ async def alone(dut: Any) -> None:
         fields = _softmax(cfg, rng)
         program = [random_instruction(cfg, rng, extent_x=4), random_instruction(cfg, rng, **fields)]
         program.append(random_instruction(cfg, rng, a_source=ASource.ACC))
-        events: list[tuple[int, str]] = []
-        task, cycle = cocotb.start_soon(machine.run(program)), 0
-        while not task.done():
-            await bench.fall(dut)
-            if dut.done__valid.value:
-                events.append((cycle, "done"))
-            if dut.instr__valid.value and dut.instr__ready.value:
-                events.append((cycle, "start"))
-            cycle += 1
-            await bench.rise(dut)
-        await task
-        assert [what for _, what in events] == ["start", "done"] * 3
-        took = events[3][0] - events[2][0]
+        (_, starts, ends) = await observe(dut, machine.run(program))
+        assert all(start >= end for start, end in zip(starts[1:], ends))
+        took = ends[1] - starts[1]
         f = fmt.decode(program[1])
-        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"], f["imm"])
+        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"])
+
+
+def alike_softmaxes(cfg: Config, rng: np.random.Generator, count: int) -> list[int]:
+    """Softmaxes that have rows, and places of them, of their own; now and then another thing, too."""
+    fmt = formats(cfg)[Opcode.VECTOR]
+    fields = fmt.decode(random_instruction(cfg, rng, **_softmax(cfg, rng), extent_n=int(rng.integers(1, 4))))
+    program = []
+    for _ in range(count):
+        if rng.random() < 0.2:
+            name = str(
+                rng.choice(["a_n", "a_x", "dst_n", "dst_x", "zero_point", "clip_lo", "clip_hi", "imm", "extent_n"])
+            )
+            fields[name] = int(rng.integers(1, 4))
+        fields["extent_x"] = int(rng.choice([rng.integers(1, 9), rng.integers(1, 60), 8, 16]))
+        fields |= {name: int(rng.integers(0, 16)) for name in ("a_base", "dst_base")}
+        fields["post"] = int(rng.integers(0, 4))
+        program.append(fmt.encode(**fields))
+        assert why_illegal(cfg, program[-1]) is None
+    return program
+
+
+@cocotb.test()
+async def alike(dut: Any) -> None:
+    """They give what they give one after the other, and start and end when the timing model says."""
+    cfg, rng, pause = bench.config(), bench.generator(), bench.params()["pause"]
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
+    await machine.start()
+    overlap = 0
+    for _ in range(10):
+        program = alike_softmaxes(cfg, rng, 8)
+        there, starts, ends = await observe(dut, machine.run(program, pause))
+        unit, code = (
+            timing.Vector(cfg, Acc()),
+            b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program),
+        )
+        columns = [getattr(demand(cfg, code), name).tolist() for name in Work._fields[1:]]
+        wanted = [unit.run(when, work)[:2] for when, work in zip(there, map(Work, range(len(program)), *columns))]
+        assert list(zip(starts, ends, strict=True)) == wanted
+        overlap += sum(start < end for start, end in zip(starts[1:], ends))
+    assert overlap > 20

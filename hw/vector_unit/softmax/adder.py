@@ -26,13 +26,12 @@ def pair_of(word: Value) -> Value:
 
 
 class PairAdder(wiring.Component):
-    """SUMS sums in a ring: with each step `total` is the next one's, to which `addend` goes, and comes back behind it.
+    """SUMS sums in a ring: each cycle `total` is the next one's, to which `addend` goes, and comes back behind it.
 
     Exact: rounded to nearest, ties to even, with gradual underflow; an exponent that is too large wraps.
 
     Members
     -------
-    step : In(1)        Everything goes on by one stage.
     first : In(1)       The sum is `addend` alone.
     nothing : In(1)     The sum stays as it is.
     addend : In(pair)
@@ -41,7 +40,7 @@ class PairAdder(wiring.Component):
 
     def __init__(self) -> None:
         super().__init__({
-            "step": In(1), "first": In(1), "nothing": In(1), "addend": In(pair_layout), "total": Out(pair_layout),
+            "first": In(1), "nothing": In(1), "addend": In(pair_layout), "total": Out(pair_layout),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -64,14 +63,13 @@ class PairAdder(wiring.Component):
             down.eq(total.e - addend.e), up.eq(addend.e - total.e), by.eq(Mux(down[-1], up, down)),
             less.eq(self.first | (down[-1] & ~self.nothing)),
         ]  # fmt: skip
-        with m.If(self.step):
-            m.d.sync += [
-                large.eq(Mux(less, addend.m, total.m)),
-                small.eq(Mux(less, total.m, addend.m)),
-                shift.eq(by),
-                far.eq(by[len(shift) :].any() | self.first | self.nothing),  # what is that far away makes no difference
-                e.eq(Mux(less, addend.e, total.e)),
-            ]
+        m.d.sync += [
+            large.eq(Mux(less, addend.m, total.m)),
+            small.eq(Mux(less, total.m, addend.m)),
+            shift.eq(by),
+            far.eq(by[len(shift) :].any() | self.first | self.nothing),  # what is that far away makes no difference
+            e.eq(Mux(less, addend.e, total.e)),
+        ]
         return large, small, shift, far, e
 
     def _shift(
@@ -88,15 +86,14 @@ class PairAdder(wiring.Component):
             Reg(EXPONENT),
         )
         below = ones(shift)[1 : MANTISSA + 1] | far.replicate(MANTISSA)
-        with m.If(self.step):
-            m.d.sync += [
-                same.eq(large),
-                shifted.eq(Cat(0, small) >> shift[:4]),
-                by_16.eq(shift[4]),
-                nowhere.eq(far),
-                lost.eq((small & below).any()),
-                same_e.eq(e),
-            ]
+        m.d.sync += [
+            same.eq(large),
+            shifted.eq(Cat(0, small) >> shift[:4]),
+            by_16.eq(shift[4]),
+            nowhere.eq(far),
+            lost.eq((small & below).any()),
+            same_e.eq(e),
+        ]
         return same, shifted, by_16, nowhere, lost, same_e
 
     def _add(
@@ -105,8 +102,7 @@ class PairAdder(wiring.Component):
         """Their sum, with the bit behind: what is left of the shift takes no more logic in front of a carry chain."""
         total, still_lost, same_e = Reg(MANTISSA + 2), Reg(), Reg(EXPONENT)
         small = Mux(far, 0, Mux(by_16, shifted >> 16, shifted))
-        with m.If(self.step):
-            m.d.sync += [total.eq(Cat(0, large) + small), still_lost.eq(lost), same_e.eq(e)]
+        m.d.sync += [total.eq(Cat(0, large) + small), still_lost.eq(lost), same_e.eq(e)]
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
@@ -119,9 +115,8 @@ class PairAdder(wiring.Component):
             # One more is a carry into a lowest bit in front, which is no adder of its own.
             rounded.eq(((half & (kept[0] | below)) + Cat(1, kept))[1:]),
         ]
-        with m.If(self.step):
-            m.d.sync += [
-                mantissa.eq(Cat(rounded[: MANTISSA - 1], rounded[MANTISSA - 1 :].any())),
-                exponent.eq(e + (carry | rounded[-1])),
-            ]
+        m.d.sync += [
+            mantissa.eq(Cat(rounded[: MANTISSA - 1], rounded[MANTISSA - 1 :].any())),
+            exponent.eq(e + (carry | rounded[-1])),
+        ]
         return mantissa, exponent

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.layout import read_port, write_port
-from celosia.hw.pipeline import DIVIDE_STAGES, LOOK_STAGES, PART_STAGES, QUOTIENT_BITS, largest_stages
+from celosia.hw.pipeline import (
+    DIVIDE_STAGES,
+    DIVIDE_TURN,
+    FILL_TURN,
+    FIND_TURN,
+    LOOK_STAGES,
+    PART_STAGES,
+    QUOTIENT_BITS,
+    ROWS_ALIKE,
+    ROWS_OWN,
+    SHARE_STAGES,
+    SUMS,
+    softmax_parts,
+)  # fmt: skip
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
@@ -19,42 +33,55 @@ from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
 from celosia.hw.vector_unit.softmax.largest import RowLargest
-from celosia.hw.vector_unit.softmax.steps import SoftmaxSteps, fields_layout
 from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
+from celosia.hw.vector_unit.softmax.walk import TILES, TileWalk, fields_layout, row_bits
+
+
+def step_layout(cfg: Config) -> data.StructLayout:
+    """A part of an entry that is divided.
+
+    row: in its tile, and above that the tile modulo TILES. part: of its entry. first, last: the entry is the first or
+    last one of its row. whole: the part is the last one of the entry. end: and that the last one of the instruction.
+    """
+    return data.StructLayout({
+        "row": row_bits(cfg) + exact_log2(TILES), "part": exact_log2(softmax_parts(cfg)), "first": 1, "last": 1,
+        "whole": 1, "end": 1,
+    })  # fmt: skip
 
 
 class SoftmaxEngine(wiring.Component):
-    """Runs one VECTOR with `softmax` at a time.
+    """Runs VECTORs with `softmax`, three tiles of rows at once: of one the quotients, of the next one the sums, of the
+    one behind that the largest bytes. They may be tiles of two VECTORs whose rows are alike.
 
-    A step of `SoftmaxSteps` goes through the stages
+    Three walks read vin. Each keeps an entry for as many cycles as the entry has parts of `softmax` bytes, a beat; they
+    read in different cycles of it.
 
-        read            memory gives an entry
-        entry
-        part            the bytes of it that count; kept in a lane, where they are to be added up
-        element         in each lane
-        found, power    what the table has for it
-        share           of each lane, divided by the row's sum
-        result          DIVIDE_STAGES later
+        find        by row      the largest byte of each row
+        fill        by entry    parts, to the lanes of their rows, where they are added up
+        divide      by row      parts, of which each lane looks up the share of a byte and divides it by the row's sum
 
     Members
     -------
-    fields : In(fields_layout)      What is offered while not `busy` is taken, valid or not.
-    start : In(1)                   It is valid.
+    fields : In(fields_layout)      What is offered, valid or not.
+    start : In(1)                   It is valid, and taken: while not `busy`, or where there is `room`.
+    room : Out(1)                   For what is offered, beside the one under way, if it was in the cycle before, too,
+                                    and what is not among `fields` is alike as well.
     zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
     vin : Out(ReadPort)             Must be ready.
     exp : In(WritePort)             Through which LOAD writes powers.
     write : Out(1), addr, data      A result, an entry.
-    finish : Out(1)                 With the last one.
-    busy : Out(1)
+    finish : Out(1)                 With the last one of a VECTOR.
+    busy : Out(1)                   One is under way.
     halt : In(1)                    Drops everything.
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg = cfg
+        self._cfg, self._parts = cfg, softmax_parts(cfg)
         pads, fields = scratchpads(cfg), fields_layout(cfg)
         self._lanes = [SoftmaxLane(cfg, lane) for lane in range(cfg.softmax)]
+        self._find, self._fill, self._divide = (TileWalk(cfg, by_row) for by_row in (True, False, True))
         super().__init__({
-            "start": In(1), "fields": In(fields), "zero_point": In(signed(8)), "low": In(signed(8)),
+            "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
             "high": In(signed(8)), "vin": Out(read_port(pads["vin"])), "exp": In(write_port(pads["exp"])),
             "write": Out(1), "addr": Out(fields["dst_base"].shape), "data": Out(pads["out"].width), "finish": Out(1),
             "busy": Out(1), "halt": In(1),
@@ -62,28 +89,24 @@ class SoftmaxEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.steps, m.submodules.sums = steps, sums = SoftmaxSteps(self._cfg), SoftmaxSums(self._cfg)
+        m.submodules.sums = sums = SoftmaxSums(self._cfg)
+        m.submodules.largest = largest = RowLargest(self._cfg.block_out, len(self._find.row))
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
-        m.d.comb += [
-            steps.idle.eq(~self.busy), steps.start.eq(self.start), steps.fields.eq(self.fields),
-            steps.summed.eq(sums.done),
-            sums.set.eq(~self.busy), sums.last_key.eq(Cat(~self.fields.imm, self.fields.extent_n - 1)),
-            self.vin.en.eq(steps.read), self.vin.addr.eq(steps.addr), self.exp.ready.eq(1),
-        ]  # fmt: skip
-        with m.If(self.start):
-            m.d.sync += self.busy.eq(1)
-        with m.Elif(self.finish):
-            m.d.sync += self.busy.eq(0)
-        marks = self._marks(m, steps)
-        divide = self._later(m, steps.divide, "divide", len(marks) - 1)
-        inside = Reg(self._cfg.block_out)
-        with m.If(~self.busy):
-            m.d.sync += inside.eq(Cat(1, ones(~self.fields.imm)))
-        self._parts(m, steps, marks, divide, inside)
-        self._add_up(m, sums, marks, divide)
-        self._divide(m, marks, divide, inside)
-        self._write(m, marks, divide)
+            m.d.comb += [
+                getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")
+            ]
+        self._take(m)
+        inside = Cat(1, ones(~self._taken.imm))
+        m.d.comb += [sums.last_key.eq(Cat(~self._taken.imm, self._taken.extent_n - 1)), self.exp.ready.eq(1)]
+        beat = self._walks(m, sums.done)
+        self._search(m, largest, inside)
+        self._keep(m, beat)
+        self._add_up(m, sums, beat)
+        marks, divides = self._steps(m, beat)
+        self._look_up(m, largest, beat, marks, divides)
+        self._quotients(m, marks, divides, inside)
+        self._write(m, marks, divides)
         return ResetInserter(self.halt)(m)
 
     def _later(self, m: Module, value: Value, name: str, stages: int, fresh: bool = True) -> list[Any]:
@@ -95,92 +118,176 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += later[-1].eq(later[-2])
         return later
 
-    def _marks(self, m: Module, steps: SoftmaxSteps) -> list[Any]:
-        """What is known of the step in each stage."""
-        return self._later(m, steps.step, "step", PART_STAGES + LOOK_STAGES + DIVIDE_STAGES, fresh=False)
-
-    def _parts(self, m: Module, steps: SoftmaxSteps, marks: list[Any], divide: list[Any], inside: Signal) -> None:
-        """Entries, to the search for the largest byte, and parts of them to the lanes."""
-        cfg, step = self._cfg, marks[2]
-        count, slot_at = cfg.softmax, exact_log2(cfg.softmax)
-        largest, fill = (
-            self._later(m, steps.largest, "largest", 2), self._later(m, steps.fill, "fill", PART_STAGES),
-        )  # fmt: skip
-        entry, part = Reg(8 * cfg.block_out), Reg(8 * count)
-        m.submodules.largest = unit = RowLargest(cfg.block_out, len(step.row))
-        with m.If(largest[1] | fill[1] | divide[1]):
-            m.d.sync += entry.eq(self.vin.data)
-        with m.If(fill[2] | divide[2]):
-            m.d.sync += part.eq(entry.word_select(step.part, 8 * count))
-        m.d.comb += [
-            unit.valid.eq(largest[2]), unit.entry.eq(entry), unit.row.eq(step.row),
-            unit.inside.eq(inside | (~step.last).replicate(len(inside))),
-            unit.first.eq(step.first), unit.last.eq(step.last),
+    def _take(self, m: Module) -> None:
+        """Instructions: `taken` is the last one, `took` the cycle behind that in which it came."""
+        self._taken, self._took = taken, took = Reg(self.fields.shape(), name="taken"), Signal(name="took")
+        free, alike, second = Signal(), Reg(), Signal()
+        m.d.comb += [free.eq(~second & self._find.through & ~self.finish), self.room.eq(self.busy & free & alike)]
+        m.d.sync += [
+            took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in ROWS_ALIKE).all()),
         ]  # fmt: skip
-        row = marks[PART_STAGES].row
-        for number, lane in enumerate(self._lanes):
+        with m.If(self.start):
+            m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
+        with m.Elif(self.finish):
+            m.d.sync += [self.busy.eq(second), second.eq(0)]
+        # A walk has a copy of what is an instruction's own; there is room when all have come to the last one.
+        with m.If(~self.busy):
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_ALIKE]
+        with m.If(~self.busy | free):
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_OWN]
+
+    def _walks(self, m: Module, summed: Value) -> Signal:
+        """Who reads in which cycle of a beat, and when a tile begins. Returns the number of the cycle.
+
+        While a tile is filled, the largest bytes of the next one are found. Those of the first tile are found before
+        anything else begins, so that each cycle is theirs.
+        """
+        m.submodules.find, m.submodules.fill, m.submodules.divide = walks = self._find, self._fill, self._divide
+        find, fill, divide = walks
+        beat, ahead, found, begin = Signal(exact_log2(self._parts)), Signal(), Signal(), Signal()
+        finds = find.on & find.ends
+        for walk in walks:
+            m.d.comb += [walk.fields.eq(self._taken), walk.took.eq(self._took)]
+        m.d.comb += [
+            find.on.eq(find.active & (beat == FIND_TURN)), fill.on.eq(fill.active & (beat == self._parts - 1)),
+            divide.on.eq(divide.active & (beat == DIVIDE_TURN - 1)),
+            begin.eq(Mux(ahead, finds, found & (beat == self._parts - 1) & (fill.ends | ~fill.active))),
+            find.begin.eq(begin | ~(found | finds)), fill.begin.eq(begin), divide.begin.eq(summed),
+            self.vin.en.eq(find.on), self.vin.addr.eq(find.addr),
+        ]  # fmt: skip
+        m.d.sync += beat.eq(Mux(ahead, Mux(begin, FILL_TURN, FIND_TURN), beat + 1))
+        with m.If(~self.busy):
+            m.d.sync += ahead.eq(1)
+        with m.Elif(begin):
+            m.d.sync += ahead.eq(0)
+        m.d.sync += found.eq((found | finds) & ~begin)
+        for turn, walk in ((FILL_TURN, fill), (DIVIDE_TURN, divide)):
+            with m.If(beat == turn):
+                m.d.comb += [self.vin.en.eq(walk.active), self.vin.addr.eq(walk.addr)]
+        return beat
+
+    def _entry(self, m: Module, read: Value, name: str) -> Signal:
+        """What vin gives, two cycles after `read`, and until it gives another one."""
+        came, entry = Signal(name=f"{name}_came"), Reg(8 * self._cfg.block_out, name=f"{name}_entry")
+        m.d.sync += came.eq(read)
+        with m.If(came):
+            m.d.sync += entry.eq(self.vin.data)
+        return entry
+
+    def _part(self, m: Module, entry: Signal, part: Value) -> Signal:
+        bytes_ = Reg(8 * self._cfg.softmax, name=f"{entry.name}_part")
+        m.d.sync += bytes_.eq(entry.word_select(part, len(bytes_)))
+        return bytes_
+
+    def _search(self, m: Module, largest: RowLargest, inside: Signal) -> None:
+        """Entries to the search for the largest byte, and that to the lanes."""
+        find = self._find
+        comes = self._later(m, find.on, "finds", 2)[-1]
+        first, last, row = (
+            self._later(m, getattr(find, name), f"find_{name}", 2, fresh=False)[-1] for name in ("first", "last", "row")
+        )
+        m.d.comb += [
+            largest.valid.eq(comes), largest.entry.eq(self._entry(m, find.on, "find")), largest.row.eq(row),
+            largest.inside.eq(inside | (~last).replicate(len(inside))), largest.first.eq(first), largest.last.eq(last),
+        ]  # fmt: skip
+        for lane in self._lanes:
             m.d.comb += [
-                lane.part.eq(part),
-                lane.keep.eq(fill[PART_STAGES] & (row[:slot_at] == number)),
-                lane.kept_at.eq(Cat(row[slot_at:], marks[PART_STAGES].buffer)),
-                lane.found.eq(unit.found), lane.number.eq(unit.number), lane.largest.eq(unit.largest),
-                lane.load.en.eq(self.exp.en), lane.load.addr.eq(self.exp.addr), lane.load.mask.eq(self.exp.mask),
-                lane.load.data.eq(self.exp.data),
+                lane.found.eq(largest.found), lane.number.eq(largest.number), lane.largest.eq(largest.largest),
             ]  # fmt: skip
 
-    def _add_up(self, m: Module, sums: SoftmaxSums, marks: list[Any], divide: list[Any]) -> None:
-        """Elements to the lanes: kept ones to be added up, or the part's own to be divided."""
-        opens = self._later(m, marks[0].opens, "opens", largest_stages(self._cfg))
-        added = self._later(m, sums.look, "added", LOOK_STAGES)
-        first = self._later(m, sums.first, "first", LOOK_STAGES, fresh=False)
-        m.d.comb += sums.start.eq(opens[-1])
-        # A row's sum leaves the ring with its first step; behind that of the last lane the ring shows the next sums.
-        stage = PART_STAGES + LOOK_STAGES - 2
-        step, leaves, turns, of_lane = marks[stage], Signal(), Signal(), Reg(exact_log2(self._cfg.softmax))
-        lane_bits = step.row[: len(of_lane)]
-        begins = divide[stage] & step.first & (step.part == 0)
-        m.d.sync += [leaves.eq(begins), turns.eq(begins & (lane_bits + 1 == self._cfg.softmax)), of_lane.eq(lane_bits)]
+    def _keep(self, m: Module, beat: Signal) -> None:
+        """Each part of an entry to the lane of its row, while the buffer's other half is added up."""
+        fill, buffer, of_lane = self._fill, Signal(), exact_log2(self._cfg.softmax)
+        m.d.sync += buffer.eq(buffer ^ (fill.on & fill.bottom))
+        keeps = self._later(m, fill.active, "keeps", PART_STAGES)
+        places = self._later(m, Cat(fill.row, beat, buffer), "place", PART_STAGES, fresh=False)
+        entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
+        part = self._part(m, entry, places[PART_STAGES - 1][len(fill.row) :][: len(beat)])
         for number, lane in enumerate(self._lanes):
-            own_row = Cat(Const(number, len(of_lane)), sums.slot)
+            place = places[-1]
             m.d.comb += [
-                lane.look.eq(sums.look | divide[PART_STAGES]), lane.divide.eq(divide[PART_STAGES]),
-                lane.look_at.eq(sums.place), lane.byte.eq(sums.byte),
-                lane.row.eq(Mux(divide[PART_STAGES], marks[PART_STAGES].row, own_row)),
-                lane.step.eq(added[-1] | turns), lane.first.eq(first[-1] & ~turns), lane.nothing.eq(turns),
+                lane.part.eq(part), lane.keep.eq(keeps[-1] & (place[:of_lane] == number)),
+                lane.kept_at.eq(place[of_lane:]),
             ]  # fmt: skip
-        totals = Cat(lane.total for lane in self._lanes)
+
+    def _add_up(self, m: Module, sums: SoftmaxSums, beat: Signal) -> None:
+        """Elements to the adders, as soon as the first entry of a tile's last row is on its way."""
+        fill = self._fill
+        first, nothing = (
+            self._later(m, getattr(sums, name), f"sum_{name}", LOOK_STAGES, fresh=False)[-1]
+            for name in ("first", "nothing")
+        )
+        complete = self._later(m, sums.last, "complete", LOOK_STAGES + SUMS)[-1]
+        slot = self._later(m, sums.slot, "sum_slot", LOOK_STAGES + SUMS, fresh=False)[-1]
+        m.d.comb += sums.start.eq(fill.active & (beat == FILL_TURN) & fill.first & fill.bottom)
+        for lane in self._lanes:
+            m.d.comb += [
+                lane.look_at.eq(sums.place), lane.byte.eq(sums.byte), lane.tile.eq(sums.tile), lane.slot.eq(sums.slot),
+                lane.first.eq(first), lane.nothing.eq(nothing), lane.complete.eq(complete), lane.sum.eq(slot),
+            ]  # fmt: skip
+
+    def _steps(self, m: Module, beat: Signal) -> tuple[list[Any], list[Any]]:
+        """What is known of a part that is divided in each stage, and whether there is one."""
+        divide, stages = self._divide, SHARE_STAGES + DIVIDE_STAGES
+        step, whole = Signal(step_layout(self._cfg)), beat == DIVIDE_TURN - 1
+        m.d.comb += [
+            step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
+            step.last.eq(divide.last), step.whole.eq(whole), step.end.eq(whole & divide.ends & ~divide.more),
+        ]  # fmt: skip
+        return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
+
+    def _look_up(self, m: Module, largest: RowLargest, beat: Signal, marks: list[Any], divides: list[Any]) -> None:
+        """Elements to the dividers, each row's with its largest byte, and its sum as their divisor."""
+        m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(largest.number), init=[])
+        put, of_row, less = memory.write_port(), memory.read_port(domain="comb"), Reg(8)
+        entry = self._entry(m, self._divide.active & (beat == DIVIDE_TURN), "divide")
+        part = self._part(m, entry, marks[PART_STAGES - 1].part)
+        m.d.comb += [
+            put.en.eq(largest.found), put.addr.eq(largest.number), put.data.eq(~largest.largest),
+            of_row.addr.eq(marks[PART_STAGES - 1].row),
+        ]  # fmt: skip
+        m.d.sync += less.eq(of_row.data)
+        row, of_lane, leaves = marks[SHARE_STAGES - 1].row, exact_log2(self._cfg.softmax), Signal()
+        before = marks[SHARE_STAGES - 2]
+        m.d.sync += leaves.eq(divides[SHARE_STAGES - 2] & before.first & (before.part == 0))
         self._divisor = Reg(pair_layout)
+        for number, lane in enumerate(self._lanes):
+            m.d.comb += [
+                lane.element.eq(part.word_select(number, 8)), lane.less.eq(less), lane.wanted.eq(row[of_lane:]),
+            ]  # fmt: skip
         with m.If(leaves):
-            m.d.sync += Value.cast(self._divisor).eq(totals.word_select(of_lane, pair_layout.size))
+            totals = Cat(lane.total for lane in self._lanes)
+            m.d.sync += Value.cast(self._divisor).eq(totals.word_select(row[:of_lane], pair_layout.size))
 
-    def _divide(self, m: Module, marks: list[Any], divide: list[Any], inside: Signal) -> None:
+    def _quotients(self, m: Module, marks: list[Any], divides: list[Any], inside: Signal) -> None:
         """Each row's divisor goes through the stages beside its shares."""
-        count, start = self._cfg.softmax, PART_STAGES + LOOK_STAGES
+        count = self._cfg.softmax
         divisors = self._later(m, self._divisor.m, "divisor", TO_DIVISION + QUOTIENT_BITS - 1, fresh=False)
-        step, beyond = marks[start - 1], Reg(count)
+        step, beyond = marks[SHARE_STAGES - 1], Reg(count)
         m.d.sync += beyond.eq(Mux(step.last, ~inside.word_select(step.part, count), 0))
         for number, lane in enumerate(self._lanes):
             m.d.comb += [
-                lane.take.eq(divide[start]), lane.e.eq(self._divisor.e), lane.beyond.eq(beyond[number]),
+                lane.take.eq(divides[SHARE_STAGES]), lane.e.eq(self._divisor.e), lane.beyond.eq(beyond[number]),
                 *(of.eq(divisor) for of, divisor in zip(lane.divisors, divisors[TO_DIVISION:])),
                 lane.zero_point.eq(self.zero_point), lane.low.eq(self.low), lane.high.eq(self.high),
             ]  # fmt: skip
 
-    def _write(self, m: Module, marks: list[Any], divide: list[Any]) -> None:
+    def _write(self, m: Module, marks: list[Any], divides: list[Any]) -> None:
         """Results, as soon as an entry is complete."""
-        step, comes, f = marks[-1], divide[-1], self.fields
-        line, next_x, next_n, turns, end = (
-            Reg(len(f.dst_x)), Reg(len(f.dst_x)), Reg(len(f.dst_x)), Reg(), Reg(),
-        )  # fmt: skip
+        step, comes, f = marks[-1], divides[-1], self._taken
+        line, turns, end, due, waits, begins = Reg(len(f.dst_x)), Reg(), Reg(), Signal(), Signal(), Signal()
         with m.If(comes):
             m.d.sync += self.data.eq(Cat(self.data, *(lane.result for lane in self._lanes))[-len(self.data) :])
         m.d.sync += [self.write.eq(comes & step.whole), turns.eq(step.last), end.eq(step.end)]
-        m.d.comb += self.finish.eq(self.write & end)
+        m.d.comb += [
+            self.finish.eq(self.write & end), begins.eq((self._took | waits) & (~due | self.finish)),
+        ]  # fmt: skip
+        m.d.sync += [waits.eq((self._took | waits) & ~begins), due.eq(begins | (due & ~self.finish))]
         target = Signal.like(line)
-        m.d.comb += target.eq(Mux(turns, line, self.addr) + Mux(turns, next_x, next_n))
-        with m.If(self.write):
+        m.d.comb += target.eq(Mux(turns, line, self.addr) + Mux(turns, f.dst_x, f.dst_n))
+        with m.If(begins):
+            m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base)]
+        with m.Elif(self.write):
             m.d.sync += self.addr.eq(target)
             with m.If(turns):
                 m.d.sync += line.eq(target)
-        with m.If(~self.busy):
-            m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base), next_x.eq(f.dst_x), next_n.eq(f.dst_n)]

@@ -1,8 +1,8 @@
-"""One lane of a softmax: looks up powers, adds them up, divides."""
+"""One lane of a softmax: looks up powers and adds them up, looks up shares and divides them."""
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Mux, Signal, signed
+from amaranth import Cat, Module, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -15,7 +15,7 @@ from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
 from celosia.hw.vector_unit.softmax.divider import PairDivider
-from celosia.hw.vector_unit.softmax.steps import BUFFERS
+from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES, row_bits
 
 
 class SoftmaxLane(wiring.Component):
@@ -28,26 +28,32 @@ class SoftmaxLane(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)        Writes powers.
+    load : In(WritePort)        Writes powers, and behind them shares.
     part : In(8 * softmax)      Neighbouring bytes of a row.
-    keep : In(1), kept_at : In  Of one of its rows they are kept in a place, that of a buffer and a sum.
+    keep : In(1), kept_at : In  Of one of its rows they are kept in a place, that of a buffer, a part and a sum.
     found : In(1), number, largest : In     The largest byte of a row, all rows' in all lanes.
-    look : In(1)                An element of the row `row` comes: of a kept part that in place `byte`, or, where
-                                `divide`, this lane's byte of `part`.
-    look_at, byte, row, divide : In
-    step, first, nothing, total As of PairAdder, for the power of what came LOOK_STAGES before.
-    take, e, beyond, divisors, zero_point, low, high, result    As of PairDivider, likewise.
+    look_at, byte : In          An element comes to be added up: of this place this byte;
+    tile, slot : In             of this tile and sum.
+    first, nothing : In         As of PairAdder, for what came LOOK_STAGES before.
+    complete : In(1), sum : In  A sum is complete, the one that is the adder's next, of this slot.
+    wanted : In, total : Out    A complete sum, by its slot.
+    element, less : In          An element comes to be divided; the largest one of its row, inverted.
+    take, e, beyond, divisors, zero_point, low, high, result    As of PairDivider, for what came LOOK_STAGES before.
     """
 
     def __init__(self, cfg: Config, lane: int) -> None:
         self._cfg, self._lane = cfg, lane
-        place, row = exact_log2(BUFFERS * SUMS), exact_log2(SUMS * cfg.softmax)
+        slot, byte = exact_log2(SUMS), exact_log2(cfg.softmax)
+        self._place = exact_log2(BUFFERS) + exact_log2(cfg.block_out) - byte + slot
+        row = row_bits(cfg) + exact_log2(TILES)
         super().__init__({
             "load": In(write_port(scratchpads(cfg)["exp"])),
-            "part": In(8 * cfg.softmax), "keep": In(1), "kept_at": In(place),
+            "part": In(8 * cfg.softmax), "keep": In(1), "kept_at": In(self._place),
             "found": In(1), "number": In(row), "largest": In(signed(8)),
-            "look": In(1), "look_at": In(place), "byte": In(exact_log2(cfg.softmax)), "row": In(row), "divide": In(1),
-            "step": In(1), "first": In(1), "nothing": In(1), "total": Out(pair_layout),
+            "look_at": In(self._place), "byte": In(byte), "tile": In(exact_log2(TILES)), "slot": In(slot),
+            "first": In(1), "nothing": In(1), "complete": In(1), "sum": In(slot), "wanted": In(slot),
+            "total": Out(pair_layout),
+            "element": In(8), "less": In(8),
             "take": In(1), "e": In(EXPONENT), "beyond": In(1), "divisors": In(MANTISSA).array(QUOTIENT_BITS),
             "zero_point": In(signed(8)), "low": In(signed(8)), "high": In(signed(8)), "result": Out(signed(8)),
         })  # fmt: skip
@@ -55,46 +61,47 @@ class SoftmaxLane(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.adder, m.submodules.divider = adder, divider = PairAdder(), PairDivider()
-        power = self._look_up(m, self._distance(m))
+        m.submodules.totals = totals = Memory(shape=pair_layout, depth=SUMS, init=[])
+        put, total = totals.write_port(), totals.read_port(domain="comb")
+        power = self._look_up(m, "powers", 0, self._distance(m))
+        share = self._look_up(m, "shares", 1, self.element + self.less)
         m.d.comb += [
-            adder.step.eq(self.step), adder.first.eq(self.first), adder.nothing.eq(self.nothing),
-            adder.addend.eq(power), self.total.eq(adder.total),
-            divider.take.eq(self.take), divider.share.eq(power), divider.e.eq(self.e),
+            adder.first.eq(self.first), adder.nothing.eq(self.nothing), adder.addend.eq(power),
+            put.en.eq(self.complete), put.addr.eq(self.sum), put.data.eq(adder.total),
+            total.addr.eq(self.wanted), self.total.eq(total.data), self.load.ready.eq(1),
+            divider.take.eq(self.take), divider.share.eq(share), divider.e.eq(self.e),
             divider.beyond.eq(self.beyond), divider.zero_point.eq(self.zero_point), divider.low.eq(self.low),
             divider.high.eq(self.high), self.result.eq(divider.result),
             *(of.eq(divisor) for of, divisor in zip(divider.divisors, self.divisors)),
         ]  # fmt: skip
         return m
 
-    def _distance(self, m: Module) -> Signal:
-        """255 less how far an element is below the largest one of its row, in the cycle after `look`."""
-        parts = Memory(shape=len(self.part), depth=BUFFERS * SUMS, init=[])
+    def _distance(self, m: Module) -> Value:
+        """255 less how far an element that is added up is below the largest one of its row."""
+        parts = Memory(shape=len(self.part), depth=1 << self._place, init=[])
         # The largest bytes, with every bit inverted: what is to be added.
-        largest = Memory(shape=8, depth=1 << len(self.row), init=[])
+        largest = Memory(shape=8, depth=SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
         keep, kept = parts.write_port(), parts.read_port(domain="comb")
         put, of_row = largest.write_port(), largest.read_port(domain="comb")
-        element, less, distance = Reg(8), Reg(8), Signal(8)
+        element, less = Reg(8), Reg(8)
+        lane, row = self.number[: len(self.byte)], self.number[len(self.byte) :]
         m.d.comb += [
             keep.en.eq(self.keep), keep.addr.eq(self.kept_at), keep.data.eq(self.part), kept.addr.eq(self.look_at),
-            put.en.eq(self.found), put.addr.eq(self.number), put.data.eq(~self.largest), of_row.addr.eq(self.row),
-            distance.eq(element + less),
+            put.en.eq(self.found & (lane == self._lane)), put.addr.eq(row), put.data.eq(~self.largest),
+            of_row.addr.eq(Cat(self.slot, self.tile)),
         ]  # fmt: skip
-        own = self.part.word_select(self._lane, 8)
-        with m.If(self.look):
-            m.d.sync += [element.eq(Mux(self.divide, own, kept.data.word_select(self.byte, 8))), less.eq(of_row.data)]
-        return distance
+        m.d.sync += [element.eq(kept.data.word_select(self.byte, 8)), less.eq(of_row.data)]
+        return element + less
 
-    def _look_up(self, m: Module, distance: Signal) -> Signal:
-        """Of a row's element the power, or what is divided."""
-        m.submodules.powers = powers = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth, init=[])
-        to, of = powers.write_port(), powers.read_port()
-        looked, found, divide, power = Signal(), Signal(), Reg(), Reg(pair_layout)
-        m.d.sync += [looked.eq(self.look), found.eq(looked), divide.eq(self.divide)]
+    def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:
+        """What one half of the table has for an element at this distance, two cycles later."""
+        m.submodules[name] = table = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth // 2, init=[])
+        to, of, found = table.write_port(), table.read_port(), Reg(pair_layout, name=f"{name}_found")
+        addr = self.load.addr
         m.d.comb += [
-            to.en.eq(self.load.en & self.load.mask), to.addr.eq(self.load.addr), to.data.eq(self.load.data),
-            self.load.ready.eq(1), of.en.eq(looked), of.addr.eq(Cat(distance, divide)),
+            to.en.eq(self.load.en & self.load.mask & (addr[-1] == half)), to.addr.eq(addr[:-1]),
+            to.data.eq(self.load.data), of.en.eq(1), of.addr.eq(distance),
         ]  # fmt: skip
-        with m.If(found):
-            m.d.sync += power.eq(pair_of(of.data))
-        return power
+        m.d.sync += Value.cast(found).eq(pair_of(of.data))
+        return found

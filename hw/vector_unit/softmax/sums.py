@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth import Cat, Module, Signal
+from amaranth import Cat, Const, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -10,48 +10,52 @@ from amaranth.utils import exact_log2
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS
 from celosia.hw.pipeline import SUMS
-from celosia.hw.signals import Reg
-from celosia.hw.vector_unit.softmax.steps import BUFFERS
+from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
 
 
 class SoftmaxSums(wiring.Component):
-    """One element after the other of SUMS rows in turn, from the parts that are kept of them.
+    """One element after the other of SUMS rows in turn, from the entries that are kept of them: all bytes of each.
 
     Members
     -------
-    set : In(1), last_key : In      Takes the number of a row's last element.
-    start : In(1)                   Begins in the next cycle.
+    last_key : In                   The number of a row's last element, as long as there are any.
+    start : In(1)                   A tile's sums begin in the next cycle: those of the one before are complete then.
     look : Out(1)                   An element is looked up: of this place, this byte.
     place, byte : Out
-    slot : Out                      Which of the sums it belongs to.
-    first : Out(1)                  It is the row's first.
-    done : Out(1)                   It is the last one of all.
+    tile, slot : Out                Which tile, modulo TILES, and which of its sums it belongs to.
+    first, last : Out(1)            It is in the place of a row's first or last one.
+    nothing : Out(1)                It is none of the row.
+    done : Out(1)                   It is the tile's last one.
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._byte_bits = exact_log2(cfg.softmax)
-        slot, key = exact_log2(SUMS), EXTENT_BITS + exact_log2(cfg.block_out)
+        self._byte_bits, self._entry_bits = exact_log2(cfg.softmax), exact_log2(cfg.block_out)
+        slot, key = exact_log2(SUMS), EXTENT_BITS + self._entry_bits
+        place = slot + self._entry_bits - self._byte_bits + exact_log2(BUFFERS)
         super().__init__({
-            "set": In(1), "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(slot + exact_log2(BUFFERS)),
-            "byte": Out(self._byte_bits), "slot": Out(slot), "first": Out(1), "done": Out(1),
+            "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(place),
+            "byte": Out(self._byte_bits), "tile": Out(exact_log2(TILES)), "slot": Out(slot), "first": Out(1),
+            "last": Out(1), "nothing": Out(1), "done": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        key, last_key, is_last = Signal(len(self.last_key)), Reg(len(self.last_key)), Reg()
-        slot = Signal(len(self.slot))
-        buffer = (key >> self._byte_bits)[: exact_log2(BUFFERS)]
+        key, over, buffer, turn = Signal(len(self.last_key)), Signal(), Signal(), Signal()
+        inside, others = key[: self._entry_bits], self.last_key[self._entry_bits :]
         m.d.comb += [
-            self.place.eq(Cat(slot, buffer)), self.byte.eq(key[: self._byte_bits]), self.slot.eq(slot),
-            self.first.eq(key == 0), self.done.eq(self.look & is_last & slot.all()),
+            turn.eq(self.look & self.slot.all()), self.first.eq(key == 0), self.nothing.eq(over),
+            self.place.eq(Cat(self.slot, inside[self._byte_bits :], buffer)), self.byte.eq(key[: self._byte_bits]),
+            self.done.eq(turn & self.last),
         ]  # fmt: skip
-        m.d.sync += is_last.eq(key == last_key)  # known since the sum before
-        with m.If(self.set):
-            m.d.sync += last_key.eq(self.last_key)
         with m.If(self.look):
-            m.d.sync += [slot.eq(slot + 1), key.eq(key + slot.all())]
+            m.d.sync += self.slot.eq(self.slot + 1)
+        with m.If(turn):
+            m.d.sync += [
+                key.eq(key + 1), buffer.eq(buffer ^ inside.all()), over.eq(over | (key == self.last_key)),
+                self.last.eq(key == Cat(Const(-2, len(inside)), others)),  # the next one is
+            ]  # fmt: skip
+        with m.If(self.done):
+            m.d.sync += [self.look.eq(0), self.last.eq(0), over.eq(0), key.eq(0), self.tile.eq(self.tile + 1)]
         with m.If(self.start):
             m.d.sync += self.look.eq(1)
-        with m.If(self.done):
-            m.d.sync += [self.look.eq(0), key.eq(0)]
         return m

@@ -49,7 +49,6 @@ def adder() -> Harness:
     a, b, nothing = h.constant(pair_layout, "a"), h.constant(pair_layout, "b"), h.constant(1, "nothing")
     cycle = Signal(5)
     m.d.sync += cycle.eq(cycle + 1)
-    h.assume(dut.step)
     h.assume(implies(cycle == 0, dut.first & ~dut.nothing & (Value.cast(dut.addend) == Value.cast(a))))
     h.assume(implies(cycle == SUMS, ~dut.first & (dut.nothing == nothing)))
     h.assume(implies(cycle == SUMS, Value.cast(dut.addend) == Value.cast(b)))
