@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.space import (
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_cycles
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, tile_rows
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -196,14 +196,15 @@ def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
-    """The points for a softmax in which its engine takes the fewest cycles, the best first."""
+    """The points for a softmax, first those with the fewest tiles of rows in its engine, as one instruction's run close
+    behind those of the one before it."""
 
-    def cycles(d: Decisions) -> float:
-        tiles, rest = divmod(p.columns, d.x)
-        passes = [softmax_cycles(cfg, d.y * x, d.n, 0) for x in [d.x] * tiles + [rest] * (rest > 0)]
-        return float(sum(passes)) * -(-p.rows // d.y) * p.images
+    def tiles(d: Decisions) -> tuple[int, int]:
+        count, rest = divmod(p.columns, d.x)
+        passes = [d.y * x for x in [d.x] * count + [rest] * (rest > 0)]
+        return sum(-(-rows // tile_rows(cfg)) for rows in passes) * -(-p.rows // d.y), len(passes)
 
-    yield from sorted(candidates(cfg, p), key=cycles)
+    yield from sorted(candidates(cfg, p), key=tiles)
 
 
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:

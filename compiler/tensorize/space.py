@@ -13,6 +13,7 @@ from celosia.compiler.layer import Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS
+from celosia.hw.pipeline import tile_rows
 from celosia.hw.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
@@ -259,7 +260,8 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
     yield n, y, x, 1, "rows"
-    others = ((n, y, x) for x in parts(p.columns) for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
+    columns = dict.fromkeys((*parts(p.columns), *(range(tile_rows(cfg), p.columns, tile_rows(cfg)) if p.whole else ())))
+    others = ((n, y, x) for x in columns for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
