@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from celosia.compiler.numerics.float32 import (
     Array,
@@ -56,10 +56,14 @@ def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: i
     return np.clip(divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # beyond 62 all are 0 as well
 
 
-def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleAdd | None:
+def fit_rescale_add(
+    sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
+    b: Array | None = None,
+) -> RescaleAdd | None:  # fmt: skip
     """Integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs, or None where none were found.
 
-    dtype: int8 or uint8, that of the three tensors.
+    dtype: int8 or uint8, that of the three tensors. a, b: arrays of it, of any shape, where an operand is constant:
+    pairs with other values do not matter.
 
     The rounded ratios serve for most scales. Float32 rounds the partial sum, so a few pairs next to a tie may fall on
     the other side; then ma, mb, c are moved until every pair is on its side (a linear program in three unknowns).
@@ -71,6 +75,7 @@ def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
     lo, hi = limits(kind)
     values = np.arange(lo, hi + 1).astype(kind)
     stored = qlinear_add(values[:, None], values, sa, za, sb, zb, sc, zc).astype(np.int64) - (lo + 128)
+    matter = np.outer(*(np.isin(values, values if constant is None else constant) for constant in (a, b)))
     ra, rb, fixed = (float(x) for x in _add_terms(sa, za, sb, zb, sc, zc))
     offset = fixed + (ra + rb - 1) * (lo + 128)  # of stored bytes
     if not np.isfinite(offset):
@@ -80,11 +85,12 @@ def fit_rescale_add(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
         return None
     ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
     for _ in range(4):
-        least, most = _offset_interval(stored, ma, mb, shift)
+        least, most = _offset_interval(stored, matter, ma, mb, shift)
         c = (int(least.max()) + int(most.min())) // 2
         if least.max() <= most.min() and abs(c) < 1 << 47:
             found = RescaleAdd(ma, mb, c, shift)
-            assert np.array_equal(rescale_add(_STORED[:, None], _STORED, found), stored), "proof by enumeration"
+            equal = rescale_add(_STORED[:, None], _STORED, found) == stored
+            assert equal[matter].all(), "proof by enumeration"
             return found
         ma, mb = _better_slopes(least, most, ma, mb, round(offset * 2.0**shift))
     return None
@@ -95,12 +101,13 @@ _NO_BOUND = np.int64(1) << 60
 _NEAREST = 1000  # pairs nearest to their bound on each side
 
 
-def _offset_interval(wanted: Int64, ma: int, mb: int, shift: int) -> tuple[Int64, Int64]:
-    """For each pair the least and the most `c` with which it rounds to `wanted` [256, 256]; none on a clipped side."""
+def _offset_interval(wanted: Int64, matter: NDArray[np.bool_], ma: int, mb: int, shift: int) -> tuple[Int64, Int64]:
+    """For each pair the least and the most `c` with which it rounds to `wanted` [256, 256]; none on a clipped side, nor
+    for a pair that does not matter."""
     product = _STORED[:, None] * ma + _STORED * mb
     odd = wanted & 1  # a tie goes to the even neighbour
-    least = np.where(wanted > -128, ((2 * wanted - 1) << (shift - 1)) + odd - product, -_NO_BOUND)
-    most = np.where(wanted < 127, ((2 * wanted + 1) << (shift - 1)) - odd - product, _NO_BOUND)
+    least = np.where(matter & (wanted > -128), ((2 * wanted - 1) << (shift - 1)) + odd - product, -_NO_BOUND)
+    most = np.where(matter & (wanted < 127), ((2 * wanted + 1) << (shift - 1)) - odd - product, _NO_BOUND)
     return least, most
 
 

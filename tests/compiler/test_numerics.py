@@ -111,6 +111,27 @@ def test_rescale_add_is_exact() -> None:
     assert result["found"] >= 95
 
 
+@pytest.mark.parametrize("place", ["a", "b"])
+def test_a_constant_operand_leaves_more_integers(place: str) -> None:
+    """Scales of a bias for which there are none on all pairs; onnxruntime's kernel says what is right on the others."""
+    rng, found = np.random.default_rng(3), 0
+    scales = (0.025849981233477592, 0.0029243521858006716)
+    (sa, sb), sc = scales if place == "b" else scales[::-1], 0.02646743319928646
+    assert numerics.fit_rescale_add(sa, 0, sb, 0, sc, 0, np.int8) is None
+    every = np.arange(-128, 128, dtype=np.int8)
+    for _ in range(8):
+        constant = rng.choice(every, 120, replace=False)
+        p = numerics.fit_rescale_add(sa, 0, sb, 0, sc, 0, np.int8, **{place: constant})  # type: ignore[arg-type]
+        if p is None:
+            continue
+        found += 1
+        a, b = np.meshgrid(constant if place == "a" else every, constant if place == "b" else every)
+        np.testing.assert_array_equal(
+            numerics.rescale_add(a, b, p), sweep.ort_binary("QLinearAdd", a, b, sa, 0, sb, 0, sc, 0)
+        )
+    assert found
+
+
 @given(
     q=st.integers(-128, 127),
     r=st.integers(-128, 127),
