@@ -33,7 +33,7 @@ from .test_provenance import Program
 PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=1)
 ENCODERS = {
     "of a whole block": (Encoder(16, 2, 16, 48), PYNQ, True, 2),
-    "unsigned, two layers": (Encoder(32, 2, 16, 32, layers=2), PYNQ, False, 5),
+    "unsigned, two layers": (Encoder(32, 2, 16, 32, layers=2), PYNQ, False, 4),
     "ragged, nameless": (Encoder(21, 3, 16, 40, named=False), PYNQ, False, 2),
     "one token": (Encoder(1, 2, 16, 32, turned=True), PYNQ, True, 2),
     "one head": (Encoder(17, 1, 32, 16, turned=True), PYNQ, False, 2),
