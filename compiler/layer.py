@@ -201,7 +201,8 @@ class Window:
 class Conv:
     """y = epilogue(requantise(sum over window of x * weights)); weights [out, in/groups, kernel_h, kernel_w] int8.
 
-    Matrix multiplication is a 1x1 convolution over images of one pixel.
+    Matrix multiplication is a 1x1 convolution over images of one pixel. spare: columns at the end of y that its tensor
+    has not, made of padding.
     """
 
     name: str
@@ -213,17 +214,12 @@ class Conv:
     groups: int = 1
     pad_value: int = 0
     epilogue: Epilogue = field(default_factory=Epilogue)
+    spare: int = 0
 
     @property
     def macs(self) -> int:
         """Multiplications that the layer means, padding and layout losses not counted."""
-        height, width = self.y.height, self.y.width
-        if self.window.kernel == (1, 1) and self.window.strides == (
-            1,
-            1,
-        ):  # what lies beside x is made of padding alone
-            height, width = min(height, self.x.height), min(width, self.x.width)
-        return self.y.images * height * width * self.weights.size
+        return self.y.images * self.y.height * (self.y.width - self.spare) * self.weights.size
 
 
 @dataclass(frozen=True)

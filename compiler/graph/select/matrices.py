@@ -255,7 +255,7 @@ def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
         p.selection.forms[value] = replace(p.selection.forms[value], dims=form.dims)
     choice = p.made[told[-1]]
     assert isinstance(choice.layer, Conv)
-    choice.layer = replace(choice.layer, y=p.activation(choice.value, form), window=window)
+    choice.layer = replace(choice.layer, y=p.activation(choice.value, form), window=window, spare=width - rows)
     p.selection.written[choice.value] = choice.layer.y
     _is_view(p, node, form)
     return True
