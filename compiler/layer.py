@@ -284,8 +284,9 @@ class ActivationProduct:
 
     @property
     def macs(self) -> int:
-        """Multiplications that the layer means, those by offsets not counted."""
-        return 0 if self.moves else self.y.channels * self.y.width * self.x.channels
+        """Multiplications that the layer means, those by offsets not counted, nor those of channels that y only has to
+        fill its last group."""
+        return 0 if self.moves else len(self.requantise.bias) * self.y.width * self.x.channels
 
     @property
     def x_pads(self) -> list[int]:

@@ -212,8 +212,20 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
     return too_large(cfg, p, d)
 
 
+def _in_padding(p: Problem, y: int, x: int) -> bool:
+    """Whether some tile of so many rows and columns is made of padding alone, which no LOAD can say."""
+    w = p.window
+    for axis, (size, tile) in enumerate(((p.rows, y), (p.columns, x))):
+        before, after = ((w.pads[axis + end] - w.reach(axis)) // w.strides[axis] + 1 for end in (0, 2))
+        if tile <= before or size - (-(-size // tile) - 1) * tile <= after:
+            return True
+    return False
+
+
 def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
-    """Which scratchpad cannot hold the tile `d`, or None."""
+    """Which scratchpad cannot hold the tile `d`, or what else it cannot be; or None."""
+    if _in_padding(p, d.y, d.x):
+        return "a tile lies in the padding alone"
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
@@ -276,7 +288,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in parts(p.rows):
             pixels = y * x
-            if pixels > limit or y > EXTENT_MAX:
+            if pixels > limit or y > EXTENT_MAX or _in_padding(p, y, x):
                 continue
             span = p.input_rows(y) * p.input_columns(x)
             for n in blocks:
