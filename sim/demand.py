@@ -177,8 +177,10 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
+    each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
+    steps = np.where(f["expand"] == 1, elements * size // cfg.bus_bytes, elements * each) if "expand" in f else elements * each
     return {
-        "steps": padding + elements * np.maximum(1, (size >> spread) // cfg.bus_bytes),
+        "steps": padding + steps,
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "lane": lane[f["buffer"]] * (1 - spread),
