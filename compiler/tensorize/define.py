@@ -43,9 +43,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     matrix = all(act.height * act.width == 1 for act in acts) and window.pointwise
     blocks = pack.blocks(layer.y.channels, cfg.block_out)
     if isinstance(layer, Conv) and not depthwise(cfg, layer):
-        parts = pack.weights(cfg, layer)
+        parts, packed = pack.stored_weights(cfg, layer)
         for run in pack.runs(cfg, layer):
-            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts)
+            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts, packed)
         return
     definer = Definer(cfg, layer, matrix, 0, blocks)
     if isinstance(layer, ActivationProduct):
