@@ -17,7 +17,7 @@ from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.packing import packing
-from celosia.hw.pipeline import PARTING
+from celosia.hw.pipeline import EXPAND_STAGES, PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
 
@@ -159,10 +159,13 @@ class Writer(wiring.Component):
         before it, where weights take one more."""
         if not self.expands:
             return self.done, self.error
-        earlier = Pulse(done_layout).create(), Pulse(error_layout).create()
-        for port, pulse in zip((self.done, self.error), earlier):
-            m.d.sync += [port.valid.eq(pulse.valid), port.payload.eq(pulse.payload)]
-        return earlier
+        now: tuple[Any, Any] = (self.done, self.error)
+        for _ in range(EXPAND_STAGES):
+            earlier = Pulse(done_layout).create(), Pulse(error_layout).create()
+            for later, pulse in zip(now, earlier):
+                m.d.sync += [later.valid.eq(pulse.valid), later.payload.eq(pulse.payload)]
+            now = earlier
+        return now
 
     def _units(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> stream.Interface:
         """The units of steps: all, or those that are not factors of packed weights."""
