@@ -202,7 +202,7 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
     size: bytes of an element. spread: whether half of each is a row of its own.
     """
     row_bytes = f["x_size"] * size
-    merged = row_bytes == f["dram_y"]
+    merged = (row_bytes == f["dram_y"]) & (f["expand"] == 0 if "expand" in f else True)
     in_plane = np.where(merged, 1, f["y_size"])
     row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
     in_row = np.where(spread == 1, row_bytes // size, 1)

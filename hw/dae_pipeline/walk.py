@@ -29,7 +29,8 @@ class Rows(wiring.Component):
     block: what to list. row: the rows; `final` marks the last one of a block. shift, cut, stretch: those of the row's
     block. alone: whether the row has one element.
 
-    stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says; 0: none is.
+    stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says, and its rows
+    stay as they are; 0: none is.
     """
 
     def __init__(self, max_shift: int, stretch: int = 0) -> None:
@@ -106,14 +107,18 @@ class Rows(wiring.Component):
         return m
 
     def _stretched(self, block: Any, elements: Value) -> Value:
-        """What is as many bytes, shifted, as these elements of `block`."""
-        return elements + Mux(block.stretch, elements << self._stretch, 0) if self._stretch else elements
+        """What is as many bytes, shifted, as these elements of `block`: of one that is stretched, those of a row."""
+        if not self._stretch:
+            return elements
+        low, high = self._stretch, self._stretch + X_BITS + 1
+        return Cat(elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:])
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
         the block, elements of its planes, and whether its rows are one."""
         block = Signal.like(self.block.payload, reset_less=True)
         new, waiting, merged = self.block.payload, Signal(), Reg()
+        touch = (new.x_size << new.shift) == new.y_step
         plane_size = Reg(X_BITS + YZ_BITS)
         # Not as soon as the one that waits begins: much depends on `ready`, and little on a cycle between two blocks.
         m.d.comb += self.block.ready.eq(~waiting)
@@ -122,7 +127,7 @@ class Rows(wiring.Component):
                 waiting.eq(self.block.valid),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq((self._stretched(new, new.x_size) << new.shift) == new.y_step),
+                merged.eq(touch & ~new.stretch if self._stretch else touch),
             ]
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)
