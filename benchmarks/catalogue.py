@@ -270,7 +270,8 @@ SOFTMAX = tuple(
 PACKED = tuple(
     Figure(
         f"packed-{name}-{part}", f"{label}, weights of four bits, on `pynq`: {what}", unit, MACHINE,
-        f"{BENCH} packed --models {name} --config pynq --memory zynq-hp", (f"packed/{name}",), value, most=most, least=least,
+        f"{BENCH} packed --models {name} --config pynq --memory zynq-hp", (f"packed/{name}",), value, most=most,
+        least=least,
     )
     for name, label in (
         ("fc_1000x512", "a product of 1000x512 with a row"), ("gpt_10m", "a step of a GPT of 10.6 M parameters"),

@@ -41,7 +41,7 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
 
 
 def four_bits(weights: Array) -> Array:
-    """int8 [inputs, outputs] near `weights`: of each 32 inputs of an output a factor times whole numbers of four bits."""
+    """int8 [inputs, outputs] near `weights`: of each 32 inputs of an output a factor times numbers of four bits."""
     inputs, outputs = weights.shape
     groups = np.zeros((-(-inputs // GROUP) * GROUP, outputs), np.int16)
     groups[:inputs] = weights

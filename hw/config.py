@@ -130,8 +130,8 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.weight_bits < 8 and cfg.block_in * cfg.block_out < 2 * cfg.bus_bytes:
         raise ConfigError(
-            f"weight_bits = {cfg.weight_bits} needs entries of wgt of two beats, 2 * bus_bytes = {2 * cfg.bus_bytes}, not of "
-            f"block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
+            f"weight_bits = {cfg.weight_bits} needs entries of wgt of two beats, 2 * bus_bytes = {2 * cfg.bus_bytes}, not "
+            f"of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
         )
 
 
@@ -160,7 +160,7 @@ class Config:
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     softmax: elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: it has none.
-    weight_bits: 4: LOAD expands packed weights on their way to wgt, of four bits and a factor for each 32; 8: it has none.
+    weight_bits: 4: LOAD expands packed weights on their way to wgt, of four bits and a factor each 32; 8: it does not.
     """
 
     batch: int = 1

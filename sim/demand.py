@@ -178,9 +178,9 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
     each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
-    steps = np.where(f["expand"] == 1, elements * size // cfg.bus_bytes, elements * each) if "expand" in f else elements * each
+    packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
     return {
-        "steps": padding + steps,
+        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "lane": lane[f["buffer"]] * (1 - spread),
@@ -202,7 +202,9 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
     size: bytes of an element. spread: whether half of each is a row of its own.
     """
     row_bytes = f["x_size"] * size
-    merged = (row_bytes == f["dram_y"]) & (f["expand"] == 0 if "expand" in f else True)
+    merged = row_bytes == f["dram_y"]
+    if "expand" in f:
+        merged = merged & (f["expand"] == 0)
     in_plane = np.where(merged, 1, f["y_size"])
     row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
     in_row = np.where(spread == 1, row_bytes // size, 1)

@@ -293,5 +293,7 @@ def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE
-    size = cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
+    size = (
+        cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
+    )
     return Rows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)

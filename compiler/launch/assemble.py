@@ -304,7 +304,8 @@ class Assembler:
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
                 choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
-                round(choice.together), describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
+                round(choice.together),
+                describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True

@@ -92,7 +92,7 @@ class WeightExpander(wiring.Component):
             m.d.sync += [enable.eq(write.en), addr.eq(write.addr), mask.eq(write.mask)]
             write = WritePort(len(addr), len(wgt.data), self._grain).create()
             m.d.comb += [write.en.eq(enable), write.addr.eq(addr), write.mask.eq(mask)]
-        # First what a product is made of: what is not expanded beside multiples of 0, or nothing beside those of a factor.
+        # First what a product is made of: what is not expanded and multiples of 0, or nothing and those of a factor.
         tables = [_multiples(m, self.expand, self.factors.word_select(i, FACTOR_BITS), i)
                   for i in range(self._packing.unit_factors)]  # fmt: skip
         word, plain, bytes_ = Reg(self._grain), Reg(self._grain), []
@@ -126,8 +126,8 @@ def _multiples(m: Module, expand: Value, factor: Value, number: int) -> list[Sig
 
 
 def _product(m: Module, times: list[Signal], weight: Value, plain: Value) -> Value:
-    """A byte: `plain`, or, where that is 0, `weight` times k. First its lower two bits times k, then, four times as much,
-    the upper two: with the sign of the weight they count 0, 1, -2 and -1."""
+    """A byte: `plain`, or, where that is 0, `weight` times k. First its lower two bits times k, then, four times as
+    much, the upper two: with the sign of the weight they count 0, 1, -2 and -1."""
     low, upper = Reg(8), Reg(2)
     m.d.sync += [low.eq(Array(times[:4])[weight[:2]] | plain), upper.eq(weight[2:])]
     return Cat(low[:2], (low[2:] + Array(times[4:])[upper][:6])[:6])

@@ -111,7 +111,9 @@ class Rows(wiring.Component):
         if not self._stretch:
             return elements
         low, high = self._stretch, self._stretch + X_BITS + 1
-        return Cat(elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:])
+        return Cat(
+            elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:]
+        )
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,

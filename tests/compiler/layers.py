@@ -228,7 +228,7 @@ def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requant
 
 
 def four_bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Int8:
-    """Weights [outputs, inputs, ...] of four bits, times a factor of each output, or, of a matrix, of each 32 inputs."""
+    """Weights [outputs, inputs, ...] of four bits, times a factor of each output; of a matrix, of each 32 inputs."""
     matrix = shape[2:] == (1, 1) and rng.random() < 0.5
     factors = rng.integers(1, 17, (shape[0], -(-shape[1] // 32) if matrix else 1)).repeat(32 if matrix else shape[1], 1)
     return (rng.integers(-8, 8, shape) * factors[:, : shape[1], None, None]).astype(np.int8)

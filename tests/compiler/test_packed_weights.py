@@ -20,7 +20,7 @@ from celosia.hw.legality import why_illegal
 from celosia.hw.packing import packing
 from celosia.sim.packing import expand
 
-from .layers import CONFIGS, Builder, Network, builders, four_bits
+from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
 
 PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]

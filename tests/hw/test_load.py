@@ -47,7 +47,7 @@ CONFIGS |= {
     "16x16 bus 4, two ports, packed weights": Config(bus_bytes=4, weight_bits=4, ports=2, **SMALL),
     "64x8 bus 64, packed weights": Config(block_in=64, block_out=8, bus_bytes=64, weight_bits=4, **SMALL),
 }
-"""Of packed weights: units with factors of several channels, of one, and of a part of one, and several units of factors."""
+"""Of packed weights: units with factors of several channels, of one, of a part of one, and several units of factors."""
 PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
 CONFIGS["8x8 batch 2 bus 4, spread"] = Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL)
 TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]

@@ -1,4 +1,4 @@
-"""Packed weights: factors go to the weights behind them, wherever packs begin and end, and what is expanded is a product.
+"""Packed weights: factors go to the weights behind them, wherever packs begin and end, and multiply them.
 
 What the rest of LOAD does with packed weights is proved with it (`copies.py`): rows have the bytes of whole packs, and
 a step of an entry that is expanded writes two places.
