@@ -130,8 +130,8 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.weight_bits < 8 and cfg.block_in * cfg.block_out < 2 * cfg.bus_bytes:
         raise ConfigError(
-            f"weight_bits = {cfg.weight_bits} needs entries of wgt of two beats, 2 * bus_bytes = {2 * cfg.bus_bytes}, not "
-            f"of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
+            f"weight_bits = {cfg.weight_bits} needs entries of wgt of two beats, 2 * bus_bytes = {2 * cfg.bus_bytes}, "
+            f"not of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
         )
 
 

@@ -79,8 +79,8 @@ FIELDS = {
     ),
     "weight_bits": (
         "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",
-        "two small multipliers for each byte of the bus, 333 LUTs of `pynq`; weights that are such take 33/64 of the bus "
-        "and of DRAM",
+        "two small multipliers for each byte of the bus, 333 LUTs of `pynq`; weights that are such take 33/64 of the "
+        "bus and of DRAM",
     ),
 }
 """For each field what it is, and what it costs or brings."""
