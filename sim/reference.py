@@ -125,8 +125,8 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         stop = start + f["x_size"] * size
         if stop > len(dram):
             raise IndexError(f"LOAD reads bytes {start} to {stop - 1}, the limit is {len(dram)}")
-        row = dram[start:stop]
-        row = expand(cfg, row) if expands else row.view(dtype).reshape(f["x_size"], -1)
+        bytes_ = dram[start:stop]
+        row = expand(cfg, bytes_) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
         block[z, f["pad_top"] + y, f["pad_left"] : f["pad_left"] + f["x_size"]] = row
     for z, y, x in np.ndindex(block.shape[:3]):
         target[(f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]) % len(target)] = block[z, y, x]

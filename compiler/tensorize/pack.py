@@ -128,7 +128,7 @@ def packed_weights(cfg: Config, entries: Bytes) -> Bytes | None:
 
 def _pairs(halves: Bytes) -> Bytes:
     """[..., bytes] of numbers of four bits [..., 2 * bytes], the first one of two in the lower half."""
-    pairs: Bytes = halves[..., ::2] | halves[..., 1::2] << 4
+    pairs: Bytes = halves[..., ::2] | halves[..., 1::2] << np.uint8(4)
     return pairs
 
 
