@@ -45,7 +45,7 @@ class Lane(wiring.Component):
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
         self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
         self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
-        self._expands = cfg.weight_bits < 8 and buffers[-1] >= Buffer.WGT and number == cfg.ports - 1
+        self._expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and number == cfg.ports - 1
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -84,7 +84,8 @@ class Lane(wiring.Component):
 
         accept = self._accept(m, rows, jobs, writer)
         wiring.connect(m, jobs.o, writer.job)
-        self._list(m, row, Mux(rows.stretch, exact_log2(cfg.bus_bytes), rows.shift), asked, places, aligner)
+        shift = Mux(rows.stretch, exact_log2(cfg.bus_bytes), rows.shift) if self._expands else rows.shift
+        self._list(m, row, shift, asked, places, aligner)
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)

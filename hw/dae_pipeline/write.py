@@ -96,10 +96,9 @@ class Writer(wiring.Component):
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
         step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
-        if self._spread:
-            step_end = Mux(f.spread, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
-        if self.expands:
-            step_end = Mux(f.expand, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
+        if self._flags:  # whose units are half of an element
+            halved = Cat(f[name] for name in self._flags).any()
+            step_end = Mux(halved, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
