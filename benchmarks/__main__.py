@@ -1,7 +1,8 @@
 """python -m benchmarks [SECTION ...] [--models NAME,...], a section being one of SECTIONS.
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
-`language`, `timed`, `gain`, `transformers`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time`,
+`language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
+`compile_time`,
 `differential` and `superoptimise` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
@@ -48,7 +49,7 @@ from celosia.sim.memory import ZYNQ_HP
 
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
-    "gain", "transformers", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
+    "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
     "differential", "superoptimise", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
@@ -62,6 +63,7 @@ KNOWN_MODELS = tuple(
             *encoders.ENCODERS,
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
+            "fc_1000x512",
         )
     )
 )
@@ -214,6 +216,11 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return transformers.rows(models, options.config, memory, say)
 
+    def packed_rows() -> Iterable[Row]:
+        from benchmarks import packed_weights  # with onnxruntime's quantiser
+
+        return packed_weights.rows(models, options.config, memory, say)
+
     def superoptimised() -> Iterable[Row]:
         from benchmarks import superoptimise  # with onnxruntime's quantiser
 
@@ -231,6 +238,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "timed": lambda: bench.timed((options.config,) if options.config else PRESETS),
         "gain": lambda: gain.rows(folder, bench.chosen, options.config, memory, say),
         "transformers": transformer_rows,
+        "packed": packed_rows,
         "names": lambda: names.rows(say, options.count or names.MODELS),
         "explore": lambda: explore.rows(folder, full, say, only),
         "tune": lambda: tune.rows(folder, full, say, only, options.config),

@@ -267,6 +267,22 @@ SOFTMAX = tuple(
         ("cycles", "cycles over products / 256", "ratio", cycles), ("launches", "launches", "launches", launches),
     )
 )  # fmt: skip
+PACKED = tuple(
+    Figure(
+        f"packed-{name}-{part}", f"{label}, weights of four bits, on `pynq`: {what}", unit, MACHINE,
+        f"{BENCH} packed --models {name} --config pynq --memory zynq-hp", (f"packed/{name}",), value, most=most,
+        least=least,
+    )
+    for name, label in (
+        ("fc_1000x512", "a product of 1000x512 with a row"), ("gpt_10m", "a step of a GPT of 10.6 M parameters"),
+    )
+    for part, what, unit, value, most, least in (
+        ("plain", "cycles as they are", "cycles", of("plain"), None, None),
+        ("cycles", "cycles with weight_bits = 4", "cycles", of("packed"), None, None),
+        ("ratio", "cycles over those as they are", "", of("ratio"), 0.53, None),
+        ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 93),
+    )
+)  # fmt: skip
 DECODERS = tuple(
     Figure(
         f"decoder-{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`: {what}", unit, MACHINE,
@@ -423,5 +439,6 @@ FIGURES = {
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
+    "Weights of four bits": PACKED,
     "Tables of other pages": TABLES,
 }

@@ -115,7 +115,7 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
             found = [run.feed(prompt)]
             while run.length < TOKENS:
                 found.append(run.feed([int(np.argmax(found[-1]))]))
-        expected = _growing(path, network, run.tokens)
+        expected = growing(path, network, run.tokens)
     wrong = int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
     usage = run.usage.report()
     steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
@@ -135,7 +135,7 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     return Row(f"transformers/{name}/step", what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
 
 
-def _growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:
+def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:
     """onnxruntime's logits [tokens, vocabulary], a token at a time."""
     run, made = session(path, int8=True), []
     given = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if name.startswith("past")}

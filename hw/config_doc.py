@@ -77,6 +77,11 @@ FIELDS = {
         "each an adder of floats and a divider, 760 LUTs, and half a block RAM: 4 are 3,751 LUTs of `pynq`; without, "
         "softmax runs on the CPU",
     ),
+    "weight_bits": (
+        "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",
+        "two small multipliers for each byte of the bus, 333 LUTs of `pynq`; weights that are such take 33/64 of the "
+        "bus and of DRAM",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

@@ -12,6 +12,7 @@ from enum import IntEnum
 from functools import cache, cached_property
 
 from celosia.hw.config import Config
+from celosia.hw.packing import packing
 from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
@@ -210,6 +211,7 @@ def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
 def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
     sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
     spread = [Field("spread", 1, "WGT only: half of each element comes through each read port.")] * pads["wgt"].spread
+    expand = [Field("expand", 1, "WGT only: the elements lie packed in DRAM, and x_size counts whole packs of them.")]
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
@@ -218,6 +220,7 @@ def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT, TAP or EXP."),
             Field("widen", 1, "ACC only: the elements are int8 and become int32."),
             *spread,
+            *expand * (cfg.weight_bits < 8),
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
@@ -330,8 +333,11 @@ def _store(cfg: Config, pads: Pads, limit: int | None) -> Format:
     )
 
 
-def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
-    """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC."""
+def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False, expand: bool = False) -> int:
+    """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC. expand: of packed
+    weights, with its share of a pack."""
+    if expand:
+        return packing(cfg).entry_bytes
     return cfg.piece_bytes if widen else scratchpads(cfg)[buffer.name.lower()].piece_bytes
 
 

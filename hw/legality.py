@@ -26,6 +26,7 @@ from celosia.hw.isa import (
     has,
     opcode_of,
 )
+from celosia.hw.packing import packing
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -77,6 +78,8 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
         )
     if scratchpads(cfg)["wgt"].spread:
         load["only WGT is spread"] = lambda f: (f["spread"] == 1) & (f["buffer"] != Buffer.WGT)
+    if cfg.weight_bits < 8:
+        load |= _expansion(cfg)
     vector: dict[str, Broken] = {"the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0)}
     for kind, field in ((ReduceOp, "reduce_op"), (BinaryOp, "binary_op"), (Destination, "destination")):
         for need in dict.fromkeys(NEEDS[kind].values()):
@@ -90,6 +93,19 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
             lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
         )
     return {Opcode.LOAD: load, Opcode.VECTOR: vector}
+
+
+def _expansion(cfg: Config) -> dict[str, Broken]:
+    found: dict[str, Broken] = {
+        "only WGT is expanded": lambda f: (f["expand"] == 1) & (f["buffer"] != Buffer.WGT),
+    }
+    if scratchpads(cfg)["wgt"].spread:
+        found["what is spread is not expanded"] = lambda f: (f["expand"] == 1) & (f["spread"] == 1)
+    if (entries := packing(cfg).entries) > 1:
+        found[f"packs of {entries} elements are expanded whole"] = lambda f: (
+            (f["expand"] == 1) & ((f["x_size"] & (entries - 1)) != 0)
+        )
+    return found
 
 
 def _softmax_with(*others: Broken) -> Broken:

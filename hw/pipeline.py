@@ -47,6 +47,10 @@ RESPONSES = 2 * IN_FLIGHT
 UNTOLD = 2 * IN_FLIGHT
 """Instructions of LOAD, where it has two lanes, whose end has not been told."""
 
+EXPAND_STAGES = 3
+"""Registers between what leaves LOAD and wgt, where it expands packed weights: factors' multiples, products of two
+bits, products. Ends are told as much later."""
+
 # The gemm unit ------------------------------------------------------------------------------------------------
 
 PAIR_STAGES = 4

@@ -192,8 +192,10 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
+    each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
+    packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
     return {
-        "steps": padding + elements * np.maximum(1, (size >> spread) // cfg.bus_bytes),
+        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "lane": lane[f["buffer"]] * (1 - spread),
@@ -216,6 +218,8 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
     """
     row_bytes = f["x_size"] * size
     merged = row_bytes == f["dram_y"]
+    if "expand" in f:
+        merged = merged & (f["expand"] == 0)
     in_plane = np.where(merged, 1, f["y_size"])
     row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
     in_row = np.where(spread == 1, row_bytes // size, 1)

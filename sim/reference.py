@@ -32,6 +32,7 @@ from celosia.hw.isa import (
 from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.sim.packing import expand
 from celosia.sim.softmax import softmax_rows
 
 Int8 = NDArray[np.int8]
@@ -110,7 +111,8 @@ def _dram_rows(f: Fields, row_bytes: int) -> Iterator[tuple[int, int, int]]:
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     """LOAD. `dram` holds the bytes from the DMA base to the limit. IndexError where a row leaves it."""
     cfg, buffer, widen = state.cfg, Buffer(f["buffer"]), bool(f["widen"])
-    size = element_bytes(cfg, buffer, widen)
+    expands = bool(f.get("expand"))
+    size = element_bytes(cfg, buffer, widen, expands)
     target = state.elements(buffer)
     dtype = np.dtype(np.int8) if widen else target.dtype
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
@@ -123,7 +125,8 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         stop = start + f["x_size"] * size
         if stop > len(dram):
             raise IndexError(f"LOAD reads bytes {start} to {stop - 1}, the limit is {len(dram)}")
-        row = dram[start:stop].view(dtype).reshape(f["x_size"], -1)
+        bytes_ = dram[start:stop]
+        row = expand(cfg, bytes_) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
         block[z, f["pad_top"] + y, f["pad_left"] : f["pad_left"] + f["x_size"]] = row
     for z, y, x in np.ndindex(block.shape[:3]):
         target[(f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]) % len(target)] = block[z, y, x]

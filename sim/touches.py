@@ -28,6 +28,7 @@ from celosia.hw.isa import (
     element_bytes,
     formats,
 )
+from celosia.hw.packing import packing
 from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.patterns import Steps, offsets, spans
 from celosia.sim.reference import Fields
@@ -283,7 +284,8 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]
 def element_sizes(cfg: Config, f: Columns) -> Index:
     """Bytes in DRAM of an element of each of many LOADs."""
     sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
-    return np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
+    found = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
+    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, found) if "expand" in f else found
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
@@ -291,5 +293,7 @@ def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE
-    size = cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]))
+    size = (
+        cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
+    )
     return Rows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)

@@ -31,6 +31,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.scratchpads import PAR, depths, scratchpads
 from celosia.sim import reference
+from celosia.sim.packing import expand
 from celosia.sim.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.reference import Fields, Int32, State, destination
 
@@ -322,7 +323,8 @@ def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, siz
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     """As `reference.load`."""
     buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
-    size = element_bytes(state.cfg, buffer, widen)
+    expands = bool(f.get("expand"))
+    size = element_bytes(state.cfg, buffer, widen, expands)
     target: Array = state.elements(buffer)
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
@@ -331,7 +333,11 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
     except NotImplementedError:
         return reference.load(state, dram, f)
-    values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
+    if expands:
+        packed = _dram_view(dram, start, rows, f["x_size"], size, np.uint8)
+        values: Array = expand(state.cfg, packed.reshape(*packed.shape[:2], -1))
+    else:
+        values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):
         whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
         padded = np.full((f["z_size"], height, width, target.shape[1]), whole, target.dtype)

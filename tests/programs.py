@@ -36,6 +36,7 @@ from celosia.hw.isa import (
     has,
     instruction_bytes,
 )
+from celosia.hw.packing import packing
 from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.device import Device
 
@@ -62,12 +63,17 @@ CONFIGS = {
         block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=1, **SMALL
     ),
     "4x8-softmax2": Config(block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, **SMALL),
+    "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, **SMALL),
+    "4x8-ports2-weights4": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=4, int32=False, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
     ),
 }
-VARIED = ["4x4", "8x8-bus4-tokens2", "batch2", "8x4-batch2-taps5", "2x8x4-bus16-ports2", "taps3-ports2", "softmax1"]
+VARIED = [
+    "4x4", "8x8-bus4-tokens2", "batch2", "8x4-batch2-taps5", "2x8x4-bus16-ports2", "taps3-ports2", "softmax1",
+    "8x8-weights4",
+]  # fmt: skip
 """Configs that have each part in more than one way, all that `make test` builds simulators of."""
 
 
@@ -239,7 +245,9 @@ class Generator:
         rng, cfg = self.rng, self.cfg
         buffer = rng.choice(buffers(cfg))
         widen = int(buffer == Buffer.ACC and (not cfg.int32 or rng.random() < 0.5))
-        size = element_bytes(cfg, buffer, bool(widen))
+        expand = int(cfg.weight_bits < 8 and buffer == Buffer.WGT and rng.random() < 0.6)
+        whole = packing(cfg).entries if expand else 1
+        size = element_bytes(cfg, buffer, bool(widen), bool(expand))
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
@@ -257,6 +265,7 @@ class Generator:
             z, y, x = rng.choice((1, 1, 2, 3)), rng.randint(1, 4), rng.choice((1, 2, 3, 5, 8, 20))
             if self.rich and rng.random() < 0.2:
                 z, y = rng.choice(((5, 1), (10, 1), (18, 1), (1, 10), (1, 18)))
+            x = -(-x // whole) * whole
             block = (z, pads[0] + y + pads[1], pads[2] + x + pads[3])
             if z * y * x * size <= 2048 and prod(block) <= 3 * depth:
                 break
@@ -265,7 +274,9 @@ class Generator:
             x_size=x, y_size=y, z_size=z, buffer=buffer, widen=widen
         )
         if scratchpads(cfg)["wgt"].spread:
-            fields["spread"] = int(buffer == Buffer.WGT and rng.random() < 0.5)
+            fields["spread"] = int(buffer == Buffer.WGT and not expand and rng.random() < 0.5)
+        if cfg.weight_bits < 8:
+            fields["expand"] = expand
         fields |= self.address("sram", ("z", "y", "x"), block, depth)
         fields |= dict(pad_top=pads[0], pad_bottom=pads[1], pad_left=pads[2], pad_right=pads[3])
         # Padding of parameters must be a normalised multiplier, too.
@@ -524,7 +535,8 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
     if instruction.opcode in (Opcode.LOAD, Opcode.STORE):
         load = instruction.opcode == Opcode.LOAD
         buffer = Buffer(f["buffer"]) if load else None
-        size = element_bytes(cfg, buffer, bool(f["widen"])) if buffer is not None else cfg.piece_bytes
+        sizes = element_bytes(cfg, buffer, bool(f["widen"]), bool(f["expand"])) if buffer is not None else 0
+        size = sizes or cfg.piece_bytes
         dram, row = 0, (1 << f["x_size"] * size) - 1
         for z in range(f["z_size"]):
             for y in range(f["y_size"]):

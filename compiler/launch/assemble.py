@@ -45,6 +45,7 @@ from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
+from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.config import Config
 
@@ -303,7 +304,8 @@ class Assembler:
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
                 choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
-                round(choice.together), describe(choice.layer, _folded(choice.reads)),
+                round(choice.together),
+                describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True
@@ -332,6 +334,13 @@ class Assembler:
             else:
                 rows.append(row | {"place": "cpu", "reason": self.selection.cpu[node]})
         return rows
+
+
+def _packed(parts: list[LayerPart]) -> bool:
+    """Whether some of a layer's weights lie packed in DRAM."""
+    asked = [problem for part in parts for problem, _ in part.decided]
+    layers = [each for problem in asked for each in (problem.layers if isinstance(problem, Group) else (problem,))]
+    return any(layer.packed for layer in layers)
 
 
 def plan_nodes(steps: list[Any]) -> list[ir.Node]:

@@ -234,6 +234,8 @@ def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decision
     if _too_large(cfg, p, least, _levels(cfg, p, least)):
         return
     for k in parts(max(last.in_blocks, 1)):
+        if last.cuts_packs(cfg, k):
+            continue
         d = Decisions(1, least.y, least.x, k, "block", part=least.part)
         levels = _levels(cfg, p, d)
         if _too_large(cfg, p, d, levels):
@@ -264,7 +266,7 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
     whole = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
-    inp_beats, wgt_beats = (scratchpads(cfg)[name].beats(cfg.bus_bytes) for name in ("inp", "wgt"))
+    inp_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes)
 
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0
@@ -276,7 +278,8 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     if not p.last.in_blocks:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
-    constants = wgt * wgt_beats + sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
+    constants = sum(_weights(d, level, last) * level.problem.weight_beats(cfg) for level in levels)
+    constants += sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
     room = depths(cfg)
     # The next layer's weights come into the other half of the rings.
     kept = 2 * wgt * slices <= room["wgt"]

@@ -28,7 +28,7 @@ from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, 
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.config import Config
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.isa import Buffer, element_bytes
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""
@@ -258,12 +258,12 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob) -> Definition:
-        """One run of output blocks."""
+    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob, packed: bool) -> Definition:
+        """One run of output blocks. parts, packed: see `pack.stored_weights`."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
                          run.input * self.cfg.inp_pieces)  # fmt: skip
-        level, problem = self.products(layer, near, run, parts)
+        level, problem = self.products(layer, near, run, parts, packed)
         return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
     def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
@@ -274,17 +274,25 @@ class Definer:
             return level, self.problem("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
             return self.sums(layer, near)
-        level, problem = self.products(layer, near, pack.runs(self.cfg, layer)[0], pack.weights(self.cfg, layer))
+        run = pack.runs(self.cfg, layer)[0]
+        level, problem = self.products(layer, near, run, *pack.stored_weights(self.cfg, layer))
         return self.added(level, layer.epilogue), problem
 
-    def products(self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob) -> tuple[Level, Problem]:
+    def products(
+        self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob, packed: bool
+    ) -> tuple[Level, Problem]:
         """Products of gemm."""
         cfg, w = self.cfg, self.window
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
-        size = run.weights * taps * scratchpads(cfg)["wgt"].entry_bytes
-        weights = self._constant(parts, shape, "int8", "weights", size)
-        return self._gemm(layer, near, run, weights, layer.requantise)
+        entry = element_bytes(cfg, Buffer.WGT, expand=packed)
+        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * entry)
+        if packed:  # a value has no bytes of its own
+            place, entries = self.places[weights], shape[1:4]
+            strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
+            self.places[weights] = replace(place, strides=strides)
+        level, problem = self._gemm(layer, near, run, weights, layer.requantise)
+        return level, replace(problem, packed=packed)
 
     def product(self, layer: ActivationProduct) -> Definition:
         """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""

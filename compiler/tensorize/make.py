@@ -33,6 +33,7 @@ from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_s
 from celosia.compiler.tensorize.transfer import Dim
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, Opcode, formats
+from celosia.hw.packing import packing
 
 
 def make(
@@ -214,17 +215,22 @@ class _Maker:
         away = self._sum([(index[0], item)] if by_number else list(zip(index, steps)), tiles[far])
         if any(step < 0 for step in (*away.steps, *place.steps)):
             raise Refused("a loop runs backwards through memory")
-        piece = prod(far.shape) * item  # bytes of one element in DRAM
+        scope = intrinsic.scopes[near.name]
+        packed = scope == "wgt" and steps[-1] == 0
+        piece = packing(self.cfg).entry_bytes if packed else prod(far.shape) * item  # bytes of one element in DRAM
         dims = [Dim(extent, a, p) for (_, extent), a, p in zip(self.loops, away.steps, place.steps)]
         dims = dims or [Dim(1, piece, 1)]
         named = {v.name: e for v, e in values.items()}
         conditions = [*tests, *([named["inside"]] if "inside" in named else [])]
         bounds = self._bounds(conditions)
-        scope = intrinsic.scopes[near.name]
         static = {"buffer": int(BUFFERS[scope]), **rule.fields()} if loads else dict(rule.fields())
         if bounds and loads:
             as_planes(tuple(dims), piece, frozenset(b.number for b in bounds))  # whether padding can be said at all
+        if packed:
+            static["expand"] = 1
         whole = static | block_fields(dims, piece)
+        if packed:
+            self._check_packs(whole, away.begin)
         self._check(rule.opcode, whole)
         if loads and bounds and "pad" not in named:
             raise Refused("a block that exists in part has no value of padding")
@@ -234,6 +240,13 @@ class _Maker:
             rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
             named.get("pad"), piece, tuple(reach),
         )  # fmt: skip
+
+    def _check_packs(self, whole: Fields, begin: Sum) -> None:
+        """Refused where rows of packed weights are not whole packs."""
+        size, entries = packing(self.cfg).pack_bytes, packing(self.cfg).entries
+        steps = (begin.base, whole["dram_y"], whole["dram_z"], *(step for _, step in (*begin.terms, *begin.others)))
+        if whole["x_size"] % entries or any(step % size for step in steps):
+            raise Refused(f"packed weights are loaded in packs of {entries} entries")
 
     def _reach(self, index: Expr) -> tuple[Sum, int]:
         access = self._sum([(index, 1)], index)

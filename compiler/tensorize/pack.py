@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
+from celosia.hw.packing import FACTORS, HIGHEST, LOWEST, packing
 from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
@@ -89,6 +90,46 @@ def weights(cfg: Config, layer: Conv) -> Bytes:
         tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
+
+
+def stored_weights(cfg: Config, layer: Conv) -> tuple[Bytes, bool]:
+    """`weights` as they lie in DRAM, and whether they are packed: where `cfg` can expand them, the input blocks of each
+    output block are whole packs, and each group of weights is a factor times whole numbers of four bits."""
+    entries = weights(cfg, layer)
+    places = layer.weights.shape[2] * layer.weights.shape[3]
+    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
+        return entries, False
+    packed = packed_weights(cfg, entries)
+    return (entries, False) if packed is None else (packed, True)
+
+
+def packed_weights(cfg: Config, entries: Bytes) -> Bytes | None:
+    """Entries of wgt as packs, see `hw/packing.py`; None where a group of them is no factor times four bits. Of several
+    factors the smallest.
+
+    entries: uint8, of whole packs.
+    """
+    p = packing(cfg)
+    packs = entries.view(np.int8).reshape(-1, p.entries, p.groups, p.run)
+    low, high = packs.min(axis=(1, 3)).astype(np.int16), packs.max(axis=(1, 3)).astype(np.int16)
+    least = np.maximum(np.maximum(-(low // -LOWEST), -(-high // HIGHEST)), 1)  # with which they fit four bits
+    common = np.gcd.reduce(packs.astype(np.int16), axis=(1, 3))
+    factors = np.zeros_like(least)
+    for factor in range(FACTORS, 0, -1):
+        factors[(common % factor == 0) & (factor >= least)] = factor
+    if not factors.all():
+        return None
+    found = np.zeros((len(packs), p.pack_bytes), np.uint8)
+    found[:, : p.groups // 2] = _pairs((factors - 1).astype(np.uint8))
+    quotients = (packs // factors[:, None, :, None]).astype(np.int8).reshape(len(packs), -1)
+    found[:, p.factor_bytes :] = _pairs(quotients.view(np.uint8) & 15)
+    return found.reshape(-1)
+
+
+def _pairs(halves: Bytes) -> Bytes:
+    """[..., bytes] of numbers of four bits [..., 2 * bytes], the first one of two in the lower half."""
+    pairs: Bytes = halves[..., ::2] | halves[..., 1::2] << np.uint8(4)
+    return pairs
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:

@@ -95,7 +95,7 @@ class _Tiles:
         self.gemm = p.steps + self.tiles * GEMM_CYCLES
         self.by_blocks = (order != "split") & ((self.weights & (self.n_tiles > 1)) | (self.spatial == 1))
         self.entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
-        self.inp_beats, self.wgt_beats = (scratchpads(cfg)[name].beats(cfg.bus_bytes) for name in ("inp", "wgt"))
+        self.inp_beats, self.wgt_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes), p.weight_beats(cfg)
         self._held()
         out = p.out_blocks * p.rows * p.columns * p.images
         self.store = out * self.entry_beats * self._by_rows(x * self.entry_beats)

@@ -12,7 +12,8 @@ import numpy as np
 from celosia.compiler.layer import Window
 from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS
+from celosia.hw.isa import EXTENT_BITS, Buffer, element_bytes
+from celosia.hw.packing import packing
 from celosia.hw.pipeline import tile_rows
 from celosia.hw.scratchpads import depths
 
@@ -31,6 +32,7 @@ class Problem:
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
+    packed: whether weights lie packed in DRAM, so that their pieces are whole packs.
     """
 
     window: Window
@@ -48,6 +50,7 @@ class Problem:
     weighted: bool = False
     whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
     behind: tuple[bool, ...] = field(default=(), repr=False)
+    packed: bool = field(default=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -58,7 +61,7 @@ class Problem:
             f"{name} {'x'.join(map(str, sizes))}"
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
-        whole = ", whole" if self.whole else ""
+        whole = ", whole" * self.whole + ", packed" * self.packed
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
@@ -82,6 +85,18 @@ class Problem:
     def grouped(self) -> bool:
         """Whether output blocks read input blocks of their own."""
         return self.step > 0
+
+    def weight_bytes(self, cfg: Config) -> int:
+        """Of an entry of wgt, in DRAM."""
+        return element_bytes(cfg, Buffer.WGT, expand=self.packed)
+
+    def weight_beats(self, cfg: Config) -> float:
+        """Cycles in which LOAD writes an entry of wgt."""
+        return max(1, self.weight_bytes(cfg) / cfg.bus_bytes)
+
+    def cuts_packs(self, cfg: Config, k: int) -> bool:
+        """Whether weights of k input blocks are no whole packs, though they lie in such."""
+        return self.packed and k * self.places % packing(cfg).entries > 0
 
     def held(self, blocks: int) -> int:
         """Input blocks that `blocks` output blocks read, whole shares of them."""
@@ -207,6 +222,8 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
         return f"order must be one of {', '.join(allowed)}, not {d.order}"
     if d.order not in CUT and p.in_blocks and d.k != p.in_blocks:
         return f"k must be {p.in_blocks} where the order is {d.order}"
+    if p.cuts_packs(cfg, d.k):
+        return f"k must be of whole packs of {packing(cfg).entries} entries of weights, not {d.k}"
     if d.order in CUT and p.grouped:
         return "the reduction of a grouped convolution is not split"
     return too_large(cfg, p, d)
@@ -282,7 +299,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     room = depths(cfg)
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
-    pieces = parts(p.in_blocks)[1:]
+    pieces = [k for k in parts(p.in_blocks)[1:] if not p.cuts_packs(cfg, k)]
     vin = 2 * p.residual + len(p.behind)
     limit = min(room["out"] // 2, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits

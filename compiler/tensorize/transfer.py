@@ -25,7 +25,7 @@ class Dim:
 @dataclass(frozen=True)
 class DramPlace:
     """Where a tensor lies in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants;
-    strides: bytes from one index to the next in each dimension."""
+    strides: bytes from one index to the next in each dimension; 0 of values within an entry of packed weights."""
 
     home: Storage | NDArray[np.uint8]
     offset: int

@@ -31,6 +31,11 @@ def _bytes(cfg: Config, name: str) -> int:
     return scratchpads(cfg)[name].entry_bytes
 
 
+def _weight_bytes(cfg: Config, p: Problem) -> int:
+    """Of all weights of a layer."""
+    return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg)
+
+
 def lower_bounds(
     cfg: Config, asked: Sequence[Problem | Group], points: Sequence[tuple[Decisions, ...]], copies: int,
     memory: MemoryModel | str,
@@ -41,10 +46,10 @@ def lower_bounds(
     if not others and isinstance(first, Problem) and first.in_blocks and not first.grouped:
         return _of_products(cfg, first, [d for (d,) in points], copies, behind)
     layers = [layer for each in asked for layer in (each.layers if isinstance(each, Group) else (each,))]
-    weights = sum(layer.out_blocks * layer.in_blocks * layer.places for layer in layers if not layer.grouped)
+    weights = sum(_weight_bytes(cfg, layer) for layer in layers if not layer.grouped)
     gemm, vector = sum(layer.steps for layer in layers if not layer.grouped), sum(_entries(each) for each in asked)
     written = sum(_entries(each, cfg) for each in asked if not (isinstance(each, Group) and each.following))
-    busiest = max(gemm, vector, _beats(cfg, behind, weights * _bytes(cfg, "wgt")), written * cfg.lanes / cfg.bus_bytes)
+    busiest = max(gemm, vector, _beats(cfg, behind, weights), written * cfg.lanes / cfg.bus_bytes)
     return np.full(len(points), float(copies * busiest + _ends(behind)))
 
 
@@ -58,11 +63,11 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]]
     weights: dict[Hashable, int] = {}
     for layer, own in layers:
         if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
-            size = sum(p.out_blocks * p.in_blocks * p.places for p in own if not p.grouped)
+            size = sum(_weight_bytes(cfg, p) for p in own if not p.grouped)
             key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
     stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
-    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()) * _bytes(cfg, "wgt"), stored * cfg.lanes)]
+    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()), stored * cfg.lanes)]
     return float(max(gemm, vector, *moved) + _ends(memory))
 
 
@@ -105,14 +110,14 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
     near = inp * _bytes(cfg, "inp") + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)
-    far = wgt * _bytes(cfg, "wgt")
+    far = wgt * p.weight_bytes(cfg)
     read = _beats(cfg, memory, near + far if cfg.ports == 1 else np.maximum(near, far))
     write = _beats(cfg, memory, _entries(p, cfg) * cfg.lanes)
 
     rows = np.array([_touched(p.window, 0, int(each), p.rows) for each in y])
     columns = np.array([_touched(p.window, 1, int(each), p.columns) for each in x])
     tile_near = np.minimum(k, blocks) * rows * columns * _bytes(cfg, "inp")
-    tile_far = n * np.where(cut, k, p.in_blocks) * p.places * _bytes(cfg, "wgt")
+    tile_far = n * np.where(cut, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
     first = (tile_near + tile_far if cfg.ports == 1 else np.maximum(tile_near, tile_far)) // cfg.bus_bytes
     compute = first + copies * max(p.steps, _entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _ends(memory), np.float64)

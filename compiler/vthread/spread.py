@@ -26,7 +26,7 @@ def spread_weights(cfg: Config, instructions: list[Unencoded]) -> None:
                     near += size
                     continue
                 far += size
-                if each.fields["buffer"] == Buffer.WGT:
+                if each.fields["buffer"] == Buffer.WGT and not each.fields.get("expand"):
                     weights.append((each, size))
         if near + sum(size for _, size in weights) / 2 < far:
             for each, _ in weights:
@@ -35,5 +35,5 @@ def spread_weights(cfg: Config, instructions: list[Unencoded]) -> None:
 
 def _bytes(cfg: Config, fields: dict[str, int]) -> int:
     """Bytes that a LOAD reads."""
-    size = element_bytes(cfg, Buffer(fields["buffer"]), bool(fields.get("widen")))
+    size = element_bytes(cfg, Buffer(fields["buffer"]), bool(fields.get("widen")), bool(fields.get("expand")))
     return fields["x_size"] * fields.get("y_size", 1) * fields.get("z_size", 1) * size

@@ -20,6 +20,7 @@ from celosia.hw.dae_pipeline.walk import Halves, Rows
 from celosia.hw.dae_pipeline.write import Writer, by_buffer, connect_pads, element_shift, pads_of, ports
 from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.layout import unit_members, write_port
+from celosia.hw.packing import packing
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 from celosia.hw.scratchpads import scratchpads
 
@@ -44,6 +45,7 @@ class Lane(wiring.Component):
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
         self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
         self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
+        self._expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and number == cfg.ports - 1
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -57,7 +59,7 @@ class Lane(wiring.Component):
         m = Module()
         cfg = self._cfg
         # The parts that need not answer to the bus are reset on an error.
-        rows = Rows(_max_shift(cfg, self._buffers))
+        rows = Rows(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else 0)
         writer, aligner = Writer(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
         jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
@@ -82,7 +84,8 @@ class Lane(wiring.Component):
 
         accept = self._accept(m, rows, jobs, writer)
         wiring.connect(m, jobs.o, writer.job)
-        self._list(m, row, rows.shift, asked, places, aligner)
+        shift = Mux(rows.stretch, exact_log2(cfg.bus_bytes), rows.shift) if self._expands else rows.shift
+        self._list(m, row, shift, asked, places, aligner)
         wiring.connect(m, asked.o, engine.row)
         wiring.connect(m, places.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)
@@ -120,6 +123,7 @@ class Lane(wiring.Component):
         cfg, accept = self._cfg, Signal()
         shift = by_buffer(cfg, self._buffers, f, partial(element_shift, cfg))
         block, cut = rows.block.payload, f.spread if self._spread else Const(0)
+        expand = f.expand if self._expands else Const(0)
         own_half = self._number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
@@ -132,8 +136,9 @@ class Lane(wiring.Component):
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(shift),
+            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if self._expands else shift),
             block.cut.eq(cut),
+            block.stretch.eq(expand),
         ]
         for name, value in writer.job_of(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)

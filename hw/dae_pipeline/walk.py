@@ -15,22 +15,26 @@ from celosia.hw.signals import Reg
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes. cut: whether each is fetched by halves."""
+    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes. cut: whether each is fetched by halves.
+    stretch: whether an element has more bytes, see `Rows`."""
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
-        "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits, "cut": 1,
+        "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits, "cut": 1, "stretch": 1,
     })  # fmt: skip
 
 
 class Rows(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
-    block: what to list. row: the rows; `final` marks the last one of a block. shift, cut: those of the row's block.
-    alone: whether the row has one element.
+    block: what to list. row: the rows; `final` marks the last one of a block. shift, cut, stretch: those of the row's
+    block. alone: whether the row has one element.
+
+    stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says, and its rows
+    stay as they are; 0: none is.
     """
 
-    def __init__(self, max_shift: int) -> None:
-        self._max_shift = max_shift
+    def __init__(self, max_shift: int, stretch: int = 0) -> None:
+        self._max_shift, self._stretch = max_shift, stretch
         self.bytes_bits = max(OFFSET_BITS, X_BITS + YZ_BITS + max_shift)
         shift_bits = max_shift.bit_length()
         super().__init__({
@@ -38,6 +42,7 @@ class Rows(wiring.Component):
             "row": Out(stream.Signature(row_layout(self.bytes_bits))),
             "shift": Out(shift_bits),
             "cut": Out(1),
+            "stretch": Out(1),
             "alone": Out(1),
         })  # fmt: skip
 
@@ -87,7 +92,7 @@ class Rows(wiring.Component):
                 z_step.eq(block.z_step),
                 offset.eq(block.addr),
                 plane.eq(block.addr),
-                bytes_.eq(Mux(merged, plane_size, block.x_size) << block.shift),
+                bytes_.eq(self._stretched(block, Mux(merged, plane_size, block.x_size)) << block.shift),
                 rows.eq(count),
                 rows_left.eq(count),
                 last_row.eq(count == 1),
@@ -96,15 +101,26 @@ class Rows(wiring.Component):
                 last_plane.eq(block.z_size == 1),
                 self.shift.eq(block.shift),
                 self.cut.eq(block.cut),
+                self.stretch.eq(block.stretch),
                 self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
         return m
+
+    def _stretched(self, block: Any, elements: Value) -> Value:
+        """What is as many bytes, shifted, as these elements of `block`: of one that is stretched, those of a row."""
+        if not self._stretch:
+            return elements
+        low, high = self._stretch, self._stretch + X_BITS + 1
+        return Cat(
+            elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:]
+        )
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
         the block, elements of its planes, and whether its rows are one."""
         block = Signal.like(self.block.payload, reset_less=True)
-        waiting, merged = Signal(), Reg()
+        new, waiting, merged = self.block.payload, Signal(), Reg()
+        touch = (new.x_size << new.shift) == new.y_step
         plane_size = Reg(X_BITS + YZ_BITS)
         # Not as soon as the one that waits begins: much depends on `ready`, and little on a cycle between two blocks.
         m.d.comb += self.block.ready.eq(~waiting)
@@ -113,7 +129,7 @@ class Rows(wiring.Component):
                 waiting.eq(self.block.valid),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq((self.block.payload.x_size << self.block.payload.shift) == self.block.payload.y_step),
+                merged.eq(touch & ~new.stretch if self._stretch else touch),
             ]
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)

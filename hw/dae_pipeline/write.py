@@ -11,11 +11,13 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
+from celosia.hw.dae_pipeline.expand import FACTOR_BITS, PackFactors, WeightExpander, unit_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
-from celosia.hw.pipeline import PARTING
+from celosia.hw.packing import packing
+from celosia.hw.pipeline import EXPAND_STAGES, PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
 
@@ -67,15 +69,17 @@ class Writer(wiring.Component):
         self._cfg, self._buffers, self._lane = cfg, buffers, lane
         self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
         self._facts = {"index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8}
-        if self._spread:
-            self._facts["spread"] = 1
+        self.expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and lane == cfg.ports - 1
+        flags = {"spread": self._spread, "expand": self.expands}
+        self._flags = [name for name, has in flags.items() if has]
+        self._facts |= dict.fromkeys(self._flags, 1)
         self._tag = data.StructLayout(self._facts)
         element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
         self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
         self.walker = Walker(element_bits, self._step_bits, self._tag, padded=True)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
-            "unit": In(stream.Signature(data.StructLayout({"data": 8 * cfg.bus_bytes, "error": ERROR_BITS}))),
+            "unit": In(stream.Signature(unit_layout(cfg.bus_bytes))),
             **ports(cfg, buffers),
             "done": Out(Pulse(done_layout)),
             "error": Out(Pulse(error_layout)),
@@ -92,14 +96,15 @@ class Writer(wiring.Component):
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
         step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
-        if self._spread:
-            step_end = Mux(f.spread, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
+        if self._flags:  # whose units are half of an element
+            halved = Cat(f[name] for name in self._flags).any()
+            step_end = Mux(halved, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
             "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
             "step_end": step_end,
-            "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value, *([f.spread] if self._spread else [])),
+            "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value, *(f[name] for name in self._flags)),
         }  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -128,34 +133,63 @@ class Writer(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
+                **({"expand": 1, "factors": FACTOR_BITS * packing(cfg).unit_factors} if self.expands else {}),
             }), PARTING,
         )  # fmt: skip
-        self._take(m, plan, leaving)
+        self._take(m, plan, leaving, self._units(m, plan, leaving))
         write, failed = leaving.o.payload, Signal()
         taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
         m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
+        done, error = self._told(m)
         # An error is told in its turn, after the ends of all steps before it.
         m.d.sync += [
-            self.done.valid.eq(leaving.o.valid & leaving.o.ready & write.last & ~failed),
-            self.done.payload.eq(write.done),
-            self.error.valid.eq(leaving.o.valid & failed),
-            self.error.payload.code.eq(write.error),
-            self.error.payload.index.eq(write.done.index),
+            done.valid.eq(leaving.o.valid & leaving.o.ready & write.last & ~failed),
+            done.payload.eq(write.done),
+            error.valid.eq(leaving.o.valid & failed),
+            error.payload.code.eq(write.error),
+            error.payload.index.eq(write.done.index),
         ]
 
         self._write(m, leaving)
         return m
 
-    def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> None:
+    def _told(self, m: Module) -> tuple[Any, Any]:
+        """What is told of ends and errors, in the cycle after a step has left: that in which it is committed, or one
+        before it, where weights take one more."""
+        if not self.expands:
+            return self.done, self.error
+        now: tuple[Any, Any] = (self.done, self.error)
+        for _ in range(EXPAND_STAGES):
+            earlier = Pulse(done_layout).create(), Pulse(error_layout).create()
+            for later, pulse in zip(now, earlier):
+                m.d.sync += [later.valid.eq(pulse.valid), later.payload.eq(pulse.payload)]
+            now = earlier
+        return now
+
+    def _units(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> stream.Interface:
+        """The units of steps: all, or those that are not factors of packed weights."""
+        if not self.expands:
+            return self.unit
+        out, to = plan.o.payload, leaving.i.payload
+        m.submodules.factors = factors = PackFactors(self._cfg)
+        wiring.connect(m, wiring.flipped(self.unit), factors.unit)
+        m.d.comb += [
+            factors.packed.eq(plan.o.valid & out.expand & ~out.outside),
+            to.expand.eq(out.expand & ~out.outside),
+            to.factors.eq(factors.factors),
+        ]
+        return factors.rest
+
+    def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo, units: stream.Interface) -> None:
         """A step, with its unit where it is not padding, to those that leave."""
         cfg = self._cfg
         out, to, moves, error = plan.o.payload, leaving.i.payload, Signal(), Signal(ERROR_BITS)
         m.d.comb += [
-            moves.eq(plan.o.valid & (out.outside | self.unit.valid) & leaving.i.ready),
+            moves.eq(plan.o.valid & (out.outside | units.valid) & leaving.i.ready),
             plan.o.ready.eq(moves),
-            self.unit.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
-            error.eq(Mux(out.outside, Error.NONE, self.unit.payload.error)),
-            self.moves.eq(moves),
+            units.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
+            error.eq(Mux(out.outside, Error.NONE, units.payload.error)),
+            self.moves.eq(moves | (self.unit.valid & self.unit.ready) if self.expands else moves),  # factors, too
             leaving.i.valid.eq(moves),
             to.error.eq(error),
             to.element.eq(out.element),
@@ -164,7 +198,7 @@ class Writer(wiring.Component):
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
             to.far.eq(self._far(out)),
-            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), self.unit.payload.data)),
+            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), units.payload.data)),
             to.last.eq(out.last),
             to.done.index.eq(out.index),
             to.done.post.eq(out.post),
@@ -176,8 +210,9 @@ class Writer(wiring.Component):
         return step.spread if self._spread and self._lane else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Where in its element a step writes."""
-        return step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
+        """Where in its element a step writes: at the first of two places, where it is expanded."""
+        place = step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
+        return Mux(step.expand & ~step.outside, step.step << 1, place) if self.expands else place
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """The parts of an element that padding fills: not those that the other lane may have filled again since."""
@@ -190,18 +225,30 @@ class Writer(wiring.Component):
         for buffer in self._buffers:
             pad = _pad(self._cfg, buffer)
             port, pieces = self.pads[pad.name], pad.pieces
+            if self.expands and buffer == Buffer.WGT:
+                port = self._expander(m, write)
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
                 steps = 1 << self._step_shift(buffer)
                 value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
+                if self.expands and buffer == Buffer.WGT:
+                    pair = Cat(~write.step[0] | write.expand, write.step[0] | write.expand).replicate(steps // 2)
+                    mask = _spread(_one_of(write.step[1:], steps // 2), 2) & pair | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask),
                 port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
+
+    def _expander(self, m: Module, write: data.View[data.StructLayout]) -> Any:
+        """The port through which wgt is written a cycle later, by units that may be expanded."""
+        m.submodules.expander = expander = WeightExpander(self._cfg)
+        m.d.comb += [expander.expand.eq(write.expand), expander.factors.eq(write.factors)]
+        wiring.connect(m, expander.wgt, wiring.flipped(self.wgt))
+        return expander.write
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
         """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. Without

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from celosia.hw.pipeline import AHEAD, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
+from celosia.hw.config import Config
+from celosia.hw.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
 from celosia.sim.demand import SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
@@ -64,8 +65,8 @@ class Lane:
     may come, and ends (`close`).
     """
 
-    def __init__(self, engine: Engine, ports: list[Port]) -> None:
-        self._engine, self._listing, self._ports = engine, Listing(engine), ports
+    def __init__(self, engine: Engine, ports: list[Port], step_to_end: int) -> None:
+        self._engine, self._listing, self._ports, self._step_to_end = engine, Listing(engine), ports, step_to_end
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
@@ -124,7 +125,7 @@ class Lane:
         if self._started:
             self._listing.begin(self._started[0][1])
         self.turns = -1
-        return work, end + STEP_TO_END
+        return work, end + self._step_to_end
 
     def _written(self, work: Work, begin: int, first: int, last: int) -> int:
         """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
@@ -174,8 +175,9 @@ class Load:
     An instruction passes its gate (`accept`) and starts once its lane has a place for it.
     """
 
-    def __init__(self, engines: Sequence[Engine], ports: list[Port]) -> None:
-        self.lanes = [Lane(engine, ports) for engine in engines]
+    def __init__(self, cfg: Config, engines: Sequence[Engine], ports: list[Port]) -> None:
+        expands = [cfg.weight_bits < 8 and engine is engines[-1] for engine in engines]
+        self.lanes = [Lane(e, ports, STEP_TO_END + EXPAND_STAGES * late) for e, late in zip(engines, expands)]
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
         self._free = 0  # when the next one may start
         self._untold: deque[Work] = deque()  # those that have started, and whose end is not known

@@ -113,7 +113,7 @@ class Machine:
         self._fetch = Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
         acc = Acc()
         self._ports = [Port() for _ in range(VIN_PORT + 1)]
-        self._load, self._gemm, self._vector = Load(engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
+        self._load, self._gemm, self._vector = Load(cfg, engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
         self._held = cfg.residual_cycles - 1
         self._store = Store(write, self._read, memory.write_latency)
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}

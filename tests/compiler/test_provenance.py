@@ -43,7 +43,20 @@ from celosia.sim.fsim import FunctionalDevice
 
 from .layers import CONFIGS, Builder, Network, builders, code_of, requantise, residual, table, windows
 
-NAMES = ["tiny", "pynq", "batch2", "4x8", "16x4", "batch2-4x8", "batch2-8x4", "softmax", "softmax-4x8"]
+NAMES = [
+    "tiny",
+    "pynq",
+    "batch2",
+    "4x8",
+    "16x4",
+    "batch2-4x8",
+    "batch2-8x4",
+    "softmax",
+    "softmax-4x8",
+    "packed-4x8",
+    "packed-16x4",
+    "packed-32x8",
+]
 SAME = Window((3, 3), pads=(1, 1, 1, 1))
 
 

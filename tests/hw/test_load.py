@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from thorough import some
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode, buffers, formats
+from celosia.hw.packing import packing
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
 
@@ -38,10 +40,20 @@ CONFIGS = {
         batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, taps=3, tap_depth=8, forward=True, **SMALL
     ),
 }
+CONFIGS |= {
+    "tiny, packed weights": replace(CONFIGS["tiny"], weight_bits=4),
+    "16x16, packed weights": replace(CONFIGS["16x16"], weight_bits=4, int32=False),
+    "32x16, packed weights": Config(block_in=32, weight_bits=4, **SMALL),
+    "16x16 bus 4, two ports, packed weights": Config(bus_bytes=4, weight_bits=4, ports=2, **SMALL),
+    "64x8 bus 64, packed weights": Config(block_in=64, block_out=8, bus_bytes=64, weight_bits=4, **SMALL),
+}
+"""Of packed weights: units with factors of several channels, of one, of a part of one, and several units of factors."""
+PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
 CONFIGS["8x8 batch 2 bus 4, spread"] = Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL)
 TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]
 VARIED = [
-    "tiny", "16x16", "4 to 16", "taps 5", "8x4 batch 2 bus 16, two ports", "8x8 batch 2 bus 4, spread",
+    "tiny", "16x16", "4 to 16", "taps 5", "16x16, packed weights", "8x4 batch 2 bus 16, two ports",
+    "8x8 batch 2 bus 4, spread",
 ]  # fmt: skip
 """Those whose simulators `make test` builds."""
 SPREAD = [name for name, cfg in CONFIGS.items() if scratchpads(cfg)["wgt"].spread]
@@ -247,13 +259,13 @@ class Load(copy_bench.Machine):
 def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
     from celosia.sim import reference
 
-    return reference.element_bytes(cfg, Buffer(fields["buffer"]), bool(fields["widen"]))
+    return reference.element_bytes(cfg, Buffer(fields["buffer"]), bool(fields["widen"]), bool(fields.get("expand")))
 
 
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     """Fields of a legal LOAD within `dram_bytes`: any alignment, gaps between rows or none, padding."""
     rnd = random.randint
-    buffer = random.choice(buffers(cfg))
+    buffer = random.choice([*buffers(cfg), *([Buffer.WGT] * len(buffers(cfg)) * (cfg.weight_bits < 8))])
     f = {
         "buffer": buffer,
         "widen": int(buffer == Buffer.ACC and (not cfg.int32 or rnd(0, 1))),
@@ -262,9 +274,14 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     }
     if scratchpads(cfg)["wgt"].spread:
         f["spread"] = int(buffer == Buffer.WGT and rnd(0, 1))
+    whole = 1
+    if cfg.weight_bits < 8:
+        f["expand"] = int(buffer == Buffer.WGT and not f.get("spread") and random.random() < 0.8)
+        whole = packing(cfg).entries if f["expand"] else 1
     size = element_bytes(cfg, f)
     large = max(1, 256 // size)
     f |= {"x_size": rnd(1, 2 * large), "y_size": rnd(1, min(3, 1 + large)), "z_size": rnd(1, min(3, 1 + large))}
+    f["x_size"] = -(-f["x_size"] // whole) * whole
     row = f["x_size"] * size
     aligned = random.choice((1, 2, min(size, cfg.bus_bytes), size))
     f["dram_y"] = random.choice((row, row, rnd(0, 3 * row) // aligned * aligned, 0))
@@ -309,7 +326,7 @@ async def errors_end_quietly(dut: Any) -> None:
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
     cfg = bench.config()
-    weights = {"buffer": Buffer.WGT, "x_size": 20 * cfg.piece_bytes // scratchpads(cfg)["wgt"].entry_bytes}
+    weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // scratchpads(cfg)["wgt"].entry_bytes)}
     await copy_bench.errors_end_quietly(machine, weights if bench.params()["second"] else None)
 
 

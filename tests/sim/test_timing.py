@@ -112,6 +112,19 @@ constant."""
 ACC, OUT, INP, VIN = Destination
 HALF = CONFIGS["taps3"].acc_depth // 2
 RESIDUAL = dict(b_source=BSource.VIN, rescale_add=1)
+PACKED = dict(buffer=Buffer.WGT, expand=1)
+EXACT_PACKED = {
+    "packed weights": [load(24, **PACKED)],
+    "rows of packed weights": [load(8, 6, dram_y=1024, **PACKED)],
+    "packed weights with padding": [load(16, pad_left=3, pad_right=1, pad_top=1, **PACKED)],
+    "packed weights and others": [load(8 + 8 * (n % 2), **(PACKED if n % 3 else {})) for n in range(6)],
+    "packed weights for gemm": [
+        load(16, post=1 << Unit.GEMM, **PACKED),
+        gemm(1, 3, 4, 5, 1, 2, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),
+        vector(1, 1, 30, 1, 1, wait=1 << Unit.GEMM),
+    ],
+}
+PACKED_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
 EXACT_VECTOR = {
     "taps": [vector(1, 5, 5, 3, 1, a_source=ASource.VIN, taps=1)],
     "taps, one step each": [vector(1, 4, 6, 1, 1, a_source=ASource.VIN, taps=1) for _ in range(5)],
@@ -259,6 +272,8 @@ EXACTLY = [
     *product(EXACT, dict.fromkeys((*EXACT_CONFIGS, *VECTOR_CONFIGS, *TWO_PORTS))),
     *product(EXACT_VECTOR, VECTOR_CONFIGS),
     *product(TWO_LANES, TWO_PORTS),
+    *product(EXACT_PACKED, PACKED_CONFIGS),
+    *product(TWO_LANES, [name for name in PACKED_CONFIGS if CONFIGS[name].ports == 2]),
 ]
 
 
@@ -266,7 +281,7 @@ EXACTLY = [
 @pytest.mark.parametrize(("name", "config"), some(EXACTLY, [case for case in EXACTLY if case[1] in VARIED]))
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES)[name])
+    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES | EXACT_PACKED)[name])
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))

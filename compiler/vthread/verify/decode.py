@@ -316,7 +316,9 @@ def padded_block(f: Fields) -> Dims:
 
 def element_bytes(cfg: Config, opcode: Opcode, f: Fields) -> int:
     """Bytes in DRAM of what one step of a LOAD or STORE moves."""
-    return cfg.piece_bytes if opcode == Opcode.STORE else isa.element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]))
+    if opcode == Opcode.STORE:
+        return cfg.piece_bytes
+    return isa.element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
 
 
 def _rows(cfg: Config, opcode: Opcode, f: Fields) -> Dims:

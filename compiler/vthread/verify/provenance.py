@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd
 
 import numpy as np
@@ -55,8 +55,9 @@ from celosia.compiler.vthread.verify.decode import (
 )
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
-from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp, element_bytes
 from celosia.hw.scratchpads import depths, scratchpads
+from celosia.sim.packing import expand
 
 
 class Meaning(StrEnum):
@@ -116,8 +117,8 @@ class Provenance:
         self.granule = gcd(cfg.piece_bytes, *addresses.values())
         self.dram = self.before = self.symbols.fresh(constants_address // self.granule + 1)
         """By granule; and as it was when the launch began."""
-        self.tiles: dict[tuple[int, int], Scalars] = {}
-        """Weights by address and count."""
+        self.tiles: dict[tuple[int, int, bool], Scalars] = {}
+        """Weights by address, count, and whether they are packed."""
         self.sizes: dict[Storage, int] = {}
         """Pieces of each storage."""
         for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
@@ -180,12 +181,13 @@ class Provenance:
         first = address - self.base
         return self.constants[first : first + size] if 0 <= first <= len(self.constants) - size else None
 
-    def weights(self, address: int, count: int) -> Scalars:
-        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`."""
-        key = address, count
+    def weights(self, address: int, count: int, packed: bool = False) -> Scalars:
+        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`; packed: as LOAD expands them."""
+        key = address, count, packed
         if key not in self.tiles:
             cfg = self.cfg
-            data = self.bytes_at(address, count * scratchpads(cfg)["wgt"].entry_bytes)
+            data = self.bytes_at(address, count * element_bytes(cfg, Buffer.WGT, expand=packed))
+            data = expand(cfg, data).view(np.uint8) if packed and data is not None else data
             shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:
                 self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
@@ -289,7 +291,8 @@ class SymbolicMachine:
         if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
             self._load_entries(f)
         elif buffer == Buffer.WGT:
-            self._load_rows(f, self.wgt, self.ins * self.outs, self.state.weights)
+            contents = partial(self.state.weights, packed=bool(f.get("expand")))
+            self._load_rows(f, self.wgt, self.ins * self.outs, contents)
         elif buffer == Buffer.PAR:
             self._load_rows(f, self.par, self.outs, self.state.parameters)
         elif buffer == Buffer.TAP:

@@ -139,5 +139,5 @@ for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
         Mutant(LOAD, "leaving.o.ready.eq(taken.any() | failed)", "leaving.o.ready.eq(1)"),
-        Mutant(LOAD, "(out.outside | self.unit.valid) & leaving.i.ready)", "(out.outside | self.unit.valid))"),
+        Mutant(LOAD, "(out.outside | units.valid) & leaving.i.ready)", "(out.outside | units.valid))"),
     )(partial(writer, cfg))

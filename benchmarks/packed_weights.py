@@ -1,0 +1,127 @@
+"""Rows of `packed`: weights that are factors times four bits, packed against as they are, of the same model and bus."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from benchmarks import decoders
+from benchmarks.decoders import DECODERS
+from benchmarks.rows import Row
+from benchmarks.transformers import PROMPT, TOKENS, growing
+from celosia.driver.oracle import session
+from celosia.hw.config import Config
+from celosia.hw.packing import FACTORS, GROUP, HIGHEST, LOWEST
+from celosia.sim.memory import MemoryModel
+
+Array = NDArray[Any]
+OUTPUTS, INPUTS = 1000, 512
+NETWORKS = (f"fc_{OUTPUTS}x{INPUTS}", "gpt_10m")
+"""A product of one row on the RTL; a decoder's step, timed."""
+MOST = 0.53
+"""Of the cycles that the same weights take as they are."""
+BUS = 0.93
+"""Of what the bus carries, at least."""
+
+
+def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of NETWORKS, or those of `models`."""
+    cfg = Config.load(config or "pynq")
+    for name in models or NETWORKS:
+        say(f"{name}: compiling, running")
+        yield (_step if name in DECODERS else _product)(name, cfg, memory)
+
+
+def four_bits(weights: Array) -> Array:
+    """int8 [inputs, outputs] near `weights`: of each 32 inputs of an output a factor times numbers of four bits. None
+    is -128, which is no weight that onnxruntime's quantiser makes."""
+    inputs, outputs = weights.shape
+    groups = np.zeros((-(-inputs // GROUP) * GROUP, outputs), np.int16)
+    groups[:inputs] = weights
+    groups = groups.reshape(-1, GROUP, outputs)
+    factors = np.clip(np.ceil(np.abs(groups).max(axis=1, keepdims=True) / HIGHEST), 1, FACTORS)
+    lowest = np.where(factors < FACTORS, LOWEST, LOWEST + 1)
+    made: Array = np.clip(np.rint(groups / factors), lowest, HIGHEST) * factors
+    near: Array = made.reshape(-1, outputs)[:inputs].astype(np.int8)
+    return near
+
+
+def _product(name: str, cfg: Config, memory: MemoryModel) -> Row:
+    """Of a row of int8, on the RTL."""
+    random = np.random.default_rng(1)
+    weights = four_bits(random.integers(-128, 128, (INPUTS, OUTPUTS)))
+    scalars = {"xs": np.float32(0.02), "xz": np.int8(3), "ws": np.float32(0.01), "wz": np.int8(0),
+               "ys": np.float32(0.2), "yz": np.int8(-4)}  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("QLinearMatMul", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"], ["y"])], name,
+        [helper.make_tensor_value_info("x", TensorProto.INT8, [1, INPUTS])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, [1, OUTPUTS])],
+        [numpy_helper.from_array(np.asarray(value), key) for key, value in {**scalars, "w": weights}.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feed = {"x": random.integers(-128, 128, (1, INPUTS)).astype(np.int8)}
+    (expected,) = session(model, int8=True).run(None, feed)
+    found, wrong = [], 0
+    for bits in (8, 4):
+        own = replace(cfg, weight_bits=bits)
+        result = celosia.Runtime(celosia.compile(model, config=own), "rtl", memory=memory).run(feed)
+        wrong += int(np.sum(result.outputs["y"] != expected))
+        found.append((result.report["cycles"], result.counters[0].values["read_beats"]))
+    (plain, _), (packed, beats) = found
+    return _row(name, cfg, memory, "RTL", plain, packed, beats / packed, wrong)
+
+
+def _step(name: str, cfg: Config, memory: MemoryModel) -> Row:
+    """Of a decoder behind a prompt, its products' weights near those that onnxruntime's quantiser makes; timed."""
+    network = DECODERS[name]
+    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
+    usages, wrong = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1)
+        _to_four_bits(path)
+        for bits in (8, 4):
+            own = replace(cfg, weight_bits=bits)
+            with celosia.Decoder(path, "timed", config=own, length=TOKENS, options={"memory": memory}) as decoder:
+                run = decoder.session()
+                found = [run.feed(prompt)]
+                while run.length < TOKENS:
+                    found.append(run.feed([int(np.argmax(found[-1]))]))
+            usages.append(run.usage.report())
+            wrong += int(np.sum(np.array(found) != growing(path, network, run.tokens)[PROMPT - 1 :]))
+    plain, packed = (round(usage["cycles_per_token"]) for usage in usages)
+    return _row(name, cfg, memory, "timed, a step", plain, packed, usages[1]["bandwidth"], wrong)
+
+
+def _to_four_bits(path: Path) -> None:
+    """The int8 weights of products, in the model's file."""
+    model = onnx.load(path)
+    producers = {node.output[0]: node for node in model.graph.node}
+    products = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    sources = [producers[node.input[1]].input[0] for node in products if node.input[1] in producers]
+    for tensor in model.graph.initializer:
+        if tensor.name in sources and tensor.data_type == TensorProto.INT8:
+            tensor.CopyFrom(numpy_helper.from_array(four_bits(numpy_helper.to_array(tensor)), tensor.name))
+    onnx.save(model, path)
+
+
+def _row(
+    name: str, cfg: Config, memory: MemoryModel, how: str, plain: int, packed: int, bus: float, wrong: int
+) -> Row:  # fmt: skip
+    ratio = packed / plain
+    details = {"plain": plain, "packed": packed, "ratio": ratio, "bus": bus, "different": wrong, "config": cfg.name}
+    return Row(
+        f"packed/{name}", f"{name}, on {cfg.name}, {how}: cycles with weight_bits = 4 over those with 8",
+        f"≤ {MOST}, ≥ {BUS:.0%} of the bus, 0 differ",
+        f"{ratio:.3f} ({packed:,} of {plain:,} cycles), {bus:.1%} of the bus, {wrong} values differ",
+        not wrong and ratio <= MOST and bus >= BUS,
+        f"python -m benchmarks packed --models {name} --config {cfg.name} --memory {memory.name}", details,
+    )  # fmt: skip
