@@ -1,6 +1,6 @@
 """Packed weights: factors go to the weights behind them, wherever packs begin and end, and multiply them.
 
-That rows have the bytes of whole packs, and a step of an entry that is expanded writes two places, is tested on the RTL.
+That rows have the bytes of whole packs, and a step of an entry that is expanded writes two places, the RTL tests say.
 """
 
 from __future__ import annotations
