@@ -2,7 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `names`, `explore`, `tune`, `hardware`, `simspeed`, `compile_time`,
-`differential` and `superoptimise` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`differential`, `superoptimise` and `four_bits` (long), and `demo`, which sets up a fresh clone; `figures` measures
+nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -29,6 +30,7 @@ from benchmarks import (
     encoders,
     explore,
     figures,
+    four_bits,
     gain,
     hardware,
     language,
@@ -49,7 +51,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -62,6 +64,7 @@ KNOWN_MODELS = tuple(
             *encoders.ENCODERS,
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
+            *four_bits.WHAT,
         )
     )
 )
@@ -240,6 +243,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
         "superoptimise": superoptimised,
+        "four_bits": lambda: four_bits.rows(models, say),
         "figures": lambda: (),
     }
 
