@@ -2,12 +2,13 @@
 
 What is written is int8 with a scale for each output channel, as before, so whoever runs int8 runs it; it takes 4.125
 bits a weight where an accelerator expands it. A group is GROUP input channels of an output channel, at all places of a
-kernel. Steps and factors are those with the least squared error, what is clipped included.
+kernel. Steps and factors are those with the least squared error, what is clipped included; errors of weights are made
+up for by others where samples say how inputs go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from celosia.driver.moments import moments
+
 Array = NDArray[Any]
 GROUP = 32
 LEAST, MOST, FACTORS = -8, 7, 16
 """Of q; and the largest k."""
 TRIED = 16
 """Steps that are tried for each output channel; one is such that the largest weight is -8 times the largest factor."""
+DAMPING = 0.01
+"""Of the mean square of inputs, added to each: correlations are those of samples."""
 ROWS = 1 << 20
 """Weights that are looked at together."""
 
@@ -34,8 +39,11 @@ class FourBits:
     scale: NDArray[np.float32]
 
 
-def in_four_bits(w: Array, axis: int) -> FourBits:
+def in_four_bits(w: Array, axis: int, moments: Array | None = None) -> FourBits:
     """Float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts inputs.
+
+    moments: as driver/moments.py says, of the n inputs of an output; errors then count by what they do to outputs, and
+    weights that are not rounded yet make up for those that are (GPTQ: Frantar et al., ICLR 2023).
 
     >>> found = in_four_bits(np.arange(-8, 8, dtype=np.float32).reshape(1, 16) * 0.5, 0)
     >>> bool(np.array_equal(found.w8 * found.scale[:, None], np.arange(-8, 8).reshape(1, 16) * 0.5))
@@ -43,50 +51,82 @@ def in_four_bits(w: Array, axis: int) -> FourBits:
     """
     rows = np.moveaxis(w, axis, 0).astype(np.float32)
     outputs, inputs = rows.shape[:2]
-    groups = -(-inputs // GROUP)
-    padded = np.pad(rows, [(0, 0), (0, groups * GROUP - inputs), *[(0, 0)] * (rows.ndim - 2)])
-    flat = padded.reshape(outputs, groups, -1)
-    w8, scale = np.empty(flat.shape, np.int8), np.empty(outputs, np.float32)
-    step = max(1, ROWS // max(flat[0].size, 1))
+    flat, places = rows.reshape(outputs, -1), int(np.prod(rows.shape[2:]))
+    weight = np.ones(flat.shape[1], np.float32) if moments is None else _importance(moments)
+    groups, width = -(-inputs // GROUP), GROUP * places
+    more = groups * width - flat.shape[1]
+    grouped = np.pad(flat, [(0, 0), (0, more)]).reshape(outputs, groups, width)
+    factors, scale = np.empty((outputs, groups), np.int64), np.empty(outputs, np.float32)
+    step = max(1, ROWS // max(flat.shape[1], 1))
     for first in range(0, outputs, step):
         part = slice(first, first + step)
-        w8[part], scale[part] = _best(flat[part])
-    whole = w8.reshape(padded.shape)[:, :inputs]
-    return FourBits(np.ascontiguousarray(np.moveaxis(whole, 0, axis)), scale)
+        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, more)).reshape(groups, width))
+    each = np.repeat(factors, width, axis=1)[:, : flat.shape[1]]
+    w8 = _rounded(flat / scale[:, None], each) if moments is None else _compensated(flat, scale, each, moments)
+    return FourBits(np.ascontiguousarray(np.moveaxis(w8.astype(np.int8).reshape(rows.shape), 0, axis)), scale)
 
 
-def _best(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Weights [outputs, groups, elements] as int8, and a step for each output."""
+def _rounded(scaled: Array, factors: Array) -> Array:
+    """The nearest whole number of LEAST to MOST, times the factor."""
+    nearest: Array = np.clip(np.rint(scaled / factors), LEAST, MOST) * factors
+    return nearest
+
+
+def _importance(moments: Array) -> Array:
+    """Mean squares of inputs; none is nothing, so that weights of inputs that are always 0 stay what they are."""
+    squares = np.diag(moments)
+    return np.asarray(np.maximum(squares, 1e-6 * squares.mean() + 1e-30), np.float32)
+
+
+def _best(rows: Array, weight: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """For weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of the
+    squared errors of elements [groups, elements]."""
     magnitude = np.abs(rows).max((1, 2))
     widest = np.where(magnitude == 0, np.float32(1), magnitude / np.float32(-LEAST * FACTORS)).astype(np.float32)
     least = np.full(len(rows), np.inf)
-    w8, scale = np.zeros(rows.shape, np.int8), widest.copy()
+    factors, scale = np.ones(rows.shape[:2], np.int64), widest.copy()
     for share in np.linspace(0.5, 1.25, TRIED, dtype=np.float32):
         tried = widest * share
-        found, error = _with_step(rows, tried)
+        found, error = _with_step(rows / tried[:, None, None], weight)
+        error *= tried.astype(np.float64) ** 2
         better = error < least
-        w8[better], scale[better], least[better] = found[better], tried[better], error[better]
-    return w8, scale
+        factors[better], scale[better], least[better] = found[better], tried[better], error[better]
+    return factors, scale
 
 
-def _with_step(rows: Array, step: NDArray[np.float32]) -> tuple[NDArray[np.int8], Array]:
-    """The nearest weights of that step for each output, and the squared errors of outputs."""
-    scaled = rows / step[:, None, None]
-    w8 = np.zeros(rows.shape, np.int8)
-    least = np.full(rows.shape[:2], np.inf)
+def _with_step(scaled: Array, weight: Array) -> tuple[NDArray[np.int64], Array]:
+    """The best factors for weights in such steps, and the errors of outputs."""
+    factors, least = np.ones(scaled.shape[:2], np.int64), np.full(scaled.shape[:2], np.inf)
     for factor in range(1, FACTORS + 1):
-        found = np.clip(np.rint(scaled / factor), LEAST, MOST) * factor
-        error = ((found - scaled) ** 2).sum(-1)
+        error = ((_rounded(scaled, np.asarray(factor)) - scaled) ** 2 * weight).sum(-1)
         better = error < least
-        w8[better], least[better] = found[better], error[better]
-    return w8, least.sum(-1) * step.astype(np.float64) ** 2
+        factors[better], least[better] = factor, error[better]
+    return factors, least.sum(-1)
+
+
+def _compensated(flat: Array, scale: Array, factors: Array, moments: Array) -> Array:
+    """Round one input after the other, those that matter most first; what is left makes up for the error of each."""
+    order = np.argsort(-np.diag(moments), kind="stable")
+    spread = moments[np.ix_(order, order)].copy()
+    spread[np.diag_indices_from(spread)] += DAMPING * np.diag(moments).mean() + 1e-30
+    inverse = np.linalg.cholesky(np.linalg.inv(spread)).T
+    left, w8 = flat[:, order] / scale[:, None].astype(np.float64), np.empty(flat.shape)
+    for place, column in enumerate(order):
+        w8[:, column] = _rounded(left[:, place], factors[:, column])
+        error = (left[:, place] - w8[:, column]) / inverse[place, place]
+        left[:, place + 1 :] -= error[:, None] * inverse[place, place + 1 :]
+    return w8
 
 
 # In a model -----------------------------------------------------------------------------------------------------------
 
 
-def with_four_bits(quantised: onnx.ModelProto, floats: onnx.ModelProto) -> dict[str, Any]:
+def with_four_bits(
+    quantised: onnx.ModelProto, floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]] = ()
+) -> dict[str, Any]:
     """Change a QDQ model, as onnxruntime's quantiser made it of `floats`: the weights of convolutions and products.
+
+    samples: what `floats` is run on to know which errors matter.
 
     Those of depthwise and transposed convolutions stay as they are, for the accelerator does not load them as others,
     and what several operators read differently. Returns `matrices`, how many weights were changed, and `sqnr_db`, of
@@ -94,13 +134,14 @@ def with_four_bits(quantised: onnx.ModelProto, floats: onnx.ModelProto) -> dict[
     """
     model = _Quantised(quantised)
     real = {tensor.name: tensor for tensor in floats.graph.initializer}
+    known = moments(floats, samples)
     signal = noise = 0.0
     changed = 0
     for dequantise, readers in model.weights():
         name = dequantise.input[0].removesuffix("_quantized")
         w = numpy_helper.to_array(real[name]) if name in real else model.reals(dequantise)
         axis = _outputs(readers[0])
-        found = in_four_bits(w, axis)
+        found = in_four_bits(w, axis, known.get(name) if len(readers) == 1 else None)
         model.replace(dequantise, found, axis)
         for reader in readers:
             model.rescale_bias(reader, found.scale, real)

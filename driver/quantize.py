@@ -146,7 +146,7 @@ def _int8(
         four = None
         if choices.weights == 4:
             say("fitting weights of 4 bits")
-            four = with_four_bits(quantised, onnx.load(prepared))
+            four = with_four_bits(quantised, onnx.load(prepared), fitting)
             onnx.save(quantised, result)
             outputs = _measured(float_model, quantised, measured, decoder)
         poor = reporting.poor(outputs)

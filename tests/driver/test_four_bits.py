@@ -24,7 +24,6 @@ from celosia.driver.cli import app
 from celosia.driver.four_bits import GROUP, in_four_bits
 from celosia.driver.quantize import quantize
 
-
 USAGE = 2
 """The exit code of an option that is none."""
 
