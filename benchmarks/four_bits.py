@@ -28,11 +28,11 @@ from celosia.models.train_resnet8 import CALIBRATION_IMAGES, read_dataset
 Array = NDArray[Any]
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist lies."""
-MOST_POINTS, MOST_PERPLEXITY = 0.5, 0.03
-"""That 4 bits may cost: percentage points of accuracy, and the share of the perplexity."""
+MOST_POINTS, MOST_PERPLEXITY = 0.5, 3
+"""That 4 bits may cost: percentage points of accuracy, and percent of perplexity."""
 WHAT = {
     "resnet8": ("ResNet-8: points of accuracy that weights of 4 bits cost", f"≤ {MOST_POINTS}"),
-    "gpt": ("the demo GPT: perplexity that weights of 4 bits add", f"≤ {MOST_PERPLEXITY:.0%}"),
+    "gpt": ("the demo GPT: perplexity that weights of 4 bits add", f"≤ {MOST_PERPLEXITY}%"),
 }
 
 
@@ -146,7 +146,7 @@ def rows(chosen: tuple[str, ...], say: Callable[[str], None]) -> Iterator[Row]:
             text = f"{cost:.2f} (float {found['float']:.2%}, 8 bits {found['8']:.2%}, 4 bits {found['4']:.2%})"
             kept = cost <= MOST_POINTS
         else:
-            cost = found["4"] / found["float"] - 1
-            text = f"{cost:.2%} (float {found['float']:.3f}, 8 bits {found['8']:.3f}, 4 bits {found['4']:.3f})"
+            cost = 100 * (found["4"] / found["float"] - 1)
+            text = f"{cost:.2f}% (float {found['float']:.3f}, 8 bits {found['8']:.3f}, 4 bits {found['4']:.3f})"
             kept = cost <= MOST_PERPLEXITY
         yield Row(*head, text, kept, command, {"cost": cost, **found})

@@ -19,9 +19,10 @@ from test_quantize import assert_exact, images, network
 from typer.testing import CliRunner
 
 import celosia
-from celosia.driver import four_bits
+from celosia.driver import four_bits, oracle
 from celosia.driver.cli import app
 from celosia.driver.four_bits import GROUP, in_four_bits
+from celosia.driver.moments import moments
 from celosia.driver.quantize import quantize
 
 USAGE = 2
@@ -80,6 +81,85 @@ def test_groups_are_nearer_than_a_scale_for_each_channel() -> None:
         return float(10 * np.log10((w**2).sum() / ((near - w) ** 2).sum()))
 
     assert sqnr(found.w8 * found.scale[:, None]) > max(18.4, sqnr(np.rint(w / step) * step) + 2)
+
+
+# Compensation ---------------------------------------------------------------------------------------------------------
+
+
+def mixed(rng: np.random.Generator, count: int, inputs: int) -> NDArray[np.float64]:
+    """Samples of inputs that go together, most of them positive, as behind a Relu."""
+    made: NDArray[np.float64] = np.abs(rng.normal(size=(count, 6)) @ rng.normal(size=(6, inputs)))
+    return made + 0.3 * rng.normal(size=(count, inputs))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_errors_of_weights_make_up_for_each_other(axis: int) -> None:
+    """On samples that were not seen, too; and every group still has a factor."""
+    rng = np.random.default_rng(7)
+    w = rng.normal(size=(24, 70)).astype(np.float32)
+    x = mixed(rng, 900, 70)
+    seen, held = x[:600], x[600:]
+    given = w if axis == 0 else np.ascontiguousarray(w.T)
+    errors = []
+    for known in (None, seen.T @ seen):
+        found = in_four_bits(given, axis, known)
+        assert all(factor_of(group) is not None for group in groups(found.w8, axis))
+        near = found.w8 * (found.scale[:, None] if axis == 0 else found.scale)
+        errors.append(float((((near if axis == 0 else near.T) - w) @ held.T).std()))
+    assert errors[1] < 0.6 * errors[0]
+
+
+def test_inputs_that_are_always_nothing_do_no_harm() -> None:
+    rng = np.random.default_rng(3)
+    x, w = mixed(rng, 200, 40), rng.normal(size=(5, 40)).astype(np.float32)
+    x[:, ::3] = 0
+    for known in (x.T @ x, np.zeros((40, 40))):
+        found = in_four_bits(w, 0, known)
+        assert np.abs(found.w8 * found.scale[:, None] - w).max() < np.abs(w).max()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kernel=st.lists(st.integers(1, 3), min_size=1, max_size=2), stride=st.integers(1, 2), dilation=st.integers(1, 2),
+    before=st.integers(0, 2), after=st.integers(0, 2), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_moments_are_those_of_what_a_convolution_sums(
+    kernel: list[int], stride: int, dilation: int, before: int, after: int, seed: int
+) -> None:
+    """Mean squares of outputs, by moments and by onnxruntime."""
+    rng, axes = np.random.default_rng(seed), len(kernel)
+    w, size = rng.normal(size=(4, 3, *kernel)).astype(np.float32), [6] * axes
+    attrs = {"pads": [before] * axes + [after] * axes, "strides": [stride] * axes, "dilations": [dilation] * axes}
+    model = single("Conv", w, [2, 3, *size], **attrs)
+    x = rng.normal(size=(2, 3, *size)).astype(np.float32)
+    (y,) = oracle.run(oracle.session(model), {"x": x}).values()
+    rows = w.reshape(4, -1).astype(np.float64)
+    found = moments(model, [{"x": x}])["w"]
+    squares = (y.astype(np.float64) ** 2).sum((0, *range(2, y.ndim)))
+    np.testing.assert_allclose(np.einsum("oi,ij,oj->o", rows, found, rows), squares, rtol=1e-4)
+
+
+def test_moments_are_those_of_what_a_product_sums() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9, 5)).astype(np.float32)
+    for model in (single("MatMul", np.ones((5, 2), np.float32), ["n", 5]),
+                  single("Gemm", np.ones((2, 5), np.float32), ["n", 5], transB=1)):  # fmt: skip
+        np.testing.assert_allclose(moments(model, [{"x": x[:4]}, {"x": x[4:]}])["w"], x.T @ x, rtol=1e-5)
+    grouped = single("Conv", np.ones((4, 1, 2, 2), np.float32), [1, 4, 3, 3], group=4)
+    assert moments(grouped, [{"x": np.ones((1, 4, 3, 3), np.float32)}]) == {}
+
+
+def single(op: str, w: NDArray[np.float32], dims: list[int | str], **attrs: Any) -> onnx.ModelProto:
+    """A model of one operator of x and w."""
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", "w"], ["y"], **attrs)], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)], [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activations", ["int8", "uint8"])
