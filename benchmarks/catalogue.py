@@ -429,7 +429,7 @@ TABLES = (
            "python -m tests.compiler.numerics_sweep --count 2000"),
     _table("windows", "numerics.md", "attributes of windows beside onnxruntime", ("compiler",),
            "python -m tests.compiler.windows_sweep --count 11000 --whole 220 --seed 5"),
-    _table("narrow-models", "low_precision.md", "random models with weights of few bits beside onnxruntime", ("compiler",),
+    _table("narrow-models", "low_precision.md", "random models of few bits beside onnxruntime", ("compiler",),
            "python -m tests.compiler.narrow_models --count 250 --seed 1000"),
 )  # fmt: skip
 
