@@ -231,6 +231,13 @@ EXACT = ("qdq", "gather")
 """Kinds whose results are the same bits."""
 CLOSE = 2e-6
 """Of the root mean square: what others may be apart, by the order of float32 sums."""
+CLOSE_N_BITS = 4e-6
+"""The same of MatMulNBits at level 4, whose bytes we multiply as floats (docs/numerics.md)."""
+
+
+def bound(kind: str) -> float:
+    """How far from onnxruntime's the results of a kind may be, as a part of their root mean square."""
+    return 0 if kind in EXACT else CLOSE_N_BITS if kind == "n_bits" else CLOSE
 
 
 # Comparison -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.driver import oracle
 from celosia.driver.runtime import Runtime
 
-from .narrow_models import CLOSE, EXACT, IN_BYTES, KINDS, TYPES, Sketch, apart, by_onnxruntime, outcome, packed
+from .narrow_models import CLOSE, IN_BYTES, KINDS, TYPES, Sketch, apart, bound, by_onnxruntime, outcome, packed
 
 SEEDS = 12
 CONFIGS = ("tiny", "pynq")
@@ -28,7 +28,7 @@ CONFIGS = ("tiny", "pynq")
 def test_random_models(kind: str, config: str) -> None:
     for seed in range(SEEDS):
         found = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
-        assert found.apart <= (0 if kind in EXACT else CLOSE)
+        assert found.apart <= bound(kind)
 
 
 def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_the_oracle_is_the_reference_of_the_random_models(seed: int) -> None:
     for kind, make in KINDS.items():
         drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
         (found,) = oracle.run(oracle.session(make(drawn)), drawn.feed).values()
-        assert apart(found, by_onnxruntime(make(twin), twin.feed)) <= (0 if kind in EXACT else CLOSE)
+        assert apart(found, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
