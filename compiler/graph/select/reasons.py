@@ -83,7 +83,7 @@ def _why_float(node: ir.Node, opset: int) -> str:
     for value in varying:
         if value not in pairs:
             return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
-    if is_op(node, "Conv", "BlockedConv", "Gemm", "MatMul"):
+    if node.op_type.removeprefix("Blocked") in ("Conv", "Gemm", "MatMul"):
         w = node.inputs[1]
         if w in operands and w not in varying and (why := _why_weights(node, opset)):
             return why
