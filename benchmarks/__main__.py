@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`,
-`differential` and `superoptimise` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise` and `four_bits` (long), and `demo`, which sets up a fresh clone;
+`figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -30,6 +30,7 @@ from benchmarks import (
     encoders,
     explore,
     figures,
+    four_bits,
     gain,
     hardware,
     language,
@@ -50,7 +51,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -64,6 +65,7 @@ KNOWN_MODELS = tuple(
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
             "fc_1000x512",
+            *four_bits.WHAT,
         )
     )
 )
@@ -248,6 +250,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
         "superoptimise": superoptimised,
+        "four_bits": lambda: four_bits.rows(models, say),
         "figures": lambda: (),
     }
 

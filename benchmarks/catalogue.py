@@ -1,4 +1,4 @@
-"""Which figures there are: what each is of, the folders that decide it, and what is asked of it."""
+"""Which figures there are, in one file as it is one list: what each is of, what decides it, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -305,6 +305,24 @@ ATTENTION = tuple(
     for tokens in (64, 128, 512, 1024)
 )  # fmt: skip
 
+FOUR_BITS = tuple(
+    Figure(
+        f"four-bits-{name}{suffix}", f"{label}: {what}", unit,
+        ("driver/four_bits.py", "driver/moments.py", "driver/quantize.py", "models"),
+        f"{BENCH} four_bits --models {name}", (f"four_bits/{name}",), of(key, factor), most=most,
+    )
+    for name, label, unit, cost, bound, factor in (
+        ("resnet8", "ResNet-8, 10,000 test images", "%", "points that weights of 4 bits cost", 0.5, 100),
+        ("gpt", "the demo GPT, held-out text", "", "percent that weights of 4 bits add", 3, 1),
+    )
+    for suffix, key, what, unit, factor, most in (
+        ("-cost", "cost", cost, "", 1, bound),
+        ("-float", "float", "in floats", unit, factor, None),
+        ("-8", "8", "weights of 8 bits", unit, factor, None),
+        ("-4", "4", "weights of 4 bits", unit, factor, None),
+    )
+)  # fmt: skip
+
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
@@ -427,6 +445,8 @@ TABLES = (
            "python -m tests.compiler.numerics_sweep --count 2000"),
     _table("windows", "numerics.md", "attributes of windows beside onnxruntime", ("compiler",),
            "python -m tests.compiler.windows_sweep --count 11000 --whole 220 --seed 5"),
+    _table("narrow-models", "low_precision.md", "random models of few bits beside onnxruntime", ("compiler",),
+           "python -m tests.compiler.narrow_models --count 250 --seed 1000"),
 )  # fmt: skip
 
 FIGURES = {
@@ -439,6 +459,7 @@ FIGURES = {
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
-    "Weights of four bits": PACKED,
+    "Weights of four bits in hardware": PACKED,
+    "Weights of four bits": FOUR_BITS,
     "Tables of other pages": TABLES,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.narrow import NARROW, in_bytes
 from celosia.compiler.numerics import INT8
+from celosia.compiler.program.dtypes import ONNX_TYPES
 
 Array = NDArray[Any]
 
@@ -38,8 +40,8 @@ def session(
     """An onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "DISABLE_ALL". save: where its
-    optimised graph goes. threads: 0 for its own choice. int8: with INT8; False is onnxruntime's default. Raises
-    MissingLibrary, OracleError.
+    optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in bytes; False
+    is onnxruntime's default, and the model as it is. Raises MissingLibrary, OracleError.
     """
     require()
     import onnxruntime
@@ -52,7 +54,7 @@ def session(
     options.intra_op_num_threads = threads
     if save is not None:
         options.optimized_model_filepath = str(save)
-    model = _with_sound_names(model)
+    model = _with_sound_names(_widened(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -61,6 +63,24 @@ def session(
 
 
 _LEVELS = {"ALL": "ENABLE_ALL", "EXTENDED": "ENABLE_EXTENDED"}
+
+
+def _widened(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
+    """`model` as graph/narrow.py understands it; itself where it has no integers of fewer than 8 bits."""
+    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    if not any(tensor.data_type in FEW_BITS for tensor in _constants(proto.graph)):
+        return model
+    return in_bytes(read(model) if isinstance(model, Path) else model)
+
+
+FEW_BITS = tuple(number for number, name in ONNX_TYPES.items() if name in NARROW)
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        yield attribute.t
+        yield from _constants(attribute.g)
 
 
 def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:

@@ -25,8 +25,9 @@ from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver import quantize_report as reporting
 from celosia.driver.calibration import Input, Samples, open_samples
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
+from celosia.driver.four_bits import with_four_bits
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, with_types
 from celosia.hw.config import Config, did_you_mean
@@ -52,6 +53,7 @@ class QuantizerChoices:
     method: str
     operators: str
     exclude: tuple[str, ...]
+    weights: int = WEIGHTS[0]
 
     def __post_init__(self) -> None:
         if self.activations not in ACTIVATIONS:
@@ -60,11 +62,18 @@ class QuantizerChoices:
             raise ValueError(f"the method is {', '.join(METHODS)}, not {self.method!r}")
         if self.operators not in OPERATORS:
             raise ValueError(f"operators are {' or '.join(OPERATORS)}, not {self.operators!r}")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights have {' or '.join(map(str, WEIGHTS))} bits, not {self.weights!r}")
+        if self.weights < WEIGHTS[0] and not self.per_channel:
+            raise ValueError(
+                f"weights of {self.weights} bits have a scale for each output channel; leave --per-tensor out"
+            )
 
 
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
-    activations: str = "int8", method: str = "minmax", operators: str | None = None, samples: int | None = None,
+    weights: int = WEIGHTS[0], activations: str = "int8", method: str = "minmax", operators: str | None = None,
+    samples: int | None = None,
     exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
     config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
     told: Callable[[str], None] = lambda sentence: None,
@@ -73,11 +82,12 @@ def quantize(
     DequantizeLinear pairs.
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
-    `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. method: how ranges come
-    from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or "products" (MatMul
-    and Gemm with their biases, int8 activations symmetric); by default those for decoders, all for others. samples:
-    use no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in 0..1.
-    config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the
+    `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4
+    writes int8 that is four bits times a factor for each group of input channels (four_bits.py). method: how ranges
+    come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or "products"
+    (MatMul and Gemm with their biases, int8 activations symmetric); by default those for decoders, all for others.
+    samples: use no more than these. exclude: names of operators that stay float. mean, std: of images, for pixels in
+    0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those of the
     samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
@@ -90,14 +100,16 @@ def quantize(
     (64, True)
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime;
-    for a decoder's logits also the `perplexity` of both), `operators` (quantised or why not), `accelerator` (its share
-    of the multiplications), and where an output is worse than POOR `losing` (the layers that lose most) and `advice`
-    (what to try), else both empty. told: called with a sentence for each image that is resized or converted. Raises
-    ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, and MissingLibrary without onnxruntime.
+    for a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (the same where weights have 8
+    bits), `four_bits` (`matrices` with weights of 4 bits, and their `sqnr_db`; None without), `operators` (quantised or
+    why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
+    layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
+    is resized or converted. Raises ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, and
+    MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    choices = QuantizerChoices(per_channel, activations, method, operators or OPERATORS[0], tuple(exclude))
+    choices = QuantizerChoices(per_channel, activations, method, operators or OPERATORS[0], tuple(exclude), weights)
     _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
@@ -130,11 +142,18 @@ def _int8(
         _quantise(prepared, result, fitting, choices)
         quantised = onnx.load(result)
         say(f"measuring with {len(measured)} samples")
-        outputs = _measured(float_model, quantised, measured, decoder)
+        outputs = eight = _measured(float_model, quantised, measured, decoder)
+        four = None
+        if choices.weights == 4:
+            say("fitting weights of 4 bits")
+            four = with_four_bits(quantised, onnx.load(prepared), fitting)
+            onnx.save(quantised, result)
+            outputs = _measured(float_model, quantised, measured, decoder)
         poor = reporting.poor(outputs)
         losing = reporting.losing(prepared, result, next(iter(measured))) if poor else []
     tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting)) if poor else []
     return quantised, {
+        "weights": choices.weights, "four_bits": four, "outputs_with_int8_weights": eight,
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
         "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
         "outputs": outputs, "operators": reporting.operators(quantised, choices.operators, choices.exclude),

@@ -16,6 +16,7 @@ from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.qdq import MADE_OF, steps_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
 from celosia.compiler.program.host.execute import execute
@@ -111,5 +112,8 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
     for old, result in zip(node.outputs, results):
         label, old.name = old.name, None
         if old.uses():
-            ir.convenience.replace_all_uses_with(old, new_constant(graph, label or "constant", np.asarray(result)))
+            fresh = new_constant(graph, label or "constant", np.asarray(result))
+            if node.op_type in DEQUANTISED:
+                fresh.meta[MADE_OF] = steps_of(node)
+            ir.convenience.replace_all_uses_with(old, fresh)
     graph.remove(node, safe=True)

@@ -20,6 +20,7 @@ from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
 from celosia.compiler.graph.lenient import conform, for_checker
+from celosia.compiler.graph.narrow import widen
 from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.sound import complaint
 from celosia.compiler.graph.weights import round_activations
@@ -79,6 +80,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
+    widen(model)
     return model
 
 

@@ -111,6 +111,7 @@ class _Layout:
             if channels // group % c or out[1] // group % m:
                 return None
         weights = new_constant(self.graph, f"{_name(node.inputs[1])}.blocked", _arranged(w, c, m))
+        weights.meta.update(node.inputs[1].meta)  # type: ignore[union-attr]
         return self._emit(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out, m))
 
     def _leads_to_conv(self, node: ir.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.values import (
     attribute,
     constant,
+    dtype_name,
     is_op,
     only_use,
+    shape,
 )
+
+MADE_OF = "celosia.dequantised"
+"""In `meta` of a constant that a DequantizeLinear made: the Dequantisation of that."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,34 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
         zero = constant(zero_value)
     if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
         return None
-    return Quantised(value, scale, zero, node.inputs[1], zero_value, attribute(node, "axis", 1))  # type: ignore[arg-type]
+    axis, dims = attribute(node, "axis", 1), shape(value)
+    if scale.size > 1 and dims is not None:
+        if not -len(dims) <= axis < len(dims) or scale.shape != (dims[axis],):
+            return None  # whoever computes it says what is wrong
+        axis %= len(dims)
+    return Quantised(value, scale, zero, node.inputs[1], zero_value, axis)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Dequantisation:
+    """What a float constant was made of: why integer operators cannot take it, "" where they may; the axis along which
+    it has scales, None where it has one."""
+
+    obstacle: str
+    axis: int | None
+
+
+def steps_of(node: ir.Node) -> Dequantisation:
+    """Of what the DequantizeLinear `node` makes."""
+    x, scale = node.inputs[:2]
+    assert x is not None and scale is not None
+    rank, axis, block = len(x.shape or ()), attribute(node, "axis", 1), attribute(node, "block_size", 0)
+    along = axis % rank if rank and prod(shape(scale) or ()) > 1 else None
+    if block and len(scale.shape or ()) > 1:
+        return Dequantisation(f"a scale for each {block} elements along axis {along}", along)
+    if dtype_name(x) not in ("int8", "uint8"):
+        return Dequantisation(f"the element type {dtype_name(x)}", along)
+    return Dequantisation(f"scales of {dtype_name(scale)}" if dtype_name(scale) != "float32" else "", along)
 
 
 def meaning(q: Quantised) -> tuple[float, int]:

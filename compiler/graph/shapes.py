@@ -19,8 +19,9 @@ from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.values import attribute, constant, is_op, shape
+from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
+from celosia.compiler.program.host.hostops.types import block_complaint
 from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.host.windows import WindowError
 
@@ -151,15 +152,18 @@ def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[
 
 def _gathered(node: ir.Node) -> Made:
     """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
-    x, indices, scales = (None if value is None else shape(value) for value in node.inputs[:3])
-    bits = attribute(node, "bits", 4)
-    if not x or indices is None or scales is None or bits not in (2, 4, 8):
+    given = [value for number, value in enumerate(node.inputs) if number != 1 and value is not None]
+    shapes, indices = [shape(value) for value in given], None if node.inputs[1] is None else shape(node.inputs[1])
+    dtype, sizes = dtype_name(given[0]), list(shapes[0] or ())
+    bits, along = attribute(node, "bits", 4) if dtype == "uint8" else 8, attribute(node, "gather_axis", 0)
+    if indices is None or None in shapes:
         return None
-    along, sizes = attribute(node, "gather_axis", 0) % len(x), list(x)
-    if node.inputs[0].dtype == ir.DataType.UINT8:  # type: ignore[union-attr]
-        sizes[-1] *= 8 // bits
-    made = (*sizes[:along], *indices, *sizes[along + 1 :])
-    return [(made, node.inputs[2].dtype)]  # type: ignore[union-attr, list-item]
+    axes = along, attribute(node, "quantize_axis", 1)
+    if why := block_complaint([dims or () for dims in shapes], dtype, bits, attribute(node, "block_size", 128), *axes):
+        raise ModelError(f"GatherBlockQuantized ({node.name}): {why}")
+    sizes[-1] *= 8 // bits
+    made = (*sizes[: along % len(sizes)], *indices, *sizes[along % len(sizes) + 1 :])
+    return [(made, given[1].dtype)]  # type: ignore[list-item]
 
 
 def _made_on_host(node: ir.Node) -> Made:

@@ -24,8 +24,15 @@ BLOCK_OF_COLUMNS = 32
 def round_activations(model: ir.Model) -> None:
     """Change `model`: what products by such constants read is rounded first."""
     for node in list(model.graph):
-        if is_op(node, "Gemm", "MatMul") and (size := _block(node)) and not _stays_float(node):
+        if size := rounds(node):
             _round(node, size)
+
+
+def rounds(node: ir.Node) -> int:
+    """The size of the blocks in which the activations of `node`, a product by quantised constants, become bytes; 0
+    where they do not."""
+    size = _block(node) if is_op(node, "Gemm", "MatMul") else 0
+    return 0 if not size or _stays_float(node) else size
 
 
 def _round(node: ir.Node, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
@@ -290,6 +290,14 @@ Quantised = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", h
 PerTensor = Annotated[
     bool, typer.Option("--per-tensor", help="One scale for a weight tensor, not one for each output channel.")
 ]
+Weights = Annotated[
+    str,
+    opt.one_of(
+        "--weights",
+        names=tuple(map(str, WEIGHTS)),
+        help="Bits of weights. 4: still int8, but such that `weight_bits = 4` loads them at twice the rate.",
+    ),
+]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]
 Method = Annotated[str, opt.one_of(names=METHODS, help="How ranges come from the samples.")]
 Kinds = Annotated[
@@ -307,6 +315,7 @@ def quantize(
     calibration: Calibration,
     output: Quantised,
     per_tensor: PerTensor = False,
+    weights: Weights = str(WEIGHTS[0]),
     activations: Activations = ACTIVATIONS[0],
     method: Method = "minmax",
     operators: Kinds = None,
@@ -325,7 +334,10 @@ def quantize(
       celosia quantize model.onnx --calibration samples.npz -o model_int8.onnx
       celosia quantize model.onnx --calibration photos/ --mean 0.5 --std 0.5 -o model_int8.onnx --report report.json
       celosia quantize decoder.onnx --calibration tokens.npz -o decoder_int8.onnx
+      celosia quantize decoder.onnx --calibration tokens.npz --weights 4 -o decoder_w4.onnx
     """
+    if per_tensor and int(weights) < WEIGHTS[0]:
+        raise typer.BadParameter(f"--per-tensor: weights of {weights} bits have a scale for each output channel")
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model, calibration], output, report)
         from celosia.driver.quantize import quantize as quantize_model
@@ -333,7 +345,7 @@ def quantize(
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,),
-            config=config, progress=stages, told=common.telling_once(quiet),
+            weights=int(weights), config=config, progress=stages, told=common.telling_once(quiet),
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
     how = "held out of the calibration" if report["held_out"] else "the calibration's own"
-    title = f"Against the float model, {report['samples_measured']} samples ({how})"
-    named = any(row["perplexity"] for row in report["outputs"])
-    more = (">perplexity float", ">int8") if named else ()
-    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *more)
-    for row in report["outputs"]:
-        numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
-        sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
-        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexities(row, named))
-    yield errors
+    samples = f"{report['samples_measured']} samples ({how})"
+    yield _errors(f"Against the float model, {samples}", report["outputs"])
+    if (four := report["four_bits"]) is not None:
+        yield _errors("The same with weights of 8 bits", report["outputs_with_int8_weights"])
+        sqnr = "" if four["sqnr_db"] is None else f"; together {four['sqnr_db']:.1f} dB above their error"
+        yield Text(f"{four['matrices']} matrices of weights have 4 bits{sqnr}.")
     if report["advice"]:
         yield from _poor(report)
     operators = report["operators"]
@@ -38,6 +35,17 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         add_row(table, op, len(rows) - len(left), len(left), why)
     yield table
     yield from _placed(report["accelerator"])
+
+
+def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
+    named = any(row["perplexity"] for row in outputs)
+    more = (">perplexity float", ">int8") if named else ()
+    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *more)
+    for row in outputs:
+        numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
+        sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexities(row, named))
+    return errors
 
 
 def _perplexities(row: dict[str, Any], named: bool) -> list[str]:

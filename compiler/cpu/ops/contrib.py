@@ -145,14 +145,13 @@ def matmul_nbits(node: Node) -> Tensor:
     points. Sums of such products are the same in float32 as in integers but for the rounding of the sum.
     """
     x, packed, scales = node.input(0), node.input(1), node.input(2)
-    bits, size = int(node.attrs.get("bits", 4)), int(node.attrs["block_size"])
-    inner, n = int(node.attrs["K"]), int(node.attrs["N"])
-    if bits not in BYTES_OF_BLOCKS or node.has(4):
-        raise node.fail(f"weights of {bits} bits" if not node.has(4) else "an order of groups (g_idx)")
-    blocks, a_byte = -(-inner // size), 8 // bits
-    row, zero_row = packed.size // n, -(-blocks // a_byte)
     zeros = optional(node, 3)
     whole = zeros is None or zeros.dtype == "uint8"
+    if why := _n_bits_complaint(node, whole):
+        raise node.fail(why)
+    bits, size, inner, n = (int(node.attrs.get(name, 4)) for name in ("bits", "block_size", "K", "N"))
+    blocks, a_byte = -(-inner // size), 8 // bits
+    row, zero_row = packed.size // n, -(-blocks // a_byte)
 
     def number(source: Tensor, first: Expr, k: Expr) -> Expr:
         byte = source.flat(first + k // a_byte).astype("int32")
@@ -173,6 +172,30 @@ def matmul_nbits(node: Node) -> Tensor:
         x = apply(node, "RoundBlocks", x, block_size=size)
     y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
     return apply(node, "Add", y, node.input(5)) if node.has(5) else y
+
+
+def _n_bits_complaint(node: Node, whole: bool) -> str:
+    """What is wrong with a MatMulNBits; "" where nothing. whole: whether zero points, if any, are packed integers."""
+    bits, size = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 0))
+    inner, n = int(node.attrs.get("K", 0)), int(node.attrs.get("N", 0))
+    if bits not in BYTES_OF_BLOCKS or node.has(4):
+        return f"weights of {bits} bits; 2, 4 and 8 are known" if not node.has(4) else "an order of groups (g_idx)"
+    if size < 16 or size & size - 1 or inner < 1 or n < 1:
+        return f"block_size {size}, K {inner}, N {n}; give a power of two from 16 on, and sizes of a matrix"
+    if node.input(1).dtype != "uint8":
+        return f"weights are {node.input(1).dtype}; give uint8, which holds several of them"
+    blocks = -(-inner // size)
+    zeros = -(-blocks * bits // 8) if whole else blocks
+    for number, what, wanted in (
+        (1, "bytes", blocks * size * bits // 8),
+        (2, "scales", blocks),
+        (3, "zero points", zeros),
+    ):
+        found = node.input(number).size if node.has(number) else n * wanted
+        if found != n * wanted:
+            return f"{found} {what} for {blocks} blocks of {size} in each of {n} columns; give {n * wanted}"
+    dims = list(node.input(0).shape)
+    return "" if dims[-1:] == [inner] else f"K is {inner} and x {dims}; let x end in K"
 
 
 @op("ConvTransposeWithDynamicPads", kind=Kind.OPAQUE)

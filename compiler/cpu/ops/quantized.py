@@ -46,9 +46,12 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
     if len(p.shape) == 1 and p.shape[0] == x.shape[axis]:
         return p[index[axis]]
     block = int(node.attrs.get("block_size", 0))
-    if block and len(p.shape) == len(x.shape):
+    if block > 0 and p.shape == tuple(-(-n // block) if d == axis else n for d, n in enumerate(x.shape)):
         return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
-    raise node.fail(f"input {i} has shape {list(p.shape)} for {list(x.shape)} and axis {axis}")
+    blocks = f" in blocks of {block}" if block else ""
+    raise node.fail(
+        f"{p.size} scales or zero points {list(p.shape)} along axis {axis} of shape {list(x.shape)}{blocks}"
+    )
 
 
 @op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.qdq import dequantised, quantised
+from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
-from celosia.compiler.graph.values import constant, is_op
+from celosia.compiler.graph.values import attribute, constant, is_op, only_use
 
 FLOAT = "it is float"
 QUANTISE = "`celosia quantize` makes an int8 model"
@@ -16,6 +16,10 @@ WEIGHTS = "its weights are float; quantise them to int8, too"
 OLD_WEIGHTS = (
     f"its weights are float, or have a scale for each channel, which opsets before {PER_CHANNEL_OPSET} do not know; "
     f"export the model with opset {PER_CHANNEL_OPSET} or later, and quantise them"
+)
+STEPS = (
+    "its weights have {}, and integer operators take 8 bits or fewer with a float32 scale for all or for each output "
+    "channel; quantise them so"
 )
 MISMATCH = (
     "its types, scales, bias or attributes are not those of an integer operator; quantise operands and result to one "
@@ -56,9 +60,22 @@ def _why_conversion(node: ir.Node) -> str:
     return "it stands between a float operator and bytes; quantise that operator, too"
 
 
+def _why_weights(node: ir.Node, opset: int) -> str:
+    """Of a product by a constant of floats; "" where that was made of integers that would do."""
+    w = node.inputs[1]
+    steps = w.meta.get(MADE_OF)  # type: ignore[union-attr]
+    if steps is None or opset < PER_CHANNEL_OPSET:
+        return WEIGHTS if steps is None and opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
+    first = "Conv" in node.op_type or attribute(node, "transB", 0)
+    of_outputs = 0 if first else len(w.shape or ()) - 1  # type: ignore[union-attr]
+    if not steps.obstacle and steps.axis not in (None, of_outputs):
+        return STEPS.format(f"a scale for each element of axis {steps.axis}")
+    return STEPS.format(steps.obstacle) if steps.obstacle else ""
+
+
 def _why_float(node: ir.Node, opset: int) -> str:
     """Of a float operator among quantised ones that has an integer form: what is missing for it."""
-    operands = [value for value in node.inputs if value is not None and value.dtype in FLOATS]
+    operands = [_before_blocks(value) for value in node.inputs if value is not None and value.dtype in FLOATS]
     varying = [value for value in operands if constant(value) is None]
     pairs = [value for value in varying if is_op(value.producer(), "DequantizeLinear")]
     if not pairs:
@@ -66,14 +83,28 @@ def _why_float(node: ir.Node, opset: int) -> str:
     for value in varying:
         if value not in pairs:
             return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
-    if is_op(node, "Conv", "Gemm", "MatMul") and node.inputs[1] in operands and node.inputs[1] not in varying:
-        return WEIGHTS if opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
+    if node.op_type.removeprefix("Blocked") in ("Conv", "Gemm", "MatMul"):
+        w = node.inputs[1]
+        if w in operands and w not in varying and (why := _why_weights(node, opset)):
+            return why
     for value in pairs:
         if dequantised(value) is None:
             return f"{value.name!r} is not int8 or uint8, or its scale is no float32 constant; quantise it to 8 bits"
-    y = node.outputs[0]
+    y = _after_blocks(node.outputs[0])
     if quantised(y) is None:
         several = len(y.uses()) > 1 and any(is_op(use.node, "QuantizeLinear") for use in y.uses())
         others = "its float output has other readers beside QuantizeLinear; let them read the DequantizeLinear after it"
         return others if several else RESULT
     return MISMATCH
+
+
+def _before_blocks(value: ir.Value) -> ir.Value:
+    """What `value` holds in blocks of channels, or itself."""
+    maker = value.producer()
+    return maker.inputs[0] if is_op(maker, "Block") else value  # type: ignore[union-attr,return-value]
+
+
+def _after_blocks(value: ir.Value) -> ir.Value:
+    """`value` as what reads it sees it, if blocks of channels are undone for that."""
+    reader = only_use(value)
+    return reader.outputs[0] if is_op(reader, "Unblock") else value  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -135,18 +136,34 @@ def bit_cast(op: HostOp, x: Array) -> Array:
 
 
 def _along(op: HostOp, values: Array, x: Array) -> Array:
-    """Scales or zero points of `x`: one, one for each place along an axis, or one for each block along it."""
-    axis, block = op.attr("axis", 1), op.attr("block_size", 0)
+    """`spread` over the elements of x. HostError."""
+    try:
+        return spread(values, x.shape, op.attr("axis", 1), op.attr("block_size", 0))
+    except ValueError as error:
+        raise op.fail(str(error)) from None
+
+
+def spread(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
+    """Scales or zero points of a tensor of `shape`, as numpy broadcasts them to it: one, one for each place along an
+    axis, or one for each block of `block` along it. ValueError where there are others.
+    """
+    what = f"scales or zero points {list(values.shape)}" if values.ndim > 1 else f"{values.size} scales or zero points"
     if values.size == 1 and values.ndim <= 1:
         return values.reshape(())
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{what} along axis {axis} of shape {list(shape)}")
     if values.ndim <= 1:
-        if not -x.ndim <= axis < x.ndim or values.size != x.shape[axis]:
-            raise op.fail(f"{values.size} scales or zero points along axis {axis} of shape {list(x.shape)}")
-        shape = [1] * x.ndim
-        shape[axis] = -1
-        return values.reshape(shape)
-    size = block or -(-x.shape[axis] // values.shape[axis])
-    return np.take(np.repeat(values, size, axis), np.arange(x.shape[axis]), axis)
+        if values.size != shape[axis]:
+            raise ValueError(f"{what} along axis {axis} of shape {list(shape)}")
+        across = [1] * len(shape)
+        across[axis] = -1
+        return values.reshape(across)
+    size = block or -(-shape[axis] // max(values.shape[axis], 1)) if values.ndim == len(shape) else 1
+    wanted = [*shape]
+    wanted[axis % len(shape)] = -(-shape[axis] // size)
+    if list(values.shape) != wanted:
+        raise ValueError(f"{what} for blocks of {size} along axis {axis} of shape {list(shape)}")
+    return np.take(np.repeat(values, size, axis), np.arange(shape[axis]), axis)
 
 
 def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
@@ -174,6 +191,8 @@ def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> A
 def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
     """By tensor, by channel or by block."""
     kind = numpy_type(op.attrs["output_dtype"]) if op.attr("output_dtype", 0) else scale.dtype
+    if zero is not None and zero.dtype != x.dtype:
+        raise op.fail(f"zero points of {zero.dtype} for integers of {x.dtype}; give both one type")
     y = x.astype(np.float32)
     start = None if zero is None else _along(op, zero, x).astype(np.float32)
     if start is not None and start.any():
@@ -187,11 +206,12 @@ def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, 
 
     Bytes hold one number of 8 bits, or several smaller ones side by side in the last axis, the low bits first.
     """
-    bits = op.attr("bits", 4) if x.dtype == np.uint8 else 8
-    along, across = op.attr("gather_axis", 0) % x.ndim, op.attr("quantize_axis", 1) % x.ndim
-    size = op.attr("block_size", 128)
-    if bits not in (2, 4, 8) or size < 1 or is_float(x.dtype):
-        raise op.fail(f"blocks of {size} numbers of {bits} bits of {x.dtype}")
+    shapes = [list(each.shape) for each in (x, scales, *(() if zeros is None else (zeros,)))]
+    bits, size = op.attr("bits", 4) if x.dtype == np.uint8 else 8, op.attr("block_size", 128)
+    along, across = op.attr("gather_axis", 0), op.attr("quantize_axis", 1)
+    if why := block_complaint(shapes, x.dtype.name, bits, size, along, across):
+        raise op.fail(why)
+    along, across = along % x.ndim, across % x.ndim
     chosen = np.where(indices < 0, indices + x.shape[along], indices).astype(np.int64)
     inside = (chosen >= 0) & (chosen < x.shape[along])
     chosen = np.where(inside, chosen, 0)
@@ -213,6 +233,31 @@ def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, 
     real = level.astype(np.float32) * of_each(scales).astype(np.float32)
     seen = inside.reshape((1,) * along + inside.shape + (1,) * (x.ndim - along - 1))
     return np.where(seen, real, 0).astype(scales.dtype)
+
+
+def block_complaint(
+    shapes: Sequence[Sequence[int]], dtype: str, bits: int, size: int, along: int, across: int
+) -> str:  # fmt: skip
+    """What is wrong with a GatherBlockQuantized of numbers, scales and perhaps zero points of these shapes; "" where
+    nothing. bits: of a number where bytes, `dtype` uint8, hold several; 8 for other types. along, across: its axes."""
+    x, *others = map(list, shapes)
+    rank, packed = len(x), dtype == "uint8"
+    if dtype not in ("uint8", "int4", "uint4") or bits not in (2, 4, 8):
+        what = f"{bits} bits" if packed else dtype
+        return f"it gathers numbers of {what}; give uint8 that holds those of 2, 4 or 8 bits, int4 or uint4"
+    if size < 16 or size & size - 1:
+        return f"block_size is {size}; give a power of two from 16 on"
+    if not (-rank <= along < rank and -rank <= across < rank):
+        return f"gather_axis {along} or quantize_axis {across} is no axis of numbers {x}"
+    if packed and across % rank != rank - 1:
+        return f"quantize_axis is {across}; bytes that hold several numbers have their blocks along the last axis"
+    blocks = [*x]
+    blocks[across] = -(-x[across] * (8 // bits) // size)
+    wanted = [blocks, [*blocks[:-1], -(-blocks[-1] // (8 // bits)) if packed else blocks[-1]]]
+    for what, found, right in zip(("scales", "zero points"), others, wanted):
+        if found != right:
+            return f"{what} {found} for numbers {x} in blocks of {size} along axis {across}; give {right}"
+    return ""
 
 
 def _numbers_of_bits(x: Array, bits: int) -> Array:
