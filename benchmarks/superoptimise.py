@@ -18,6 +18,7 @@ from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.superoptimise.equal import difference
 from celosia.driver.optimise import optimise
+from celosia.driver.oracle import opened
 
 SYMMETRIC = ("split_attention", "detector", "u_net")
 """Made networks whose activations have zero point 0: those of convolutions without Relu would differ."""
@@ -83,7 +84,7 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
     except Missing as reason:
         return Row(*head, f"skipped: {reason}", None, command)
     found = optimise(path, config, budget=seconds)
-    why = difference(onnx.load(path), found.model)
+    why = difference(onnx.load(path), found.model, opened)
     ratio = found.before.cycles / found.after.cycles
     details: dict[str, Any] = {"config": config, "ratio": ratio, **found.report}
     text = (

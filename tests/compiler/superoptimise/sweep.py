@@ -22,6 +22,7 @@ from celosia.compiler.superoptimise.price import DEAR
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.driver.oracle import opened
 
 STEPS = 4
 SCALES, ZEROS = (0.04, 0.05, 0.06), (-128, -128, 0)
@@ -135,7 +136,7 @@ def rewritings(seed: int) -> tuple[str, list[str]]:
                 graph = made
                 steps.append(rule.name)
                 break
-    return difference(model, OnnxWriter(graph, model).write()), steps
+    return difference(model, OnnxWriter(graph, model).write(), opened), steps
 
 
 def _taken(tidier: Searching, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:
