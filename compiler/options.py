@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 """The outputs of a model by name, of its inputs by name."""
 Oracle = Callable[[onnx.ModelProto], Run]
-"""What opens a model in the runtime whose bytes are right. Both raise ValueError, in a sentence, for a model that does not
+"""What opens a model in the runtime whose bytes are right. Both raise ValueError, in a sentence, for one that does not
 run there."""
 
 

@@ -13,15 +13,17 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError, load, read
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.derivation import noted
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
 from celosia.compiler.superoptimise.price import DEAR, Price
-from celosia.compiler.superoptimise.proofs import require_proved
+from celosia.compiler.superoptimise.proofs import proof_of, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
+from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 OLDEST = 13
@@ -49,7 +51,8 @@ class Optimised:
         for step in self.steps:
             rows.append(
                 {"rule": step.rule, "says": step.says, "where": list(step.where), "tidied": list(step.tidied),
-                 "cycles": step.price.cycles, "host": step.price.host, "gain": last.total - step.price.total}
+                 "proof": proof_of(step.rule), "cycles": step.price.cycles, "host": step.price.host,
+                 "gain": last.total - step.price.total}
             )  # fmt: skip
             last = step.price
         return {
@@ -103,17 +106,19 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 def optimise(
     source: Source, price: PriceModel, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    greedy: bool = False, roughly: PriceModel | None = None,
+    greedy: bool = False, roughly: PriceModel | None = None, further: Sequence[RewriteRule] | None = None,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
     own: rules of the caller's, which are proved now. oracle: runs the original and the best one, and others where
-    that is not the same. roughly: in place of `price`, for parts of the model. Ctrl-C ends the search and keeps what it
-    has. BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
+    that is not the same. roughly: in place of `price`, for parts of the model. further: rules that are tried where
+    `rules` leave nothing; by default the generated ones. Ctrl-C ends the search and keeps what it has. BudgetError,
+    ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
-    require_proved(rules, own)
+    further = generated_rules() if further is None else further
+    require_proved((*rules, *further), own)
     original = with_shapes(source, shapes)
     graph = graph_of(original)
 
@@ -126,10 +131,13 @@ def optimise(
             return DEAR
 
     near = Neighbourhoods(original, roughly or price)
-    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy, further)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, oracle)
-    return Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    if made.steps:
+        noted(model, made.report)
+    return made
 
 
 def _checked(

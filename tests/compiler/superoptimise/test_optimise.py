@@ -15,6 +15,7 @@ from celosia.compiler.compile import price
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.derivation import KEY, derivation_of
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -199,7 +200,7 @@ def test_nodes_need_no_names_of_their_own(name: str) -> None:
 
 def test_the_compiler_opens_no_runtime_itself() -> None:
     with pytest.raises(
-        BudgetError, match="there is no oracle to compare an optimised model with; call celosia.compile"
+        BudgetError, match=r"there is no oracle to compare an optimised model with; call celosia\.compile"
     ):
         compiled(branches(True), "pynq", optimise="1s")
 
@@ -255,6 +256,17 @@ def test_the_command(tmp_path: Path) -> None:
     done = run(model, "-o", out, "--budget", "20s", "--report", report)
     assert done.exit_code == 0 and "merge convolutions" in done.output and "times as fast" in done.output
     assert not difference(onnx.load(model), onnx.load(out), opened) and '"gain"' in report.read_text()
+    told = CliRunner().invoke(app, ["inspect", str(out), "--derivation"], env={"COLUMNS": "250"})
+    assert told.exit_code == 0 and "merge convolutions" in told.output and "proofs.json: 8 cases" in told.output
+    assert "times as fast" in told.output
+    none = CliRunner().invoke(app, ["inspect", str(model), "--derivation"])
+    assert none.exit_code == 1 and "holds no derivation; write a model with `celosia optimise`" in none.output
+    pytest.importorskip("bokeh")
+    for source in (out, report):
+        page = tmp_path / f"{source.stem}.html"
+        drawn = CliRunner().invoke(app, ["report", str(source), "-o", str(page), "--quiet"])
+        text = page.read_text() if drawn.exit_code == 0 else drawn.output
+        assert "How the model came to be" in text and "merge convolutions" in text and "8 cases" in text, text[:300]
     for given, words in (
         ((model, "-o", model), "it is an input, too; give another name"),
         ((model, "-o", out, "--budget", "0"), "in 0 s nothing can be found; give more, as 60s"),
@@ -264,6 +276,23 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         failed = run(*given)
         assert failed.exit_code == 1 and words in failed.output, failed.output
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cycles": 1}', '{"cycles": 1, "cycles_before": 2, "host": 0}'])
+def test_a_broken_derivation_is_refused_in_a_sentence(text: str) -> None:
+    model = branches(True)
+    assert derivation_of(model, "m.onnx") is None
+    model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=text))
+    with pytest.raises(ModelError, match=r"the derivation in m\.onnx cannot be read: .*; optimise the model again"):
+        derivation_of(model, "m.onnx")
+
+
+def test_the_last_derivation_is_the_models() -> None:
+    optimised = found(branches(True))
+    kept = derivation_of(optimised.model, "it")
+    assert kept is not None and kept["steps"] == optimised.report["steps"]
+    again = found(optimised.model)
+    assert not again.steps and derivation_of(again.model, "it") == kept
 
 
 def test_what_cannot_be_written_is_refused() -> None:
