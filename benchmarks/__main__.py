@@ -41,7 +41,7 @@ from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
-from benchmarks.published import PUBLISHED
+from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.boards import MEMORY_MODELS
@@ -59,6 +59,7 @@ KNOWN_MODELS = tuple(
             *WORKLOADS,
             *BRANCHES,
             *PUBLISHED,
+            *WHOLE,
             *cpu.MODELS,
             *cpu.NETWORKS,
             *encoders.ENCODERS,

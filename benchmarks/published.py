@@ -72,6 +72,25 @@ def inception_v3() -> onnx.ModelProto:
     return m.model(m.linear(x, 2048, 1000))
 
 
+def inception_v3_first() -> onnx.ModelProto:
+    """The first block of Inception v3, 192 channels of 35 x 35, and the 1x1 convolutions that read it."""
+    m = Branchy((1, 80, 37, 37))
+    x = _first(m, m.conv("x", 80, 192, 3, pad=0), 192, 32)
+    return m.model(*(m.conv(x, 256, outputs) for outputs in (64, 48, 64)))
+
+
+def inception_v3_middle() -> onnx.ModelProto:
+    """A block of Inception v3 with rows and columns of seven, 768 channels of 17 x 17."""
+    m = Branchy((1, 192, 17, 17))
+    return m.model(m.conv(_middle(m, m.conv("x", 192, 768), 128), 768, 192))
+
+
+def inception_v3_last() -> onnx.ModelProto:
+    """The last but one block of Inception v3, 1,280 channels of 8 x 8."""
+    m = Branchy((1, 192, 8, 8))
+    return m.model(m.conv(_last(m, m.conv("x", 192, 1280), 1280), 2048, 192))
+
+
 def resnext50() -> onnx.ModelProto:
     """ResNeXt-50 (32 x 4d) at 224 x 224."""
     m = Branchy((1, 3, 224, 224))
@@ -113,4 +132,9 @@ def nasnet_cells() -> onnx.ModelProto:
     return m.model(m.conv(cell(x, first, (f, 6 * f)), 6 * f, f))
 
 
-PUBLISHED = {"inception_v3": inception_v3, "resnext50": resnext50, "nasnet_cells": nasnet_cells}
+PUBLISHED = {
+    "inception_v3_first": inception_v3_first, "inception_v3_middle": inception_v3_middle,
+    "inception_v3_last": inception_v3_last, "nasnet_cells": nasnet_cells, "resnext50": resnext50,
+}  # fmt: skip
+WHOLE = {"inception_v3": inception_v3}
+"""What takes the compiler most of a minute each time that it is priced."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.branches import BRANCHES, with_shared_scales
 from benchmarks.encoders import ENCODERS
-from benchmarks.published import PUBLISHED
+from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import price
@@ -31,7 +31,7 @@ from celosia.driver.optimise import optimise
 from celosia.driver.oracle import opened
 
 ENCODER = "minilm_64"
-MADE: dict[str, Callable[[], onnx.ModelProto]] = {**BRANCHES, **PUBLISHED, ENCODER: ENCODERS[ENCODER].model}
+MADE: dict[str, Callable[[], onnx.ModelProto]] = {**BRANCHES, **PUBLISHED, ENCODER: ENCODERS[ENCODER].model, **WHOLE}
 """Float models with random weights."""
 SYMMETRIC = ("split_attention", "detector", "u_net", ENCODER)
 """Made networks whose activations have zero point 0: those of convolutions without Relu would differ."""
@@ -74,7 +74,7 @@ def rows(
     """A row for each network, or those of `models`, and one for all."""
     ratios = []
     with tempfile.TemporaryDirectory() as place:
-        for name in models or (*MADE, *OTHERS):
+        for name in models or (*(each for each in MADE if each not in WHOLE), *OTHERS):
             say(f"{name}: searching for {seconds:g} s")
             row = _row(name, folder, Path(place), config, seconds)
             ratios += [row.details["ratio"]] if row.met is not None else []
