@@ -20,6 +20,11 @@ INTEGERS = ("demo", "mnist_conv", "squeezenet1_1")
 ISLANDS = ("fer_minixception", "pplcnet_orientation", "resnet18", "mobilenet_v2")
 """Networks of which onnxruntime computes a part in float."""
 COMPARED = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
+SEARCHED = (
+    "four_branches", "detector", "u_net", "separable_cell", "nasnet_cells", "squeezenet1_1", "resnext", "resnext50",
+    "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "inception_v3_last", "minilm_64",
+    "split_attention", "super_resolution", "resnet18", "resnet50",
+)  # fmt: skip
 PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")
 BENCH = "python -m benchmarks"
 
@@ -289,6 +294,19 @@ ATTENTION = tuple(
     for tokens in (64, 128, 512, 1024)
 )  # fmt: skip
 
+# Rewritten graphs ----------------------------------------------------------------------------------------------------
+
+REWRITTEN = (
+    Figure("superoptimise-mean", "networks with branches: cycles before over after, geometric mean", "", MACHINE,
+           f"{BENCH} superoptimise --config pynq --seconds 30", ("superoptimise/mean",), of("ratio"), least=1.1),
+    *(
+        Figure(f"superoptimise-{name}", f"{name}: cycles on `pynq` before over after, 30 s", "", MACHINE,
+               f"{BENCH} superoptimise --models {name} --config pynq --seconds 30", (f"superoptimise/{name}",),
+               of("ratio"), least=3 if name == "four_branches" else 1)
+        for name in SEARCHED
+    ),
+)  # fmt: skip
+
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +440,7 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
+    "Rewritten graphs": REWRITTEN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
     "Tables of other pages": TABLES,
 }
