@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ def test_the_file_has_what_was_asked() -> None:
     for rule, row in zip(EVERY, FILE["rules"].values()):
         assert rule.digest == row["digest"] and data_of(rule) == row["rule"], rule.name
     assert len({rule.digest for rule in EVERY}) == len(EVERY)
+
+
+def test_the_page_says_how_many() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "superoptimiser.md").read_text(encoding="utf-8")
+    by_hand = sum(row["by_hand"] for row in FILE["rules"].values())
+    assert f"That gives {len(EVERY)} rules" in page and f"the rules by hand make {by_hand} already" in page
+    counted = [
+        f"{sum(each[name] for each in FILE['vocabularies'].values()):,}" for name in ("terms", "equations", "left")
+    ]
+    assert "of {} terms {} seemed equal to earlier ones, {} of these".format(*counted) in page
 
 
 def test_a_vocabulary_gives_its_rules_again() -> None:
