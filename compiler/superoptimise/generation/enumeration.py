@@ -35,7 +35,7 @@ class NotLegal(Exception):
 def scattered(*values: Any) -> Ints:
     """Another number for each, of all bits of all of them.
 
-    >>> scattered(np.int32(1)) == scattered(np.int32(2))
+    >>> bool(scattered(np.int32(1)) == scattered(np.int32(2)))
     False
     """
     found: Any = np.uint32(0x9E3779B9)
@@ -92,22 +92,15 @@ class Chosen:
     def _attribute(self, value: Any) -> Any:
         return function_of(value.name) if isinstance(value, ByteFunction) else value_of(value, self.values)
 
-    def term(self, term: Term) -> Ints:
-        """Any term. NotLegal."""
-        if isinstance(term, Leaf):
-            return self.leaf(term)
-        return self.computed(term.op, [self.term(arg) for arg in term.args], term.attributes)
-
 
 @dataclass(eq=False)
 class Candidate:
-    """A term. shape: its sizes. size: operators that run. kind: "bytes" or "int32". args: those
-    that its last operator takes, without constants."""
+    """A term. shape: its sizes. size: operators that run. args: those that its last operator takes, without constants.
+    known: its tensors, by the place of the choice of sizes."""
 
     term: Term
     shape: tuple[Dim, ...]
     size: int
-    kind: str = "bytes"
     args: tuple[Candidate, ...] = ()
     known: dict[int, Ints] = field(default_factory=dict)
 
@@ -144,7 +137,6 @@ class AlgebraVocabulary:
     two: tuple[Maker, ...]
     draw: Drawn
     most: int = 3
-    kind: str = "bytes"
 
 
 @dataclass
@@ -153,7 +145,7 @@ class Enumeration:
     members: of a class, by its first one."""
 
     vocabulary: AlgebraVocabulary
-    tick: Callable[[int], None] = lambda terms: None
+    tick: Callable[[], None] = lambda: None
     chosen: list[Chosen] = field(default_factory=list)
     classes: dict[bytes, Candidate] = field(default_factory=dict)
     first: dict[Term, Candidate] = field(default_factory=dict)
@@ -168,14 +160,14 @@ class Enumeration:
         """(a term, an earlier one that it seems to be), those of few operators first."""
         sized: list[list[Candidate]] = [[]]
         for leaf in self.vocabulary.leaves:
-            candidate = Candidate(leaf, leaf.shape, 0, self.vocabulary.kind)
+            candidate = Candidate(leaf, leaf.shape, 0)
             self._new(candidate)
             sized[0].append(candidate)
         for size in range(1, self.vocabulary.most + 1):
             sized.append([])
             for candidate in self._made(sized, size):
                 self.looked_at += 1
-                self.tick(self.looked_at)
+                self.tick()
                 try:
                     earlier = self._new(candidate)
                 except NotLegal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -17,7 +17,6 @@ from celosia.compiler.superoptimise.sizes import Dim, OpenSize, SizeOf
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
 Shapes = dict[Term, tuple[Dim, ...]]
-Say = Callable[[str], None]
 STEPS, MOST_NEAR, MOST_FORMS = 2, 60, 6
 """Of rules, one after the other, by which an equation may follow; how many terms these may reach; how many terms of a
 class are looked at below."""
@@ -43,14 +42,13 @@ class Generation:
     """The rules of one vocabulary. ends: the time of time.perf_counter() at which it stops with OutOfTime."""
 
     vocabulary: AlgebraVocabulary
-    say: Say = lambda text: None
     ends: float = float("inf")
     rules: list[RewriteRule] = field(default_factory=list)
     counted: EquationCount = field(default_factory=EquationCount)
 
     def run(self) -> list[RewriteRule]:
         """All of them, proved. OutOfTime."""
-        self.all = Enumeration(self.vocabulary, self._tick)
+        self.all = Enumeration(self.vocabulary, self._in_time)
         self.shapes: Shapes = {}
         self.by_top: dict[str, list[RewriteRule]] = {}
         self.parts: dict[Term, list[tuple[Candidate, Candidate]]] = {}
@@ -67,13 +65,9 @@ class Generation:
         self.counted.terms = self.all.looked_at
         return self.rules
 
-    def _tick(self, terms: int = 0) -> None:
+    def _in_time(self) -> None:
         if time.perf_counter() > self.ends:
             raise OutOfTime(f"{self.vocabulary.name} is not done in the time that was given")
-        if terms % 500 == 0:
-            self.say(
-                f"{self.vocabulary.name}: {terms:,} terms, {self.counted.equations:,} equal, {len(self.rules)} rules"
-            )
 
     def _follows(self, term: Term, earlier: Candidate) -> bool:
         """Whether rules make of `term` what is known to be `earlier`, or of both the same."""
@@ -123,7 +117,7 @@ class Generation:
                 self._keep(each)
 
     def _keep(self, rule: RewriteRule) -> None:
-        self._tick(500)
+        self._in_time()
         rule = canonical(rule)
         if any(rule.text == each.text for each in self.rules):
             return

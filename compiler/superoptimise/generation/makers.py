@@ -17,7 +17,7 @@ Attributes = dict[str, Any]
 
 def _made(op: str, args: Sequence[Candidate], sizes: tuple[Dim, ...], *more: Term, **given: Any) -> Candidate:
     term = apply(op, *(arg.term for arg in args), *more, **given)
-    return Candidate(term, plain(sizes), 1 + sum(arg.size for arg in args), args[0].kind, tuple(args))
+    return Candidate(term, plain(sizes), 1 + sum(arg.size for arg in args), tuple(args))
 
 
 def function(name: str) -> Maker:
@@ -204,7 +204,7 @@ def convolving(by: Weights, xz: Leaf, group: int = 1, **given: Any) -> Maker:
             acc = apply("convolve", x.term, xz, w, wz, b, group=group, **given)
             term = apply("requantise", acc, m, Z, axis=1)
             shape = (x.shape[0], by.outputs, *_windows(x, by.kernel, given))
-            yield Candidate(term, shape, x.size + 1, x.kind, (x,))
+            yield Candidate(term, shape, x.size + 1, (x,))
 
     return make
 
@@ -217,6 +217,6 @@ def multiplying(by: Weights, xz: Leaf) -> Maker:
             w, wz, b, m = by.rows
             acc = apply("multiply", x.term, xz, w, wz, b)
             term = apply("requantise", acc, m, Z, axis=len(x.shape) - 1)
-            yield Candidate(term, (*x.shape[:-1], by.outputs), x.size + 1, x.kind, (x,))
+            yield Candidate(term, (*x.shape[:-1], by.outputs), x.size + 1, (x,))
 
     return make

@@ -205,7 +205,7 @@ def _accumulators() -> AlgebraVocabulary:
         values = drawn((C, D, H, W, N), cuts=(P, R, S))(rng)
         return values | {"k": values["h"] * values["w"]}
 
-    return AlgebraVocabulary("accumulators", (x, y, *numbers), one, (adding(), joining(1)), draw, kind="int32")
+    return AlgebraVocabulary("accumulators", (x, y, *numbers), one, (adding(), joining(1)), draw)
 
 
 def _phases() -> AlgebraVocabulary:
