@@ -43,6 +43,7 @@ from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
+from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.sim.boards import MEMORY_MODELS
@@ -59,6 +60,8 @@ KNOWN_MODELS = tuple(
         (
             *WORKLOADS,
             *BRANCHES,
+            *PUBLISHED,
+            *WHOLE,
             *cpu.MODELS,
             *cpu.NETWORKS,
             *encoders.ENCODERS,
@@ -116,8 +119,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
     parser.add_argument(
         "--only",
-        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS))),
-        help="of tune or explore: this part alone",
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation"))),
+        help="of tune, explore or superoptimise: this part alone",
     )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
@@ -227,6 +230,8 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         from benchmarks import superoptimise  # with onnxruntime's quantiser
 
         seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+        if only == "ablation":
+            return superoptimise.ablation(config, seconds, say)
         return superoptimise.rows(folder, models, config, seconds, say)
 
     def simulation() -> Iterable[Row]:

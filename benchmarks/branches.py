@@ -41,21 +41,22 @@ class Branchy:
         return name
 
     def conv(
-        self, x: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, group: int = 1, relu: bool = True,
-        pad: int | None = None,
+        self, x: str, inputs: int, outputs: int, kernel: int | tuple[int, int] = 1, stride: int = 1, group: int = 1,
+        relu: bool = True, pad: int | None = None,
     ) -> str:  # fmt: skip
-        """A convolution with a bias, and Relu behind it."""
-        fan = inputs // group * kernel * kernel
-        w = self.random.normal(size=(outputs, inputs // group, kernel, kernel)) / np.sqrt(fan)
+        """A convolution with a bias, and Relu behind it; padded by half of its kernel."""
+        sizes = (kernel, kernel) if isinstance(kernel, int) else kernel
+        fan = inputs // group * sizes[0] * sizes[1]
+        w = self.random.normal(size=(outputs, inputs // group, *sizes)) / np.sqrt(fan)
         b = self.random.normal(size=outputs) * 0.1
-        pads = [kernel // 2 if pad is None else pad] * 4
+        pads = [size // 2 if pad is None else pad for size in sizes] * 2
         y = self.op("Conv", x, self.constant(w), self.constant(b), pads=pads, strides=[stride] * 2, group=group)
         return self.op("Relu", y) if relu else y
 
-    def pool(self, x: str, kernel: int = 3, stride: int = 1) -> str:
-        """MaxPool, padded by half of an odd kernel."""
-        pad = (kernel // 2) * (kernel % 2)
-        return self.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+    def pool(self, x: str, kernel: int = 3, stride: int = 1, kind: str = "MaxPool", pad: int | None = None) -> str:
+        """MaxPool or another, padded by half of an odd kernel."""
+        pad = (kernel // 2) * (kernel % 2) if pad is None else pad
+        return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
         """A product with a constant."""
@@ -184,7 +185,7 @@ def with_shared_scales(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
-    for node in model.graph.node:
+    for node in reversed(model.graph.node):  # those inside of others behind these
         if node.op_type == "Concat" and readers[node.output[0]][0].op_type == "QuantizeLinear":
             scale = readers[node.output[0]][0].input[1:]
             for part in (makers[name] for name in node.input):

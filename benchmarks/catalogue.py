@@ -1,4 +1,4 @@
-"""Which figures there are, in one file as it is one list: what each is of, what decides it, and what is asked of it."""
+"""All figures in one file, as they are a list: what each is of, what decides it, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ INTEGERS = ("demo", "mnist_conv", "squeezenet1_1")
 ISLANDS = ("fer_minixception", "pplcnet_orientation", "resnet18", "mobilenet_v2")
 """Networks of which onnxruntime computes a part in float."""
 COMPARED = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
+SEARCHED = (
+    "four_branches", "detector", "u_net", "separable_cell", "nasnet_cells", "squeezenet1_1", "resnext", "resnext50",
+    "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "inception_v3_last", "minilm_64",
+    "split_attention", "super_resolution", "resnet18", "resnet50",
+)  # fmt: skip
 PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")
 BENCH = "python -m benchmarks"
 
@@ -323,6 +328,19 @@ FOUR_BITS = tuple(
     )
 )  # fmt: skip
 
+# Rewritten graphs ----------------------------------------------------------------------------------------------------
+
+REWRITTEN = (
+    Figure("superoptimise-mean", "networks with branches: cycles before over after, geometric mean", "", MACHINE,
+           f"{BENCH} superoptimise --config pynq --seconds 30", ("superoptimise/mean",), of("ratio"), least=1.1),
+    *(
+        Figure(f"superoptimise-{name}", f"{name}: cycles on `pynq` before over after, 30 s", "", MACHINE,
+               f"{BENCH} superoptimise --models {name} --config pynq --seconds 30", (f"superoptimise/{name}",),
+               of("ratio"), least=3 if name == "four_branches" else 1)
+        for name in SEARCHED
+    ),
+)  # fmt: skip
+
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
@@ -458,6 +476,7 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
+    "Rewritten graphs": REWRITTEN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
     "Weights of four bits in hardware": PACKED,
     "Weights of four bits": FOUR_BITS,

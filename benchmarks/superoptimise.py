@@ -1,10 +1,13 @@
-"""Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime."""
+"""Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime.
+
+`--only ablation`: the same of ABLATED without each group of rules, and by the greedy search.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,30 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.branches import BRANCHES, with_shared_scales
+from benchmarks.encoders import ENCODERS
+from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
+from celosia.compiler.compile import price
 from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.optimise import optimise as compared
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules import GROUPS, RULES
+from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.driver.optimise import optimise
+from celosia.driver.oracle import opened
 
-SYMMETRIC = ("split_attention", "detector", "u_net")
+ENCODER = "minilm_64"
+MADE: dict[str, Callable[[], onnx.ModelProto]] = {**BRANCHES, **PUBLISHED, ENCODER: ENCODERS[ENCODER].model, **WHOLE}
+"""Float models with random weights."""
+SYMMETRIC = ("split_attention", "detector", "u_net", ENCODER)
 """Made networks whose activations have zero point 0: those of convolutions without Relu would differ."""
 OTHERS = ("squeezenet1_1", "resnet18", "resnet50")
 """Networks of the folder of models."""
 BUDGET = 60.0
 """Seconds for each."""
 TARGETS = {"four_branches": 3.0}
+ABLATED = ("four_branches", "detector", "u_net", "separable_cell", "resnext")
 
 
 @dataclass
@@ -37,10 +52,10 @@ class _Samples:
 
 
 def made(name: str, folder: Path) -> Path:
-    """The int8 model of one of BRANCHES, per channel, by onnxruntime's quantiser; parts of a Concat share its scale."""
+    """The int8 model of one of MADE, per channel, by onnxruntime's quantiser; parts of a Concat share its scale."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    model, path = BRANCHES[name](), folder / f"{name}.onnx"
+    model, path = MADE[name](), folder / f"{name}.onnx"
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     inputs = ({"x": np.random.default_rng(seed).normal(size=shape).astype(np.float32)} for seed in range(3))
     onnx.save(model, folder / "float.onnx")
@@ -59,7 +74,7 @@ def rows(
     """A row for each network, or those of `models`, and one for all."""
     ratios = []
     with tempfile.TemporaryDirectory() as place:
-        for name in models or (*BRANCHES, *OTHERS):
+        for name in models or (*(each for each in MADE if each not in WHOLE), *OTHERS):
             say(f"{name}: searching for {seconds:g} s")
             row = _row(name, folder, Path(place), config, seconds)
             ratios += [row.details["ratio"]] if row.met is not None else []
@@ -67,7 +82,8 @@ def rows(
     if len(ratios) > 1:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         head = "superoptimise/mean", f"{len(ratios)} networks: cycles before over after, geometric mean", "≥ 1.10"
-        yield Row(*head, f"{mean:.3f}", mean >= 1.1, "python -m benchmarks superoptimise", {"ratio": mean})
+        command = f"python -m benchmarks superoptimise --config {config} --seconds {seconds:g}"
+        yield Row(*head, f"{mean:.3f}", mean >= 1.1, command, {"ratio": mean, "networks": len(ratios)})
 
 
 def _row(name: str, folder: Path | None, place: Path, config: str, seconds: float) -> Row:
@@ -79,14 +95,43 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
     )  # fmt: skip
     command = f"python -m benchmarks superoptimise --models {name} --config {config} --seconds {seconds:g}"
     try:
-        path = made(name, place) if name in BRANCHES else WORKLOADS[name].path(folder)
+        path = made(name, place) if name in MADE else WORKLOADS[name].path(folder)
     except Missing as reason:
         return Row(*head, f"skipped: {reason}", None, command)
     found = optimise(path, config, budget=seconds)
-    why = difference(onnx.load(path), found.model)
+    why = difference(onnx.load(path), found.model, opened)
     ratio = found.before.cycles / found.after.cycles
     details: dict[str, Any] = {"config": config, "ratio": ratio, **found.report}
     text = (
         f"{ratio:.3f} ({found.before.cycles:,.0f} to {found.after.cycles:,.0f}, {len(found.steps)} steps); {why or 0}"
     )
     return Row(*head, text, ratio >= target and not why, command, details)
+
+
+def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each group of rules that is left out, for none, and for the greedy search: geometric means."""
+    further = generated_rules()
+    variants: dict[str, tuple[Sequence[RewriteRule], Sequence[RewriteRule], bool]] = {
+        "all": (RULES, further, False), "greedy": (RULES, further, True), "without-generated": (RULES, (), False),
+        **{f"without-{name}": ([rule for rule in RULES if rule not in group], further, False)
+           for name, group in GROUPS.items()},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        paths = {name: made(name, Path(place)) for name in ABLATED}
+        for variant, (rules, more, greedy) in variants.items():
+            ratios, taken = {}, 0.0
+            for name, path in paths.items():
+                say(f"{name}, {variant}: searching for {seconds:g} s")
+                found = compared(
+                    path, lambda model: price(model, config), seconds, opened, rules=rules, further=more, greedy=greedy,
+                    roughly=lambda model: price(model, config, records=None),
+                )  # fmt: skip
+                ratios[name] = found.before.cycles / found.after.cycles
+                taken += found.state.seconds
+            mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            yield Row(
+                f"superoptimise/ablation/{variant}", f"{variant}, {len(ratios)} networks: before over after, mean", "",
+                f"{mean:.3f} in {taken:.0f} s",
+                None, f"python -m benchmarks superoptimise --only ablation --config {config} --seconds {seconds:g}",
+                {"ratio": mean, "seconds": taken, "networks": ratios},
+            )  # fmt: skip

@@ -101,12 +101,13 @@ def compile(source: Source, options: Options) -> Program:
     kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
     search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
     follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
-    seconds (compiler/superoptimise); it needs onnxruntime, which compares the two.
+    seconds (compiler/superoptimise). oracle: opens a model in the runtime that compares the two; by default
+    onnxruntime, which `celosia.compile` hands in.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
-    processor is missing, BudgetError for a time that is none, MissingRuntime where onnxruntime is missing, and
-    SelfCheckError where the check finds a fault of Celosia.
+    processor is missing, BudgetError for a time that is none, MissingLibrary where onnxruntime is missing,
+    OracleError for a model that it does not run, and SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
     given = source
@@ -132,15 +133,16 @@ def compile(source: Source, options: Options) -> Program:
 
 def _optimised(source: Source, options: Options) -> Source:
     """A model that takes fewer cycles, or `source`. Who does not ask for it imports none of this."""
-    from celosia.compiler.superoptimise.budget import seconds
-    from celosia.compiler.superoptimise.equal import difference
+    from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.optimise import optimise
 
+    if options.oracle is None:
+        raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
     cfg = Config.load(options.config)
     options.say("looking for a model of fewer cycles")
     records = options.records
     found = optimise(
-        source, lambda each: price(each, cfg, records=records), seconds(options.optimise or 0), difference,
+        source, lambda each: price(each, cfg, records=records), seconds(options.optimise or 0), options.oracle,
         options.shapes, roughly=lambda each: price(each, cfg, records=None),
     )  # fmt: skip
     options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import onnx
+from numpy.typing import NDArray
 
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
@@ -20,6 +21,11 @@ from celosia.hw.config import Config
 
 Source: TypeAlias = str | Path | onnx.ModelProto
 Progress = Callable[[str], None]
+Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+"""The outputs of a model by name, of its inputs by name."""
+Oracle = Callable[[onnx.ModelProto], Run]
+"""What opens a model in the runtime whose bytes are right. Both raise ValueError, in a sentence, for one that does not
+run there."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Options:
     records: str | Path | None = SHIPPED
     tuned: Tuned | None = None
     optimise: str | float | None = None
+    oracle: Oracle | None = None
 
     def say(self, stage: str) -> None:
         """Tell `progress`, if there is one."""

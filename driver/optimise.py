@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
+from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import price
 from celosia.compiler.graph.dimensions import Shapes
-from celosia.compiler.superoptimise.equal import difference, require
+from celosia.compiler.options import Options, Run, Source, taking
+from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import SearchState
+from celosia.driver.oracle import opened, require
 from celosia.hw.config import Config
 
 
@@ -29,24 +33,37 @@ def optimise(
     the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what is
     better gives the bytes of the original under onnxruntime, for random inputs.
 
-    Raises BudgetError, ModelError, ConfigError, RuleError, and MissingRuntime where onnxruntime is not installed.
+    Raises BudgetError, ModelError, ConfigError, RuleError, OracleError for a model that onnxruntime does not run, and
+    MissingLibrary where onnxruntime is not installed.
     """
     require()
     cfg = Config.load(config)
     progress("reading the model")
 
-    def differs(original: onnx.ModelProto, other: onnx.ModelProto) -> str:
+    def oracle(model: onnx.ModelProto) -> Run:
         progress("comparing with the original under onnxruntime")
-        return difference(original, other)
+        return opened(model)
 
     return optimised(
         source,
         lambda model: price(model, cfg),
         budget,
-        differs,
+        oracle,
         shapes,
         roughly=lambda model: price(model, cfg, records=None),
         own=rules,
         told=told,
         greedy=greedy,
     )
+
+
+@taking(Options)
+def compile(source: Source, options: Options) -> Program:
+    """`celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of `optimise`."""
+    if options.optimise is not None and options.oracle is None:
+        require()
+        options = replace(options, oracle=opened)
+    return compiled(source, **vars(options))
+
+
+compile.__doc__ = compiled.__doc__

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,12 @@ def run(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
         return dict(zip((value.name for value in on.get_outputs()), on.run(None, dict(feed))))
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+
+
+def opened(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """The outputs of `model` by name, of its inputs by name; both this and what it gives raise OracleError.
+    MissingLibrary."""
+    return partial(run, session(model))
 
 
 def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:

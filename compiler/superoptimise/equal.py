@@ -1,4 +1,4 @@
-"""Whether two models give the same bytes under onnxruntime, with int8 as integers."""
+"""Whether two models give the same bytes under an oracle that is handed in."""
 
 from __future__ import annotations
 
@@ -9,62 +9,26 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.numerics import INT8
+from celosia.compiler.options import Oracle
 
 Array = NDArray[Any]
 SAMPLES = 3
 """Random inputs on which two models are compared."""
 
 
-class MissingRuntime(RuntimeError):
-    """onnxruntime is not installed; one sentence that says how to install it."""
-
-
-def require() -> None:
-    """MissingRuntime where onnxruntime is not installed."""
+def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle) -> str:
+    """How the outputs of two models differ for SAMPLES random inputs, in a sentence; "" where no byte does. ValueError
+    where the oracle does not run the original."""
+    run = oracle(original)
+    expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
     try:
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        raise MissingRuntime(
-            "to compare the optimised model with the original, onnxruntime is needed: pip install onnxruntime"
-        ) from None
-
-
-def difference(original: onnx.ModelProto, other: onnx.ModelProto) -> str:
-    """How the outputs of two models differ under onnxruntime for SAMPLES random inputs, in a sentence; "" where no byte
-    does. MissingRuntime; ModelError where onnxruntime does not run the original."""
-    require()
-    try:
-        first = _session(original)
-        expected = [first.run(None, inputs_of(original, seed)) for seed in range(SAMPLES)]
-    except Exception as error:  # onnxruntime raises many classes
-        raise ModelError(
-            f"onnxruntime does not run the model, so that nothing can be compared: {_line(error)}"
-        ) from None
-    names = [value.name for value in first.get_outputs()]
-    try:
-        second = _session(other)
+        run = oracle(other)
         for seed, values in enumerate(expected):
-            found = second.run(names, inputs_of(original, seed))
-            if why := differing(dict(zip(names, values)), dict(zip(names, found))):
+            if why := differing(values, run(inputs_of(original, seed))):
                 return why
-    except Exception as error:
-        return f"onnxruntime does not run it: {_line(error)}"
+    except ValueError as error:
+        return str(error)
     return ""
-
-
-def _session(model: onnx.ModelProto) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(INT8, "1")
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def inputs_of(model: onnx.ModelProto, seed: int) -> dict[str, Array]:

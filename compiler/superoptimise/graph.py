@@ -139,6 +139,14 @@ class BytesGraph:
         return {name: place for place, each in enumerate(self.operations) for name in each.outputs if name}
 
     @cached_property
+    def by_operator(self) -> dict[str, list[GraphOp]]:
+        """The operations of each operator, in order."""
+        found: dict[str, list[GraphOp]] = {}
+        for each in self.operations:
+            found.setdefault(each.op, []).append(each)
+        return found
+
+    @cached_property
     def readers(self) -> dict[str, list[GraphOp]]:
         """The operations that read each tensor."""
         found: dict[str, list[GraphOp]] = {}

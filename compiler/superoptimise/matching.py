@@ -149,15 +149,13 @@ class _Binding:
 def matches(rule: RewriteRule, graph: BytesGraph) -> Iterator[Match]:
     """Every place where `rule` fits; terms of one operator in the graph's order."""
     first = rule.before[0]
-    for place, operation in enumerate(graph.operations):
+    for operation in graph.by_operator.get(first.op, ()) if isinstance(first, Composed) else ():
         binding = _Binding(graph)
-        if isinstance(first, Composed) and operation.op == first.op and binding.fits(first, operation.outputs[0]):
-            yield from _others(rule, graph, binding, (operation,), place)
+        if binding.fits(first, operation.outputs[0]):
+            yield from _others(rule, graph, binding, (operation,))
 
 
-def _others(
-    rule: RewriteRule, graph: BytesGraph, binding: _Binding, roots: tuple[GraphOp, ...], place: int
-) -> Iterator[Match]:
+def _others(rule: RewriteRule, graph: BytesGraph, binding: _Binding, roots: tuple[GraphOp, ...]) -> Iterator[Match]:
     if len(roots) == len(rule.before):
         if binding.holds(rule):
             yield Match(
@@ -170,7 +168,7 @@ def _others(
         if operation in roots or (operation.op == roots[-1].op and not _is_behind(graph, operation, roots[-1])):
             continue
         if isinstance(term, Composed) and operation.op == term.op and other.fits(term, operation.outputs[0]):
-            yield from _others(rule, graph, other, (*roots, operation), place)
+            yield from _others(rule, graph, other, (*roots, operation))
 
 
 def _is_behind(graph: BytesGraph, a: GraphOp, b: GraphOp) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,25 @@ import onnx
 
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError, load, read
-from celosia.compiler.options import Source
+from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.derivation import noted
+from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
 from celosia.compiler.superoptimise.price import DEAR, Price
-from celosia.compiler.superoptimise.proofs import require_proved
+from celosia.compiler.superoptimise.proofs import proof_of, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
+from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of a file of ONNX, less what a few nodes more may take."""
-Differs = Callable[[onnx.ModelProto, onnx.ModelProto], str]
-"""How the outputs of a model differ from those of the original, in a sentence; "" where they do not."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Optimised:
         for step in self.steps:
             rows.append(
                 {"rule": step.rule, "says": step.says, "where": list(step.where), "tidied": list(step.tidied),
-                 "cycles": step.price.cycles, "host": step.price.host, "gain": last.total - step.price.total}
+                 "proof": proof_of(step.rule), "cycles": step.price.cycles, "host": step.price.host,
+                 "gain": last.total - step.price.total}
             )  # fmt: skip
             last = step.price
         return {
@@ -102,19 +104,21 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 
 
 def optimise(
-    source: Source, price: PriceModel, budget: float, differs: Differs, shapes: Shapes | None = None, *,
+    source: Source, price: PriceModel, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    greedy: bool = False, roughly: PriceModel | None = None,
+    greedy: bool = False, roughly: PriceModel | None = None, further: Sequence[RewriteRule] | None = None,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
-    own: rules of the caller's, which are proved now. roughly: in place of `price`, for parts of the model. differs:
-    asked of the best one, and of others where that is not the same. Ctrl-C ends the search and keeps what it has.
-    BudgetError, ModelError, RuleError.
+    own: rules of the caller's, which are proved now. oracle: runs the original and the best one, and others where
+    that is not the same. roughly: in place of `price`, for parts of the model. further: rules that are tried where
+    `rules` leave nothing; by default the generated ones. Ctrl-C ends the search and keeps what it has. BudgetError,
+    ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
-    require_proved(rules, own)
+    further = generated_rules() if further is None else further
+    require_proved((*rules, *further), own)
     original = with_shapes(source, shapes)
     graph = graph_of(original)
 
@@ -127,21 +131,24 @@ def optimise(
             return DEAR
 
     near = Neighbourhoods(original, roughly or price)
-    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy, further)
     state = searching.run(graph)
-    best, model, refused = _checked(searching.found, original, differs)
-    return Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    best, model, refused = _checked(searching.found, original, oracle)
+    made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    if made.steps:
+        noted(model, made.report)
+    return made
 
 
 def _checked(
-    found: Sequence[Found], original: onnx.ModelProto, differs: Differs
+    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle
 ) -> tuple[Found, onnx.ModelProto, list[str]]:
     """The best graph that gives the same bytes; sentences about those that do not."""
     refused: list[str] = []
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
-        if not (why := differs(original, model)):
+        if not (why := difference(original, model, oracle)):
             return each, model, refused
         step = each.steps[-1]
-        refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why} under onnxruntime")
+        refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why}")
     return found[0], original, refused

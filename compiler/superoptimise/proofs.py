@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"
+GENERATED = FOLDER / "generated.json"
+"""The same of rules that nobody wrote, with the rules themselves (stored.py)."""
 MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
 """Sources that say what a rule's text means, and what a proof is."""
 
@@ -38,11 +41,12 @@ def text_of(rules: Iterable[RewriteRule]) -> str:
     for rule in rules:
         if rule.name in rows:
             raise RuleError(f"two rules are called {rule.name!r}; give each a name of its own")
-        rows[rule.name] = _row(rule)
+        rows[rule.name] = row_of(rule)
     return json.dumps({"meaning": meaning(), "rules": rows}, indent=1) + "\n"
 
 
-def _row(rule: RewriteRule) -> dict[str, Any]:
+def row_of(rule: RewriteRule) -> dict[str, Any]:
+    """What the file says of a rule, which is proved now. RuleError."""
     found = _verdict(rule)
     sides = [f"{before}  ->  {after}" for before, after in zip(rule.before, rule.after)]
     return {"digest": rule.digest, "cases": found.cases, "questions": found.asked, "says": rule.says, "sides": sides}
@@ -63,16 +67,31 @@ def _verdict(rule: RewriteRule) -> Any:
     return found
 
 
+@cache
+def _rows() -> dict[str, tuple[str, dict[str, Any]]]:
+    files = {file.name: json.loads(file.read_text(encoding="utf-8"))["rules"] for file in (FILE, GENERATED)}
+    return {name: (file, row) for file, rows in files.items() for name, row in rows.items()}
+
+
+def proof_of(name: str) -> str:
+    """Where the proof of the rule of this name is, and of what size, in a few words."""
+    if name not in _rows():
+        return "proved when it was given"
+    file, row = _rows()[name]
+    return f"{file}: {row['cases']} case{'s' * (row['cases'] > 1)}, {row['questions']} questions to z3"
+
+
 def require_proved(rules: Sequence[RewriteRule], own: Sequence[RewriteRule] = ()) -> None:
     """RuleError where `rules` are not those whose proofs are in the file, or one of `own` cannot be proved now."""
-    known = json.loads(FILE.read_text(encoding="utf-8"))
-    current = known["meaning"] == meaning()
+    files, current = [json.loads(file.read_text(encoding="utf-8")) for file in (FILE, GENERATED)], meaning()
+    proved = {
+        name: row["digest"] for each in files if each["meaning"] == current for name, row in each["rules"].items()
+    }
     for rule in rules:
-        row = known["rules"].get(rule.name)
-        if not current or row is None or row["digest"] != rule.digest:
+        if proved.get(rule.name) != rule.digest:
             raise RuleError(
-                f"the rule {rule.name!r} has no proof in {FILE.name}, or it is of another text; run "
-                "`python -m celosia.compiler.superoptimise`"
+                f"the rule {rule.name!r} has no proof in {FILE.name} or {GENERATED.name}, or it is of another text; "
+                "run `python -m celosia.compiler.superoptimise`, or with --generate"
             )
     for rule in own:
         _verdict(rule)

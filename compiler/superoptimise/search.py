@@ -16,6 +16,8 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
+SHARE, LEAST = 0.5, 3.0
+"""Of the time until then, and seconds at least, that further rules are tried for after what they found last."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
@@ -43,7 +45,8 @@ class Found:
 
 @dataclass
 class SearchState:
-    """How far a search is. ended: "nothing left", "budget" or "interrupted"."""
+    """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
+    "budget" or "interrupted"."""
 
     original: Price
     best: Price
@@ -59,7 +62,9 @@ Told = Callable[[SearchState], None]
 
 @dataclass
 class Searching:
-    """A search of one model. found: all graphs that were the best when they were found, the last one the best."""
+    """A search of one model. further: rules that are tried beside the others where these leave nothing, from the best
+    on and for a share of the time that was taken until then. found: all graphs that were the best when they were found,
+    the last one the best."""
 
     rules: Sequence[RewriteRule]
     price_of: PriceOf
@@ -67,6 +72,7 @@ class Searching:
     budget: float
     told: Told = lambda state: None
     greedy: bool = False
+    further: Sequence[RewriteRule] = ()
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
@@ -76,19 +82,38 @@ class Searching:
         first = Found(graph, self.price_of(graph))
         self.state = SearchState(first.price, first.price, priced=1)
         self.found, self.seen = [first], {graph.digest}
+        self.using, self.ends = self.rules, self.budget
         try:
-            self.state.ended = self._greedy(first) if self.greedy else self._queue(first)
+            self.state.ended = self._from(first)
+            if self.state.ended == "nothing left" and self.further:
+                self.state.ended = self._further()
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
         self._tell()
         return self.state
 
+    def _from(self, found: Found) -> str:
+        return self._greedy(found) if self.greedy else self._queue(found)
+
+    def _further(self) -> str:
+        """With all rules, as long as they find something in their time."""
+        self.using = (*self.rules, *self.further)
+        while True:
+            best = self.found[-1]
+            taken = time.perf_counter() - self.started
+            self.ends = min(self.budget, taken + max(LEAST, SHARE * taken))
+            ended = self._from(best)
+            if self.ends == self.budget or (ended == "nothing left" and self.found[-1] is best):
+                return ended
+            if self.found[-1] is best:
+                return "nothing better"
+
     def _tell(self, waiting: int = 0) -> bool:
-        """Whether the budget is over."""
+        """Whether the time is over."""
         self.state.seconds = time.perf_counter() - self.started
         self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
         self.told(self.state)
-        return self.state.seconds >= self.budget
+        return self.state.seconds >= self.ends
 
     def _queue(self, first: Found) -> str:
         """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
@@ -137,8 +162,8 @@ class Searching:
 
     def _next(self, found: Found) -> Iterator[Found]:
         """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate."""
-        operators = {each.op for each in found.graph.operations}
-        for rule in self.rules:
+        operators = found.graph.by_operator.keys()
+        for rule in self.using:
             if rule.tidy or not rule.operators <= operators:
                 continue
             for match in matches(rule, found.graph):
@@ -169,7 +194,7 @@ class Searching:
         return graph, tuple(names)
 
     def _tidier(self, graph: BytesGraph) -> tuple[BytesGraph, str] | None:
-        operators = {each.op for each in graph.operations}
+        operators = graph.by_operator.keys()
         for rule in self.rules:
             if not rule.tidy or not rule.operators <= operators:
                 continue

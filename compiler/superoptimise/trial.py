@@ -74,7 +74,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Arra
 def difference(rule: RewriteRule, seed: int) -> str:
     """How the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
     rng = np.random.default_rng(seed)
-    drawn = _Drawn(rng, _sizes(rule, rng))
+    drawn = _Drawn(rng, sizes_of(rule, rng))
     drawn.functions = _functions(rule, rng)
     before = [drawn.evaluate(term) for term in rule.before]
     try:
@@ -89,7 +89,7 @@ def difference(rule: RewriteRule, seed: int) -> str:
     return ""
 
 
-def _sizes(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Any]:
+def sizes_of(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Any]:
     """Values of its sizes for which the side before is legal and its conditions hold. NoTrial."""
     for _ in range(TRIES):
         values: dict[str, Any] = {each.name: each.among[rng.integers(len(each.among))] for each in rule.choices}

@@ -49,7 +49,6 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.superoptimise.budget import BudgetError
-    from celosia.compiler.superoptimise.equal import MissingRuntime
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
@@ -81,7 +80,6 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
         VerilogError,
         MissingLearner,
         MissingLibrary,
-        MissingRuntime,
         ToolError,
     )
     return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from celosia.compiler.program import Program
+    from celosia.driver.pages.page import Page
 
 ProgramFile = Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")]
 TargetConfig = Annotated[
@@ -116,6 +117,9 @@ Estimate = Annotated[
 Loops = Annotated[
     str | None, typer.Option(metavar="LAYER", help="Only the loops of this layer, and the schedule that made them.")
 ]
+Derivation = Annotated[
+    bool, typer.Option("--derivation", help="Only how `optimise` has made the model: each step, its proof, its gain.")
+]
 Decisions = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write what was decided for each layer, to change it.")
 ]
@@ -136,6 +140,7 @@ def inspect(
     memory: opt.Memory = None,
     loops: Loops = None,
     decisions: Decisions = None,
+    derivation: Derivation = False,
     shape: opt.ShapeOption = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
@@ -151,7 +156,11 @@ def inspect(
       celosia inspect model.onnx --estimate --memory pynq-z2
       celosia inspect model.onnx --loops conv1
       celosia inspect model.onnx --decisions decisions.json
+      celosia inspect faster.onnx --derivation
     """
+    if derivation:
+        _show_derivation(model)
+        return
     if memory is not None and not estimate:
         raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
     behind = common.memory_options(memory, "timed")
@@ -174,6 +183,19 @@ def inspect(
     elif decisions is None:
         common.show(parts.tables(program))
         _say(parts.lines(program))
+
+
+def _show_derivation(model: Path) -> None:
+    """ModelError where `celosia optimise` has not made the model."""
+    common.check_source(model)
+    from celosia.compiler.graph.importer import ModelError, read
+    from celosia.compiler.superoptimise.derivation import derivation_of
+    from celosia.driver.show import optimise as show
+
+    report = derivation_of(read(model), str(model))
+    if report is None:
+        raise ModelError(f"{model} holds no derivation; write a model with `celosia optimise` and look at that")
+    common.show(show.steps(report))
 
 
 class _Parts:
@@ -235,16 +257,16 @@ Source = Annotated[
     Path,
     typer.Argument(
         metavar="PROGRAM|REPORT.json|front.json|MODEL.onnx",
-        help="What `compile`, `run --report` or `explore` wrote, or a model.",
+        help="What `compile`, `run --report`, `explore` or `optimise` wrote, or a model.",
     ),
 ]
-Page = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The file to write.")]
+PageFile = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The file to write.")]
 
 
 @command
 def report(
     source: Source,
-    output: Page,
+    output: PageFile,
     config: opt.MaybeConfig = None,
     memory: opt.Memory = None,
     shape: opt.ShapeOption = None,
@@ -262,9 +284,10 @@ def report(
       celosia report model.onnx --config pynq --memory pynq-z2 -o page.html
       celosia report report.json -o page.html
       celosia report front/front.json -o front.html
+      celosia report faster.onnx -o page.html
     """
     behind = common.memory_options(memory, "timed")
-    from celosia.driver.pages import front, page, run
+    from celosia.driver.pages import derivation, page, run
 
     page.require()
     with common.progress_stages(quiet) as stages:
@@ -274,14 +297,25 @@ def report(
             for option, given in (("--config", config), ("--memory", memory), ("--shape", shape)):
                 if given:
                     raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
-            made = front.of_front(source) if front.is_front(source) else run.of_report(source)
+            made = _page_of(source)
         else:
             program = common.program_of(source, config, stages, no_check, shapes=common.shapes_of(shape))
             stages("drawing")
             made = run.of_program(program, **behind)
+            if source.suffix == ".onnx":
+                made = derivation.with_derivation(made, source)
         made.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
+
+
+def _page_of(report: Path) -> Page:
+    """Of what `run --report`, `explore` or `optimise --report` wrote."""
+    from celosia.driver.pages import derivation, front, run
+
+    if derivation.is_derivation(report):
+        return derivation.of_derivation(report)
+    return front.of_front(report) if front.is_front(report) else run.of_report(report)
 
 
 FloatModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")]

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from celosia import language, models
 
     __version__: str
-    from celosia.compiler.compile import compile
     from celosia.compiler.program import Program
     from celosia.driver.compare import compare
     from celosia.driver.evaluate import evaluate
     from celosia.driver.explore.explore import explore
     from celosia.driver.generate.decoder import Decoder
+    from celosia.driver.optimise import compile
     from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
     from celosia.driver.run.result import Result
@@ -47,7 +47,7 @@ _PLACES = {
     "Result": "celosia.driver.run.result",
     "Runtime": "celosia.driver.runtime",
     "compare": "celosia.driver.compare",
-    "compile": "celosia.compiler.compile",
+    "compile": "celosia.driver.optimise",
     "evaluate": "celosia.driver.evaluate",
     "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",

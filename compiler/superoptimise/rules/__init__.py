@@ -9,5 +9,8 @@ from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
 from celosia.compiler.superoptimise.rules.sharing import SHARING
 
-RULES: tuple[RewriteRule, ...] = (*MERGING, *CONVOLUTIONS, *SHARING, *MOVING, *PARTS)
+GROUPS: dict[str, tuple[RewriteRule, ...]] = {
+    "merging": MERGING, "convolutions": CONVOLUTIONS, "sharing": SHARING, "moving": MOVING, "parts": PARTS,
+}  # fmt: skip
+RULES = tuple(rule for group in GROUPS.values() for rule in group)
 """All of them."""

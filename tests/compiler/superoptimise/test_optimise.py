@@ -10,8 +10,12 @@ import onnx
 import pytest
 
 import celosia
+from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import price
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.options import Run
+from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.derivation import KEY, derivation_of
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -21,6 +25,7 @@ from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.driver.optimise import optimise as driver
+from celosia.driver.oracle import OracleError, opened
 
 pytest.importorskip("onnxruntime")
 
@@ -29,7 +34,7 @@ from sweep import rewritings
 
 
 def found(model: onnx.ModelProto, budget: float = 20, **given: Any) -> Optimised:
-    return optimise(model, lambda each: price(each, "pynq"), budget, difference, **given)
+    return optimise(model, lambda each: price(each, "pynq"), budget, opened, **given)
 
 
 def branches(qdq: bool, scales: tuple[float, ...] = (0.04, 0.05, 0.06, 0.07), seed: int = 0) -> onnx.ModelProto:
@@ -100,10 +105,10 @@ def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
 def test_each_rule_leaves_every_byte(qdq: bool) -> None:
     model = mixed(qdq, 3)
-    assert not difference(model, OnnxWriter(graph_of(model), model).write())
+    assert not difference(model, OnnxWriter(graph_of(model), model).write(), opened)
     made = every_rewriting(model)
     for name, other in made.items():
-        assert not difference(model, other), name
+        assert not difference(model, other, opened), name
     kinds = "merge a", "strides into", "split groups", "channels of a slice", "largest of joined", "transpose 0"
     assert all(any(name.startswith(kind) for name in made) for kind in kinds), sorted(made)
 
@@ -121,7 +126,7 @@ def test_constants_are_added_once() -> None:
     graph = graph_of(model)
     tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph)
     assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
-    assert not difference(model, OnnxWriter(tidied, model).write())
+    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
 
 
 def test_padding_goes_into_the_convolution() -> None:
@@ -132,14 +137,14 @@ def test_padding_goes_into_the_convolution() -> None:
     assert names == ("padding into a convolution",)
     (made,) = [each for each in tidied.operations if each.op == "convolve"]
     assert made["pads"] == (2, 3, 1, 2)
-    assert not difference(model, OnnxWriter(tidied, model).write())
+    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     model = mixed(seed % 2 == 0, seed)
     optimised = found(model, budget=3)
-    assert not optimised.refused and not difference(model, optimised.model)
+    assert not optimised.refused and not difference(model, optimised.model, opened)
     assert optimised.after.total <= optimised.before.total
 
 
@@ -156,17 +161,48 @@ def test_greedy_takes_no_step_that_costs() -> None:
 
 
 def test_what_differs_is_refused_in_a_sentence() -> None:
+    """An oracle that sees another byte in whatever is not the original."""
     model = branches(True)
-    told = []
+    asked = []
 
-    def differs(original: onnx.ModelProto, other: onnx.ModelProto) -> str:
-        told.append(other)
-        return "output 't3' differs in 1 of 2 elements"
+    def oracle(other: onnx.ModelProto) -> Run:
+        asked.append(other)
+        run, more = opened(other), np.int8(len(asked) % 2 == 0)
+        return lambda given: {name: y + more for name, y in run(given).items()}
 
-    optimised = optimise(model, lambda each: price(each, "pynq"), 20, differs)
+    optimised = optimise(model, lambda each: price(each, "pynq"), 20, oracle)
     assert optimised.model.SerializeToString() == model.SerializeToString() and not optimised.steps
-    assert optimised.after == optimised.before and len(told) == len(optimised.refused) > 0
-    assert "the step 'merge convolutions' at " in optimised.refused[0] and "differs in 1 of 2" in optimised.refused[0]
+    assert optimised.after == optimised.before and len(asked) == 2 * len(optimised.refused) > 0
+    sentence = optimised.refused[0]
+    assert "the step 'merge convolutions' at " in sentence and "differs in 2048 of 2048 elements" in sentence
+
+
+def test_what_the_oracle_does_not_run_is_refused_in_a_sentence() -> None:
+    model = branches(True)
+
+    def oracle(other: onnx.ModelProto) -> Run:
+        if len(other.graph.node) < len(model.graph.node):
+            raise OracleError("onnxruntime cannot run the model: no kernel")
+        return opened(other)
+
+    optimised = optimise(model, lambda each: price(each, "pynq"), 20, oracle)
+    assert not optimised.steps and "is refused: onnxruntime cannot run the model: no kernel" in optimised.refused[0]
+
+
+@pytest.mark.parametrize("name", ["", "conv"], ids=["nameless", "equal names"])
+def test_nodes_need_no_names_of_their_own(name: str) -> None:
+    model = branches(True)
+    for node in model.graph.node:
+        node.name = name
+    optimised = driver(model, "pynq", budget=20)
+    assert optimised.before.cycles / optimised.after.cycles >= 3.0 and not optimised.refused
+
+
+def test_the_compiler_opens_no_runtime_itself() -> None:
+    with pytest.raises(
+        BudgetError, match=r"there is no oracle to compare an optimised model with; call celosia\.compile"
+    ):
+        compiled(branches(True), "pynq", optimise="1s")
 
 
 def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +255,18 @@ def test_the_command(tmp_path: Path) -> None:
     run = lambda *given: CliRunner().invoke(app, ["optimise", *map(str, given)])  # noqa: E731
     done = run(model, "-o", out, "--budget", "20s", "--report", report)
     assert done.exit_code == 0 and "merge convolutions" in done.output and "times as fast" in done.output
-    assert not difference(onnx.load(model), onnx.load(out)) and '"gain"' in report.read_text()
+    assert not difference(onnx.load(model), onnx.load(out), opened) and '"gain"' in report.read_text()
+    told = CliRunner().invoke(app, ["inspect", str(out), "--derivation"], env={"COLUMNS": "250"})
+    assert told.exit_code == 0 and "merge convolutions" in told.output and "proofs.json: 8 cases" in told.output
+    assert "times as fast" in told.output
+    none = CliRunner().invoke(app, ["inspect", str(model), "--derivation"])
+    assert none.exit_code == 1 and "holds no derivation; write a model with `celosia optimise`" in none.output
+    pytest.importorskip("bokeh")
+    for source in (out, report):
+        page = tmp_path / f"{source.stem}.html"
+        drawn = CliRunner().invoke(app, ["report", str(source), "-o", str(page), "--quiet"])
+        text = page.read_text() if drawn.exit_code == 0 else drawn.output
+        assert "How the model came to be" in text and "merge convolutions" in text and "8 cases" in text, text[:300]
     for given, words in (
         ((model, "-o", model), "it is an input, too; give another name"),
         ((model, "-o", out, "--budget", "0"), "in 0 s nothing can be found; give more, as 60s"),
@@ -229,6 +276,23 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         failed = run(*given)
         assert failed.exit_code == 1 and words in failed.output, failed.output
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cycles": 1}', '{"cycles": 1, "cycles_before": 2, "host": 0}'])
+def test_a_broken_derivation_is_refused_in_a_sentence(text: str) -> None:
+    model = branches(True)
+    assert derivation_of(model, "m.onnx") is None
+    model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=text))
+    with pytest.raises(ModelError, match=r"the derivation in m\.onnx cannot be read: .*; optimise the model again"):
+        derivation_of(model, "m.onnx")
+
+
+def test_the_last_derivation_is_the_models() -> None:
+    optimised = found(branches(True))
+    kept = derivation_of(optimised.model, "it")
+    assert kept is not None and kept["steps"] == optimised.report["steps"]
+    again = found(optimised.model)
+    assert not again.steps and derivation_of(again.model, "it") == kept
 
 
 def test_what_cannot_be_written_is_refused() -> None:
@@ -260,7 +324,7 @@ def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
     model = m.model("z")
     tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
-    assert not difference(model, OnnxWriter(tidied, model).write())
+    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
 
 
 def test_weights_of_two_types_are_not_put_together() -> None:

@@ -1,0 +1,75 @@
+"""How an optimised model came to be, in the model itself: an entry of its metadata, which no runtime reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from celosia.compiler.graph.importer import ModelError
+
+KEY = "celosia.derivation"
+NUMBERS = ("cycles_before", "cycles", "host_before", "host")
+STEP = {"rule": str, "says": str, "where": list, "tidied": list, "proof": str, "cycles": float, "gain": float}
+
+
+def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
+    """Write what `report` says of steps and costs into the model."""
+    kept = {name: report[name] for name in (*NUMBERS, "steps")}
+    for entry in [each for each in model.metadata_props if each.key == KEY]:
+        model.metadata_props.remove(entry)
+    model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(kept)))
+
+
+def derivation_of(model: onnx.ModelProto, name: str) -> dict[str, Any] | None:
+    """What was written into a model; None where nothing was. ModelError, with the model's name, for what is none."""
+    text = next((each.value for each in model.metadata_props if each.key == KEY), None)
+    if text is None:
+        return None
+    try:
+        return checked(json.loads(text))
+    except ValueError as error:
+        raise ModelError(f"the derivation in {name} cannot be read: {error}; optimise the model again") from None
+
+
+def checked(report: Any) -> dict[str, Any]:
+    """`report`, which has all that is shown. ValueError says what is missing."""
+    if not isinstance(report, dict):
+        raise ValueError("it is no object")
+    for name in NUMBERS:
+        if not _is(report.get(name), float):
+            raise ValueError(f"it has no number {name!r}")
+    steps = report.get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ValueError("it has no list of steps")
+    for step in steps:
+        for name, kind in STEP.items():
+            if not _is(step.get(name), kind) or (
+                kind is list and not all(isinstance(each, str) for each in step[name])
+            ):
+                raise ValueError(f"a step has no {name!r}")
+    return report
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+
+
+def tidied(row: dict[str, Any]) -> str:
+    """The rules that tidied up behind a step."""
+    return ", ".join(f"{name} ({count})" for name, count in _counted(row["tidied"]))
+
+
+def total(report: dict[str, Any]) -> str:
+    """What all steps came to, in a sentence."""
+    before, after = report["cycles_before"], report["cycles"]
+    text = f"{after:,.0f} cycles, {before:,.0f} before"
+    if after:
+        text += f": {before / after:.3f} times as fast"
+    return f"{text}; on the CPU {report['host']:,.0f}, {report['host_before']:,.0f} before, by estimate"
+
+
+def _counted(names: list[str]) -> list[tuple[str, int]]:
+    return [(name, names.count(name)) for name in dict.fromkeys(names)]
