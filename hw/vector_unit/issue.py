@@ -124,8 +124,8 @@ class Issue:
 
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
-        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike. Once that is
-        # accepted, two are under way, so that it does not count for the next one.
+        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike. Once that
+        # is accepted, two are under way, so that it does not count for the next one.
         there, alike, coming = Signal(), Reg(), self._constants(~self.current)
         m.d.comb += there.eq(offered & self.alone & ~self.under_way[1])
         told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]
