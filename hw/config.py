@@ -160,7 +160,7 @@ class Config:
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
-    softmax: elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: it has none.
+    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
     weight_bits: 4: LOAD expands packed weights on their way to wgt, of four bits and a factor each 32; 8: it does not.
     """
 

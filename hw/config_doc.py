@@ -73,9 +73,8 @@ FIELDS = {
         "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
     ),
     "softmax": (
-        "elements of a softmax that the vector unit adds up, or divides, in a cycle; 0: none",
-        "each an adder of floats and a divider, 760 LUTs, and half a block RAM: 4 are 3,751 LUTs of `pynq`; without, "
-        "softmax runs on the CPU",
+        "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4; 0: none",
+        "each an adder of floats and a divider, 775 LUTs, and a block RAM; without, softmax runs on the CPU",
     ),
     "weight_bits": (
         "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",

@@ -181,6 +181,7 @@ class Generator:
         rich: bool = False,
     ) -> None:  # fmt: skip
         self.cfg, self.rng, self.wrap, self.rich = cfg, rng, wrap, rich
+        self.last_softmax: dict[str, int] = {}
         self.align = cfg.piece_bytes if align is None else align
         self.instr_bytes = instruction_bytes(cfg)
         page = 4096
@@ -303,19 +304,23 @@ class Generator:
         return fields
 
     def softmax(self) -> dict[str, int]:
-        """Of rows of some entries; it goes to OUT or INP."""
+        """Of rows of some entries; it goes to OUT or INP. Or one like the last one."""
         rng, cfg = self.rng, self.cfg
+        if (last := self.last_softmax) and rng.random() < 0.5:
+            own = {name: rng.randint(0, last[name]) for name in ("a_base", "dst_base")}
+            return last | own | {"extent_x": rng.randint(1, last["extent_x"])}
         n, x = self.extents(2, 60)
         destination = rng.choice([each for each in choices(cfg, Destination) if each.name in ("OUT", "INP")])
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
         fields |= self.address("a", OUTER_LOOPS, (n, 1, x), cfg.vin_depth)
         fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
-        return fields | dict(
+        self.last_softmax = fields | dict(
             softmax=1, a_source=ASource.VIN, destination=destination, imm=rng.randrange(cfg.block_out),
             zero_point=rng.choice((-128, 0, rng.randint(-128, 127))), clip_lo=rng.choice((-128, low)),
             clip_hi=rng.choice((127, high)),
         )  # fmt: skip
+        return self.last_softmax.copy()
 
     def vector(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg

@@ -100,6 +100,11 @@ class Lane(wiring.Component):
         ]
         connect_pads(m, writer.pads, self.pads)
 
+        self._tell(m, accept, writer, engine)
+        return m
+
+    def _tell(self, m: Module, accept: Value, writer: Writer, engine: ReadEngine) -> None:
+        """What others see of it."""
         in_flight = Signal(range(2 * IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
@@ -114,7 +119,6 @@ class Lane(wiring.Component):
             self.held.eq((in_flight != 0) & ~writer.moves & ~self.halt),
             self.quiet.eq((in_flight == 0) & engine.quiet),
         ]
-        return m
 
     def _accept(self, m: Module, rows: Rows, jobs: HeadFifo, writer: Writer) -> Value:
         """An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.

@@ -81,7 +81,7 @@ class Issue:
         of_rows = fields.softmax if self._cfg.softmax else Const(0)
         apart = of_rows | self.alone
         if self._cfg.softmax:
-            apart &= ~(of_rows & self._goes_along(m, unit.instr.valid & ~accept))
+            apart &= ~(of_rows & self._goes_along(m, unit.instr.valid))
         m.d.comb += [
             # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
             waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | apart)),
@@ -124,7 +124,8 @@ class Issue:
 
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
-        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike.
+        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike. Once that
+        # is accepted, two are under way, so that it does not count for the next one.
         there, alike, coming = Signal(), Reg(), self._constants(~self.current)
         m.d.comb += there.eq(offered & self.alone & ~self.under_way[1])
         told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]

@@ -20,9 +20,10 @@ BLOCK = re.compile(r"```(?P<kind>diff|sh|python)\n(?P<code>.*?)```\n(?:\n```text
 FOLDERS = ("bitstreams", "compiler", "docs", "driver", "hw", "models", "sim", "src", "tests")
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("copy")
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    folder = tmp_path / "copy"
+    folder.mkdir()
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -80,11 +81,14 @@ def test_the_steps_of_the_page(copy: Path) -> None:
 
 
 @pytest.mark.rtl
-def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path, tmp_path: Path) -> None:
+def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
     """The planted fault: |a - b| without its bars in the functional simulator."""
-    wrong = tmp_path / "wrong"
-    shutil.copytree(copy, wrong, symlinks=True)
-    fast = wrong / "sim" / "vectorised.py"
-    fast.write_text(fast.read_text().replace("return np.where(a < b, b - a, a - b)", "return a - b"))
+    for m in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
+        if m["kind"] == "diff":
+            patch(copy, m["code"])
+    fast = copy / "sim" / "vectorised.py"
+    source = fast.read_text()
+    assert source.count(right := "return np.where(a < b, b - a, a - b)") == 1
+    fast.write_text(source.replace(right, "return a - b"))
     with pytest.raises(AssertionError, match=r"FAILED tests/sim/test_fsim\.py::test_each_instruction"):
-        call(wrong, "bash", "-c", "pytest -q tests/sim/test_fsim.py -k each_instruction")
+        call(copy, "bash", "-c", "pytest -q tests/sim/test_fsim.py -k each_instruction")

@@ -56,8 +56,7 @@ def random_config(seed: int) -> Config:
             alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2)),
             weight_bits=rng.choice((4, 8)),
         )  # fmt: skip
-        if fields["batch"] > 1 or 4 * fields["softmax"] > fields["block_out"]:
-            fields["softmax"] = 0
+        fields["softmax"] = min(fields["softmax"], fields["block_out"] // 4) if fields["batch"] == 1 else 0
         try:
             cfg = Config(**fields, name=f"random-{seed}")
         except ConfigError:
