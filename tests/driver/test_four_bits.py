@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from benchmarks.encoders import Encoder, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from celosia.driver.cli import app
 from celosia.driver.four_bits import GROUP, in_four_bits
 from celosia.driver.moments import moments
 from celosia.driver.quantize import quantize
+from celosia.hw.config import PRESETS
 
 USAGE = 2
 """The exit code of an option that is none."""
@@ -259,3 +262,18 @@ def test_the_comparison_sees_a_bias_in_old_steps(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(four_bits._Quantised, "rescale_bias", lambda *_: None)
     with pytest.raises(AssertionError):
         test_biases_follow_their_weights(tmp_path)
+
+
+def test_the_hardware_packs_what_quantize_makes(tmp_path: Path) -> None:
+    """Nothing but these weights joins the two: on a Config that expands weights each product's are packed."""
+    encoder = Encoder(16, 2, 16, 64)
+    path, made = tmp_path / "encoder.onnx", tmp_path / "w4.onnx"
+    onnx.save(encoder.model(), path)
+    quantize(path, {"x": np.concatenate([sample(encoder.shape, seed) for seed in range(4)])}, made, weights=4)
+    program = celosia.compile(made, config=replace(PRESETS["pynq"], weight_bits=4))
+    products = [info for launch in program.launches for info in launch.layers if info.what.startswith("conv")]
+    assert sum(info.what.count("conv") for info in products) == 6  # two of them are one layer
+    assert all("packed weights" in info.what for info in products)
+    x = sample(encoder.shape, 9)
+    (expected,) = oracle.session(made).run(None, {"x": x})
+    np.testing.assert_array_equal(celosia.Runtime(program, "functional").run({"x": x}).outputs["y"], expected)
