@@ -74,7 +74,8 @@ FIELDS = {
     ),
     "softmax": (
         "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4; 0: none",
-        "each an adder of floats and a divider, 775 LUTs, and a block RAM; without, softmax runs on the CPU",
+        "each an adder of floats and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; without, "
+        "softmax runs on the CPU",
     ),
     "weight_bits": (
         "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",

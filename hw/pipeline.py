@@ -123,10 +123,10 @@ def softmax_behind(cfg: Config, rows: Any, groups: Any) -> Any:
     return beats * softmax_parts(cfg) + _FROM_SHARES
 
 
-def softmax_cycles(cfg: Config, rows: Any, groups: Any, left_out: Any = 0) -> Any:
+def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done, if no other one is
-    there: of `rows` rows of `groups` entries each; numbers, or arrays of them. left_out: lanes of the last entry that
-    are none of it, which take their time. The largest bytes of the first tile take a cycle an entry.
+    there: of `rows` rows of `groups` entries each; numbers, or arrays of them. The largest bytes of the first tile take
+    a cycle an entry.
 
     >>> softmax_cycles(Config(softmax=4), rows=16, groups=4), softmax_cycles(Config(softmax=4), rows=160, groups=4)
     (661, 2965)

@@ -14,7 +14,7 @@ from celosia.compiler.graph.select import Choice
 from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
-from celosia.hw.pipeline import softmax_cycles
+from celosia.hw.pipeline import softmax_parts, tile_rows
 
 
 def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
@@ -42,8 +42,10 @@ def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
 
 
 def _cycles(cfg: Config, choice: Choice) -> int:
+    """Of a softmax behind another one."""
     x = choice.layer.x
-    return int(softmax_cycles(cfg, x.height * x.width, pack.blocks(x.channels, cfg.block_out), 0))
+    tiles = -(-x.height * x.width // tile_rows(cfg))
+    return tiles * tile_rows(cfg) * softmax_parts(cfg) * pack.blocks(x.channels, cfg.block_out)
 
 
 def _makers(cfg: Config, choices: list[Choice]) -> list[set[int]]:
