@@ -31,9 +31,22 @@ def _bytes(cfg: Config, name: str) -> int:
     return scratchpads(cfg)[name].entry_bytes
 
 
-def _weight_bytes(cfg: Config, p: Problem) -> int:
-    """Of all weights of a layer."""
-    return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg)
+def _weight_bytes(cfg: Config, p: Problem) -> float:
+    """Of all weights of a layer, those that one port brings."""
+    return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
+
+
+def _is_spread(cfg: Config, p: Problem) -> bool:
+    """Whether both ports may bring halves of weights."""
+    return scratchpads(cfg)["wgt"].spread and not p.packed
+
+
+def _through_ports(cfg: Config, p: Problem, near: Floats, far: Floats) -> Floats:
+    """Bytes that come through the busier port at least: `near` through the first one, weights, `far`, through the last
+    one or both."""
+    if cfg.ports == 1:
+        return near + far
+    return np.maximum(near, (near + far) / 2 if _is_spread(cfg, p) else far)
 
 
 def lower_bounds(
@@ -60,7 +73,7 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]]
     shares = _read([layer for layer, _ in layers]) if cfg.forward else [1.0] * len(layers)
     gemm = sum(s * p.steps for s, (_, own) in zip(shares, layers) for p in own if not p.grouped)
     vector = sum(s * _entries(p) for s, (_, own) in zip(shares, layers) for p in own)
-    weights: dict[Hashable, int] = {}
+    weights: dict[Hashable, float] = {}
     for layer, own in layers:
         if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
             size = sum(_weight_bytes(cfg, p) for p in own if not p.grouped)
@@ -111,14 +124,14 @@ def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: i
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
     near = inp * _bytes(cfg, "inp") + fetched + (_entries(p, cfg) * cfg.lanes if p.residual else 0)
     far = wgt * p.weight_bytes(cfg)
-    read = _beats(cfg, memory, near + far if cfg.ports == 1 else np.maximum(near, far))
+    read = _beats(cfg, memory, _through_ports(cfg, p, near, far))
     write = _beats(cfg, memory, _entries(p, cfg) * cfg.lanes)
 
     rows = np.array([_touched(p.window, 0, int(each), p.rows) for each in y])
     columns = np.array([_touched(p.window, 1, int(each), p.columns) for each in x])
     tile_near = np.minimum(k, blocks) * rows * columns * _bytes(cfg, "inp")
     tile_far = n * np.where(cut, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
-    first = (tile_near + tile_far if cfg.ports == 1 else np.maximum(tile_near, tile_far)) // cfg.bus_bytes
+    first = _through_ports(cfg, p, tile_near, tile_far) // cfg.bus_bytes
     compute = first + copies * max(p.steps, _entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _ends(memory), np.float64)
 
