@@ -87,7 +87,7 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
     if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
         return None
     axis, dims = attribute(node, "axis", 1), shape(value)
-    if scale.size > 1 and dims is not None:
+    if scale.size > 1 and dims is not None and zero.dtype != np.int32:  # nobody looks at the axis of a bias
         if not -len(dims) <= axis < len(dims) or scale.shape != (dims[axis],):
             return None  # whoever computes it says what is wrong
         axis %= len(dims)

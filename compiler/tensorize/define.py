@@ -29,6 +29,7 @@ from celosia.compiler.tensorize.definition import Definition, Level, depthwise, 
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.config import Config
+from celosia.hw.scratchpads import depths
 
 
 def define(cfg: Config, layer: Layer) -> list[Definition]:
@@ -68,8 +69,9 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     """A convolution and maps, whose passes follow that of the convolution in each tile. Untileable where they look up
     in more tables than there is room for."""
     conv, *maps = block.layers
-    if sum(layer.epilogue.table is not None for layer in block.layers) > cfg.lut_count:
-        raise Untileable(f"a tile looks up in more tables than the {cfg.lut_count} of lut_count")
+    room = depths(cfg)["lut"]
+    if sum(layer.epilogue.table is not None for layer in block.layers) > room:
+        raise Untileable(f"a tile looks up in more tables than the {room} of lut_count")
     assert isinstance(conv, Conv)
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
     (run,) = pack.runs(cfg, conv)

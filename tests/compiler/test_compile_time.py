@@ -56,11 +56,11 @@ def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     count = 0
     build = blocks.build
 
-    def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object) -> blocks.Image:
+    def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object, **more: bool) -> blocks.Image:
         nonlocal count
         for layer in launches[0]:
             count += len(layer.layers) if isinstance(layer, blocks.Block) else 1
-        return build(cfg, launches, *rest)  # type: ignore[arg-type]
+        return build(cfg, launches, *rest, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(blocks, "build", counted)

@@ -452,13 +452,13 @@ def test_a_zero_point_that_is_no_integer(tmp_path: Path) -> None:
 def test_a_bias_of_another_length() -> None:
     from driver_models import quantised
 
-    for form, words in (("qdq", "8 scales or zero points along axis 0 of shape"), ("qoperator", "Conv")):
+    for form in ("qdq", "qoperator"):
         proto = quantised(form=form)
         for tensor in proto.graph.initializer:
             if tensor.name.startswith("bias"):
                 array = numpy_helper.to_array(tensor)
                 tensor.CopyFrom(numpy_helper.from_array(np.resize(array, array.size - 3), tensor.name))
-        refuse_to_compile(proto, words)
+        refuse_to_compile(proto, "Conv")
 
 
 # Loops ----------------------------------------------------------------------------------------------------------

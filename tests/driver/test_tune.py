@@ -80,7 +80,7 @@ def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What stays on chip beside the tiles of two groups may be too much: known before a trial."""
-    monkeypatch.setattr(blocks._Cutter, "_kept", lambda self, part: [part])  # also where its layers apart are quicker
+    monkeypatch.setattr(blocks._Cutter, "kept", lambda self, part: [part])  # also where its layers apart are quicker
     found: list[tuple[bool, Status]] = []
     searched = network_of(models / "quantised.onnx", "tiny")
     for each in searched.occurrences():
