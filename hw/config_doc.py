@@ -79,7 +79,7 @@ FIELDS = {
     ),
     "weight_bits": (
         "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",
-        "two small multipliers for each byte of the bus, 333 LUTs of `pynq`; weights that are such take 33/64 of the "
+        "two small multipliers for each byte of the bus, 400 LUTs of `pynq`; weights that are such take 33/64 of the "
         "bus and of DRAM",
     ),
 }
