@@ -116,10 +116,14 @@ def behind(layer: Layer, y: Activation) -> Map | None:
     if not isinstance(layer, Map):
         return None
     epilogue, residual = layer.epilogue, layer.epilogue.residual
-    if residual is None or residual.operand == y:
+    if residual is None:
         return layer
     operand = residual.operand
-    if epilogue.table is not None or epilogue.clip != (-128, 127) or operand.dims != y.dims:
+    if operand.dims != layer.x.dims:  # one of them is a row for all
+        return None
+    if operand == y:
+        return layer
+    if epilogue.table is not None or epilogue.clip != (-128, 127):
         return None
     turned = replace(residual, operand=y, scale_v=residual.scale_b, scale_b=residual.scale_v)
     return replace(layer, x=operand, epilogue=replace(epilogue, residual=turned))

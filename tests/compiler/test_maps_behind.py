@@ -90,6 +90,7 @@ def test_what_cannot_be_turned(epilogue: dict[str, object]) -> None:
     add = Residual(other, 1, 2, 3, 4)
     assert behind(Map("sum", x, y, Epilogue(residual=add, **epilogue)), x) is None  # type: ignore[arg-type]
     row = Activation.alone(cfg, "row", 1, 4, 1, 1)
+    assert behind(Map("sum", x, y, Epilogue(residual=replace(add, operand=row))), row) is None  # what makes a row
     assert behind(Map("sum", x, y, Epilogue(residual=replace(add, operand=row))), x) is None
 
 
