@@ -70,7 +70,8 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attr.graphs
 
 
-def _version(proto: onnx.ModelProto, domain: str) -> int:
+def opset_of(proto: onnx.ModelProto, domain: str) -> int:
+    """The version of `domain` that a model imports."""
     names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
     return next((int(each.version) for each in proto.opset_import if each.domain in names), 1)
 
@@ -80,7 +81,7 @@ def _schema(proto: onnx.ModelProto, node: onnx.NodeProto) -> onnx.defs.OpSchema 
     if (node.domain, node.op_type) in OWN_CODE:
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, _version(proto, node.domain), node.domain)
+        schema = onnx.defs.get_schema(node.op_type, opset_of(proto, node.domain), node.domain)
     except onnx.defs.SchemaError:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None
@@ -90,18 +91,18 @@ def _with_calls(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that ONNX defines by functions as calls of functions of the model."""
     result = onnx.ModelProto()
     result.CopyFrom(inferred(proto))
-    for node, types in list(_typed(result.graph, ChainMap())):
+    for node, types in list(typed(result.graph, ChainMap())):
         schema = _schema(result, node)
         if schema is None:
             continue
         given = {attr.name for attr in node.attribute}
         defaults = {name: attr.default_value for name, attr in schema.attributes.items()}
         node.attribute.extend(value for name, value in defaults.items() if value.name and name not in given)
-        function = onnx.FunctionProto.FromString(_body(schema, _version(result, node.domain), node, types))
+        function = onnx.FunctionProto.FromString(_body(schema, opset_of(result, node.domain), node, types))
         function.domain, function.name = DOMAIN, f"{node.op_type}_{len(result.functions)}"
         kept = [each for each in function.opset_import if each.domain not in ("", "ai.onnx")]
         del function.opset_import[:]
-        function.opset_import.extend([onnx.helper.make_opsetid("", _version(result, "")), *kept])
+        function.opset_import.extend([onnx.helper.make_opsetid("", opset_of(result, "")), *kept])
         result.functions.append(function)
         node.domain, node.op_type = DOMAIN, function.name
     if all(each.domain != DOMAIN for each in result.opset_import):
@@ -123,13 +124,13 @@ def _body(schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, types:
     return body
 
 
-def _typed(graph: onnx.GraphProto, outside: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
+def typed(graph: onnx.GraphProto, outside: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
     """All nodes, those of subgraphs too, and the types of what each can read. One name may be two values."""
     types = outside.new_child(dict(_types(graph)))
     for node in graph.node:
         yield node, types
         for inner in subgraphs(node):
-            yield from _typed(inner, types)
+            yield from typed(inner, types)
 
 
 def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
@@ -64,6 +65,8 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
             shaped = _with_shapes(inline_functions(expand_gradients(proto)))
+        if why := mistyped(shaped):
+            raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
     except MemoryError:

@@ -43,6 +43,8 @@ class Traits:
     runtime for the sake of an open size. weights: the input that holds them. scale: the input that is the scale of its
     result, whose zero point is the next one. windows: its attributes are those of windows. like: for one of
     onnxruntime's, of whose shapes ONNX knows nothing, ONNX's of the same shape and type, and which inputs that has.
+    takes: for one of onnxruntime's, the element types of its inputs, a letter each: f float32, i int32, T, U and V one
+    of eight bits, Q a quantised one, the same wherever the letter is the same, . any; the last group may repeat (*).
     first: it runs in numpy even though there is a kernel. random: it returns something else each time.
     """
 
@@ -56,6 +58,7 @@ class Traits:
     scale: int | None = None
     windows: bool = False
     like: tuple[str, slice | tuple[int, ...]] | None = None
+    takes: str = ""
     first: bool = False
     random: bool = False
 

@@ -136,6 +136,7 @@ def test_seeded_random_numbers_are_repeated() -> None:
 
 X = [value("x", [2])]
 HUGE = [1 << 20, 1 << 20]
+ONE = np.ones((1, 1), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ HUGE = [1 << 20, 1 << 20]
                [value("b", [2])]), r"'b'.*name: n"),
         (model([helper.make_node("Reshape", ["x", "s"], ["y"], name="r")], X, [value("y", ["a"])], s=[3]),
          r"Reshape \(r\).*\[2\].*\[3\]"),
-        (model([helper.make_node("MatMul", ["w", "x"], ["y"])], [value("x", ["n"])], [value("y", [1])], w=[[1.0]]),
+        (model([helper.make_node("MatMul", ["w", "x"], ["y"])], [value("x", ["n"])], [value("y", [1])], w=ONE),
          r"input 'x' has a dynamic dimension 0 \(n\), whose size is not given; give numbers for --shape x=n "),
     ],
 )  # fmt: skip

@@ -293,7 +293,7 @@ def _embedded(
 # Others ------------------------------------------------------------------------------------------------------------
 
 
-@op("QLinearWhere", kind=Kind.OPAQUE, scale=7)
+@op("QLinearWhere", kind=Kind.OPAQUE, scale=7, takes=".TfT TfT fT")
 def qlinear_where(node: Node) -> Tensor:
     """condition, x, sx, zx, y, sy, zy, s, z."""
     kind = node.input(1).dtype

@@ -54,7 +54,7 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
     )
 
 
-@op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)))
+@op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)), takes="..Q")
 def quantize_linear(node: Node) -> Tensor:
     """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
     x = node.input(0)
@@ -69,7 +69,7 @@ def quantize_linear(node: Node) -> Tensor:
     return T.compute(x.shape, body, "quantize")
 
 
-@op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)))
+@op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)), takes="Q.Q")
 def dequantize_linear(node: Node) -> Tensor:
     """By tensor, channel or block, to the type of the scale."""
     x = node.input(0)
@@ -202,7 +202,7 @@ def matmul_integer(node: Node) -> Tensor:
     return matmul_any(node, a, b, matrix_product, **how, finish=finish)
 
 
-@op("QGemm", kind=Kind.COMPLEX, heavy=True, like=("Gemm", (0, 3)), scale=7)
+@op("QGemm", kind=Kind.COMPLEX, heavy=True, like=("Gemm", (0, 3)), scale=7, takes="TfT UfU if V")
 def qgemm(node: Node) -> Tensor:
     """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
     a, b = node.input(0), node.input(3)
@@ -235,7 +235,7 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
-@op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, like=("Add", (0, 3)), scale=6)
+@op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, like=("Add", (0, 3)), scale=6, takes="TfT TfT fT")
 def qlinear_add(node: Node) -> Tensor:
     """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them."""
     a, b = node.input(0), node.input(3)
@@ -255,7 +255,7 @@ def qlinear_add(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-@op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6)
+@op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6, takes="TfT TfT fT")
 def qlinear_mul(node: Node) -> Tensor:
     """Of bytes, broadcast."""
     a, b = node.input(0), node.input(3)
@@ -296,7 +296,7 @@ def logistic(x: Expr) -> Expr:
     return p * x / q + 0.5
 
 
-@op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3)
+@op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3, takes="TfT fT")
 def qlinear_unary(node: Node) -> Tensor:
     """Sigmoid or LeakyRelu of bytes."""
     alpha = node.attrs.get("alpha", 0.01)
@@ -309,7 +309,7 @@ def qlinear_unary(node: Node) -> Tensor:
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearConcat", kind=Kind.COMPLEX, like=("Concat", slice(2, None, 3)), scale=0)
+@op("QLinearConcat", kind=Kind.COMPLEX, like=("Concat", slice(2, None, 3)), scale=0, takes="fT TfT*")
 def qlinear_concat(node: Node) -> Tensor:
     """sy, zy, then (x, sx, zx) for each part."""
     starts = range(2, len(node.inputs), 3)
@@ -323,7 +323,7 @@ def qlinear_concat(node: Node) -> Tensor:
     return concatenate(node, tensors, axis, [rescale(i) for i in starts])
 
 
-@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3)
+@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3, takes="TfT fT")
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
     """Channels may be the last axis."""
@@ -367,7 +367,7 @@ def table(node: Node) -> Tensor:
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3)
+@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements, but for a window that is the image."""
@@ -387,7 +387,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), body, "average")
 
 
-@op("QLinearSoftmax", kind=Kind.REDUCTION, like=("Identity", (0,)), scale=3)
+@op("QLinearSoftmax", kind=Kind.REDUCTION, like=("Identity", (0,)), scale=3, takes="TfT fT")
 def qlinear_softmax(node: Node) -> Tensor:
     """Powers from a table of 256, relative to the largest input."""
     x = node.input(0)
