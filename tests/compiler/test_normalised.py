@@ -1,4 +1,4 @@
-"""Normalised rows have onnxruntime's bits: its kernel for AVX2 adds squares in an order of its own."""
+"""Normalised rows and softmax have onnxruntime's bits: its kernels add side by side, in an order of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def model(op: str, length: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPERATORS[op][0])], ir_version=10)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors have another kernel")
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors have another kernel")
+
+
+@x86
 @pytest.mark.parametrize(("op", "length"), CASES)
 def test_rows_have_onnxruntimes_bits(op: str, length: int) -> None:
     proto, random = model(op, length), np.random.default_rng(length)
@@ -43,3 +46,24 @@ def test_rows_have_onnxruntimes_bits(op: str, length: int) -> None:
     feed["x"][1] += 100  # and some whose mean is far from 0
     (expected,) = opened(proto).run(None, feed)
     np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"], expected)
+
+
+POWERS = [("Softmax", (60, n), -1, 13) for n in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 112, 197, 1000)]
+POWERS += [("Softmax", (4, 12, 20, 3), 1, 13), ("Softmax", (3, 12, 20), 1, 11), ("Softmax", (7, 5, 33), 0, 13)]
+
+
+@x86
+@pytest.mark.parametrize(("op", "shape", "axis", "opset"), [*POWERS, ("Exp", (5000,), 0, 13)])
+def test_powers_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
+    """Rows of little and of much spread, so that some powers have no float."""
+    node = helper.make_node(op, ["x"], ["y"], **({"axis": axis} if op == "Softmax" else {}))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    proto = helper.make_model(
+        helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", opset)], ir_version=10
+    )
+    random = np.random.default_rng(shape[-1])
+    spread = np.exp(random.uniform(-2, 4.5, (shape[0], *[1] * (len(shape) - 1))))
+    feed = {"x": (random.normal(size=shape) * spread).astype(np.float32)}
+    (expected,) = opened(proto).run(None, feed)
+    found = celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"]
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))

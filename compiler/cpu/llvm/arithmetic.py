@@ -234,7 +234,17 @@ def exp32(b: Any, x: V) -> V:
     k = b.sub(f.bits(shifted), f.bits(magic))
     r = f.fma(n, f.c(-0.693145752), x)
     r = f.fma(n, f.c(-1.42860677e-6), r)
-    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997, 1.0, 1.0)
+    # Coefficients: those of onnxruntime's softmax, so that all bits are the same.
+    p = f.poly(
+        r,
+        0.0013780593872070312,
+        0.008373124524950981,
+        0.041669536381959915,
+        0.166664719581604,
+        0.49999985098838806,
+        1.0,
+        1.0,
+    )
     return f.scaled(p, k, n, there)
 
 

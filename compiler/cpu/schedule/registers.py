@@ -70,6 +70,8 @@ def register_tile(
     vectors = [read for read, s in zip(inside, steps) if s]
     scalars = [read for read, s in zip(inside, steps) if not s]
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
+    if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
+        others = []  # nothing is shared, and row by row they stay beside the loops that make what they read
     kinds = _kinds(others, vectors, scalars, 2 in steps)
     rows_outside = None
     if choose is not None:
