@@ -1,4 +1,4 @@
-"""Normalised rows and softmax have onnxruntime's bits: its kernels add side by side, in an order of their own."""
+"""Normalised rows, softmax and functions have onnxruntime's bits: its polynomials, and sums in an order of its own."""
 
 from __future__ import annotations
 
@@ -50,16 +50,20 @@ def test_rows_have_onnxruntimes_bits(op: str, length: int) -> None:
 
 POWERS = [("Softmax", (60, n), -1, 13) for n in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 112, 197, 1000)]
 POWERS += [("Softmax", (4, 12, 20, 3), 1, 13), ("Softmax", (3, 12, 20), 1, 11), ("Softmax", (7, 5, 33), 0, 13)]
+FUNCTIONS = [(op, (500, 40), 0, 20) for op in ("Erf", "Exp", "Gelu", "Sigmoid", "Tanh")]
+FUNCTIONS += [("Gelu", (500, 40), 1, 20), *((op, (500, 40), 0, 1) for op in ("FastGelu", "Gelu", "QuickGelu"))]
 
 
 @x86
-@pytest.mark.parametrize(("op", "shape", "axis", "opset"), [*POWERS, ("Exp", (5000,), 0, 13)])
-def test_powers_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
+@pytest.mark.parametrize(("op", "shape", "axis", "opset"), [*POWERS, *FUNCTIONS])
+def test_functions_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
     """Rows of little and of much spread, so that some powers have no float."""
-    node = helper.make_node(op, ["x"], ["y"], **({"axis": axis} if op == "Softmax" else {}))
+    domain = "com.microsoft" if opset == 1 else ""
+    attributes = {"Softmax": {"axis": axis}, "Gelu": {"approximate": "tanh" if axis else "none"}}.get(op, {})
+    node = helper.make_node(op, ["x"], ["y"], domain=domain, **({} if domain else attributes))
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
     proto = helper.make_model(
-        helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", opset)], ir_version=10
+        helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid(domain, opset)], ir_version=10
     )
     random = np.random.default_rng(shape[-1])
     spread = np.exp(random.uniform(-2, 4.5, (shape[0], *[1] * (len(shape) - 1))))

@@ -199,6 +199,15 @@ class _F32:
     def float(self, x: V) -> V:
         return self.b.bitcast(x, widened(x, ir.FloatType()))
 
+    def reduced(self, x: V) -> tuple[V, V, V]:
+        """(r, k, n) such that exp(x) = 2^k exp(r) for small r; n is k as a float."""
+        magic = self.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+        shifted = self.fma(x, self.c(1.44269504088896341), magic)
+        n = self.b.fsub(shifted, magic)
+        k = self.b.sub(self.bits(shifted), self.bits(magic))
+        r = self.fma(n, self.c(-0.693145752), x)
+        return self.fma(n, self.c(-1.42860677e-6), r), k, n
+
     def scaled(self, x: V, k: V, n: V, where: V) -> V:
         """x * 2^k for -252 <= k <= 254, which is n as a float; 0, and not computed, where that does not hold."""
         zero = self.c(0.0)
@@ -226,14 +235,9 @@ class _F32:
 def exp32(b: Any, x: V) -> V:
     """exp of float32, of scalars or vectors."""
     f = _F32(b, x)
-    magic = f.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
     x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
     there = b.fcmp_unordered(">=", x, f.c(-104.0))  # what is too small for a float would be slow to compute
-    shifted = f.fma(x, f.c(1.44269504088896341), magic)
-    n = b.fsub(shifted, magic)
-    k = b.sub(f.bits(shifted), f.bits(magic))
-    r = f.fma(n, f.c(-0.693145752), x)
-    r = f.fma(n, f.c(-1.42860677e-6), r)
+    r, k, n = f.reduced(x)
     # Coefficients: those of onnxruntime's softmax, so that all bits are the same.
     p = f.poly(
         r,
@@ -270,40 +274,53 @@ def log32(b: Any, x: V) -> V:
     return f.where(b.fcmp_ordered("==", x, f.c(0.0)), f.c(-math.inf), r)
 
 
+def _rational(f: _F32, x: V, limit: float, above: tuple[float, ...], below: tuple[float, ...]) -> V:
+    """x P(x^2) / Q(x^2), for x kept within the limit on both sides."""
+    b = f.b
+    x = f.where(b.fcmp_ordered("<", x, f.c(-limit)), f.c(-limit), x)
+    x = f.where(b.fcmp_ordered(">", x, f.c(limit)), f.c(limit), x)
+    square = b.fmul(x, x)
+    return b.fdiv(b.fmul(f.poly(square, *above), x), f.poly(square, *below))
+
+
 def tanh32(b: Any, x: V) -> V:
-    """(1 - e) / (1 + e) for e = exp(-2|x|) = 2^k + 2^k * p: sums that keep the digits of p near 0."""
+    """The hyperbolic tangent of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
+    above = (
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
+        6.37261928875436e-04, 4.89352455891786e-03,
+    )  # fmt: skip
+    below = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+    return _rational(_F32(b, x), x, 9.0, above, below)
+
+
+def sigmoid32(b: Any, x: V) -> V:
+    """1 / (1 + exp(-x)) of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
     f = _F32(b, x)
-    magic = f.c(12582912.0)  # as in exp32
-    size = intrinsic(b, "llvm.fabs", x)
-    size = f.where(b.fcmp_ordered(">", size, f.c(9.5)), f.c(9.5), size)  # where the result is 1
-    shifted = f.fma(size, f.c(-2 * 1.44269504088896341), magic)
-    n = b.fsub(shifted, magic)
-    scale = f.float(b.add(b.shl(f.bits(shifted), f.i(23)), f.i(127 << 23)))
-    r = f.fma(n, f.c(-0.693145752 / 2), b.fneg(size))
-    r = f.fma(n, f.c(-1.42860677e-6 / 2), r)
-    r = b.fadd(r, r)
-    p = f.poly(r, 1.38824864e-3, 8.36669188e-3, 4.16672044e-2, 0.16666542, 0.49999997)
-    p = f.fma(b.fmul(p, r), r, r)
-    above = f.fma(scale, p, b.fsub(scale, f.c(1.0)))
-    below = f.fma(scale, p, b.fadd(scale, f.c(1.0)))
-    return intrinsic(b, "llvm.copysign", b.fdiv(above, below), x)
+    above = (
+        4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03, 2.48287947061529e-01,
+    )  # fmt: skip
+    below = (
+        6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03, 1.16817656904453e-01,
+        9.93151921023180e-01,
+    )  # fmt: skip
+    y = b.fadd(_rational(f, x, 18.0, above, below), f.c(0.5))
+    return f.where(b.fcmp_ordered("<", y, f.c(0.0)), f.c(0.0), y)
 
 
 def erf32(b: Any, x: V) -> V:
-    """The error function of float32, of scalars or vectors."""
+    """The error function of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
     f = _F32(b, x)
     size = intrinsic(b, "llvm.fabs", x)
-    s = b.fmul(x, x)
-    t = f.where(b.fcmp_ordered(">", size, f.c(4.0)), f.c(4.0), size)
-    ts = b.fmul(t, t)
-    r = f.fma(f.poly(t, -1.72853470e-5, 3.83197126e-4), ts, f.poly(t, -3.88396438e-3, 2.42546219e-2))
-    for k in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = f.fma(r, t, f.c(k))
-    r = f.fma(r, t, b.fneg(t))
-    large = intrinsic(b, "llvm.copysign", b.fsub(f.c(1.0), exp32(b, r)), x)
-    p = f.poly(s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
-    small = f.fma(p, x, x)
-    return f.where(b.fcmp_ordered(">", size, f.c(0.927734375)), large, small)
+    size = f.where(b.fcmp_ordered(">", size, f.c(3.925)), f.c(3.925), size)
+    near = (-5.99104969e-4, 4.99339588e-3, -2.67667342e-2, 1.12818025e-1, -3.76124859e-1, 1.28379151e-1)
+    far = (1.72948930e-5, -3.83208680e-4, 3.88393435e-3, -2.42545605e-2, 1.06777847e-1, 6.34846687e-1, 1.28717512e-1)
+    small = f.fma(f.poly(b.fmul(size, size), *near), size, size)
+    power = b.fneg(f.fma(f.poly(size, *far), size, size))
+    r, k, _ = f.reduced(power)
+    p = f.poly(r, 1.38319808e-3, 8.37550033e-3, 4.16689515e-2, 1.66664466e-1, 4.99999851e-1, 1.0, 1.0)
+    scale = f.float(b.shl(b.add(k, f.i(127)), f.i(23)))  # of a power that is not far below 0
+    large = b.fsub(f.c(1.0), b.fmul(p, scale))
+    return intrinsic(b, "llvm.copysign", f.where(b.fcmp_ordered(">=", size, f.c(0.921875)), large, small), x)
 
 
-F32 = {"exp": exp32, "log": log32, "tanh": tanh32, "erf": erf32}
+F32 = {"exp": exp32, "log": log32, "tanh": tanh32, "erf": erf32, "sigmoid": sigmoid32}

@@ -21,6 +21,8 @@ def one(x: Expr) -> Expr:
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + exp(-x)), without an overflow where the result is small."""
+    if x.dtype == "float32":
+        return call("sigmoid", x)
     small = call("exp", -call("abs", x))
     return select(x < 0, small, one(x)) / (small + 1)
 
@@ -44,7 +46,8 @@ def softplus(x: Expr) -> Expr:
 def gelu(x: Expr, approximate: str) -> Expr:
     """By erf, or by tanh where `approximate` says so."""
     if approximate == "tanh":
-        return x * 0.5 * (call("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
+        near = math.sqrt(2 / math.pi)
+        return x * 0.5 * (call("tanh", x * (0.044715 * near * x * x + near)) + 1)
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
