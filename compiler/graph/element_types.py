@@ -42,8 +42,8 @@ def _strange(node: NodeProto, types: Types, opset: int) -> Iterator[str]:
         where = f"{formal} of {node.op_type} ({node.name or next(iter(node.output), '')}) is of {kind}"
         if allowed and kind not in allowed:
             yield f"{where}; it takes {' or '.join(sorted(allowed))}"
-        other, expected = first.setdefault(shared or formal, (formal, kind))
-        if kind != expected:
+        other, expected = first.setdefault(shared, (formal, kind))
+        if shared and kind != expected:
             yield f"{where} and {other} of {expected}; both must be of one type"
 
 

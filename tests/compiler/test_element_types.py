@@ -73,3 +73,16 @@ def test_an_element_type_in_each_place(op: str) -> None:
         assert about_types or taken(changed), (place, other)
         # Parts of QLinearConcat of the other sign onnxruntime reads as if they were of its own.
         assert not about_types or not taken(changed) or op == "QLinearConcat", (place, other, said)
+
+
+def test_each_state_of_a_scan_has_a_type_of_its_own() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["c"]), helper.make_node("Identity", ["b"], ["d"])], "body",
+        [helper.make_tensor_value_info("a", 1, [2]), helper.make_tensor_value_info("b", 3, [2])],
+        [helper.make_tensor_value_info("c", 1, [2]), helper.make_tensor_value_info("d", 3, [2])],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["x", "q"], ["y", "z"], body=body, num_scan_inputs=1)
+    values = {name: helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in
+              (("x", 1, [2]), ("q", 3, [3, 2]), ("y", 1, [2]), ("z", 3, [3, 2]))}  # fmt: skip
+    graph = helper.make_graph([node], "g", [values["x"], values["q"]], [values["y"], values["z"]])
+    assert not refusal(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
