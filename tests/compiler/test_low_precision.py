@@ -155,7 +155,7 @@ BAD = {
     ),
     "blocks of less than nothing": (lambda: convolution(scale=(6, 2, 3, 3), axis=1, block_size=-8), "blocks of -8"),
     "no such axis": (lambda: convolution(axis=4), "along axis 4 of shape"),
-    "two types": (mixed, r"x_zero_point of DequantizeLinear \(t0\) is of uint4 and x of int4; both must be of one type"),
+    "two types": (mixed, r"x_zero_point of DequantizeLinear \(t0\) is of uint4 and x of int4; both must be of one"),
     "a block that is no power of two": (lambda: n_bits(block_size=24), "block_size 24, K 64, N 6; give a power of two"),
     "no block": (lambda: n_bits(block_size=0), "block_size 0"),
     "3 bits": (lambda: n_bits(bits=3), "weights of 3 bits; 2, 4 and 8 are known"),
