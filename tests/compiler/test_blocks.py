@@ -577,7 +577,7 @@ def test_vector_must_wait_for_taps(name: str) -> None:
 # Any field of any instruction -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_changed_field_is_found_or_changes_nothing(data: st.DataObject) -> None:
     cfg = CONFIGS[data.draw(st.sampled_from(list(CONFIGS)))]

@@ -56,7 +56,7 @@ def chains(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"y = Mul({known[-1]}, x)"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     chains(), SCALES, st.integers(-128, 127), SCALES,
     st.integers(-128, 127), st.sampled_from(("int8", "uint8")),

@@ -265,7 +265,7 @@ PLACES = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(
     st.integers(0, 3), st.sampled_from(["here", "here", "there", "first"]), st.integers(0, 3),
     st.sampled_from(["here", "here", "there", "beside", "first"]), st.booleans(),

@@ -37,7 +37,7 @@ def less_zero(x: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int64]:
     return x.astype(np.int64) - zero.astype(np.int64)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     st.integers(1, 40), st.integers(1, 40), st.integers(1, 70), BYTES, BYTES, st.booleans(), st.integers(0, 2),
     st.integers(0, 99),
@@ -127,7 +127,7 @@ def convolutions(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any], dict[str,
     return x, w, {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(convolutions(), st.booleans(), st.integers(0, 99))
 def test_convolutions(case: tuple[NDArray[Any], NDArray[Any], dict[str, Any]], by_channel: bool, seed: int) -> None:
     x, w, attrs = case

@@ -207,7 +207,7 @@ def test_what_is_proved_holds() -> None:
     """Samples of a graph that passes the proof are the same alone as among others, in onnxruntime."""
     seen: Counter[bool] = Counter()
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         graphs = data.draw(st.composite(Graphs)())

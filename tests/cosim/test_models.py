@@ -43,7 +43,7 @@ def rtl(name: str) -> RtlDevice:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))
@@ -51,7 +51,7 @@ def test_random_models(name: str, b: Builder) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", some(RTL_CONFIGS, ["tiny", "batch2"]))
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_rtl(name: str, b: Builder) -> None:
     check(b, rtl(name))

@@ -177,7 +177,7 @@ def test_on_the_rtl(config: str, turn: int) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
@@ -201,7 +201,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
@@ -216,7 +216,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
     """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""

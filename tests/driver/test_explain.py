@@ -119,7 +119,7 @@ def intervals(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
     return made, sorted([0, *inner, max([now, *inner]) + 1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(intervals())
 def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, int]], list[int]]) -> None:
     made, edges = drawn

@@ -54,7 +54,7 @@ def field_values(fmt: Format) -> st.SearchStrategy[dict[str, int]]:
 
 
 @pytest.mark.parametrize("cfg, opcode", CASES)
-@settings(max_examples=25)  # of each of many forms
+@settings(max_examples=12)  # of each of many forms
 @given(data=st.data())
 def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
     fmt = formats(cfg)[opcode]
@@ -66,7 +66,7 @@ def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject)
 
 
 @pytest.mark.parametrize("cfg, opcode", CASES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_amaranth_sees_the_same_bits(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
     layout = pytest.importorskip("celosia.hw.layout")
