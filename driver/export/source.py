@@ -129,8 +129,6 @@ int {name}_close({name} *self);
         program, name, upper = self.program, self.name, self.upper
         return f"""#include "{name}.h"
 
-#include <string.h>
-
 {chr(10).join(self._declarations())}
 
 static const celosia_image image = {{

@@ -2,8 +2,6 @@
 
 #include "celosia.h"
 
-#include <string.h>
-
 #define SETUPS 5
 
 static uint32_t get(const celosia_device *device, uint32_t offset) { return device->read(device->context, offset); }

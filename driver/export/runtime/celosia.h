@@ -9,6 +9,13 @@
 
 #include "celosia_hardware.h"
 
+#if __STDC_HOSTED__ || defined(__cplusplus)
+#include <string.h>
+#else /* what a compiler wants of any environment */
+void *memcpy(void *restrict to, const void *restrict from, size_t size);
+void *memset(void *to, int value, size_t size);
+#endif
+
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "weights and instructions are little-endian, and so must be the processor"
 #endif

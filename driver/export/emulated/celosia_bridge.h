@@ -7,8 +7,13 @@
 
 /* The stream: two functions for the target to have (stream_*.c). They return when all bytes have passed, and not at all
    where the other side is gone. */
-void celosia_bridge_get(void *bytes, size_t size);
-void celosia_bridge_put(const void *bytes, size_t size);
+#ifdef __wasm__
+#define IMPORTED(name) __attribute__((import_module("env"), import_name(name)))
+#else
+#define IMPORTED(name)
+#endif
+IMPORTED("celosia_bridge_get") void celosia_bridge_get(void *bytes, size_t size);
+IMPORTED("celosia_bridge_put") void celosia_bridge_put(const void *bytes, size_t size);
 
 /* `memory` is the device's, of `size` bytes. */
 celosia_device celosia_bridge(uint8_t *memory, size_t size);
