@@ -42,7 +42,7 @@ _ALL = (
     ),
     ExportTarget(
         "riscv32-none",  # rv32imac: floats in software
-        Target(4, 16, frozenset(("m", "a", "c")), "riscv32-none", "riscv32-unknown-none-elf", "generic-rv32"),
+        Target(16, 4, frozenset(("m", "a", "c")), "riscv32-none", "riscv32-unknown-none-elf", "generic-rv32"),
         ("-march=rv32imac", "-mabi=ilp32", "-mcmodel=medany", "-ffreestanding"),
         ("-target", "riscv32-freestanding-none", "-mcpu=generic_rv32+m+a+c", "-mcmodel=medany"),
         hosted=False,
