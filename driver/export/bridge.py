@@ -1,4 +1,4 @@
-"""The other side of runtime/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
+"""The other side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
 
 from __future__ import annotations
 
@@ -65,16 +65,14 @@ class FunctionalRegisters:
             self._run()
 
     def _run(self) -> None:
-        error = Error.NONE
+        error, whole = Error.NONE, self.device.dram
         try:
-            self._values["error_index"] = 0
-            base = self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32
-            if (base, self._values["dma_size"]) != (DMA_BASE, len(self.device.dram)):
-                error = Error.ADDRESS
-            else:
-                self.device.run(self._values["instr_addr"], self._values["instr_count"])
+            start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
+            self.device.dram = whole[start : start + self._values["dma_size"]]
+            self.device.run(self._values["instr_addr"], self._values["instr_count"])
         except (DeviceError, ValueError):
             error = Error.ILLEGAL_INSTRUCTION
+        self.device.dram = whole
         self._values["status"] = STATUS_DONE | error << STATUS_ERROR_SHIFT
 
     def wait(self) -> None:
@@ -101,7 +99,7 @@ class RtlRegisters:
 
 
 class BridgeError(RuntimeError):
-    """A program that does not speak as device_bridge.c does, or has ended."""
+    """A program that does not speak as emulated/device_bridge.c does, or has ended."""
 
 
 class Bridge:
@@ -119,9 +117,9 @@ class Bridge:
         self.instruction = 0
         self.code = self._until_told([], [])
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
-        """The model, once; writes to `outputs` where the code that it returns is 0."""
-        self._give(struct.pack("<I", 1))
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
+        """A model, once; writes to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
+        self._give(struct.pack("<I", model))
         self.code = self._until_told([*inputs], [*outputs])
         return self.code
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +36,18 @@ class Emulator:
     files: tuple[str, ...] = ()
 
 
-_SERIAL = ("-nic", "none", "-display", "none", "-monitor", "none", "-chardev", "stdio,id=serial,signal=off", "-serial", "chardev:serial")
+_SERIAL = (
+    "-nic",
+    "none",
+    "-display",
+    "none",
+    "-monitor",
+    "none",
+    "-chardev",
+    "stdio,id=serial,signal=off",
+    "-serial",
+    "chardev:serial",
+)
 _BARE = "-static", "-Wl,-T,program.ld", "-Wl,--gc-sections"
 _ORIGINS = {"riscv32-none": 0x8000_0000, "armv7-none": 0x4020_0000}
 EMULATORS = {
@@ -62,49 +76,57 @@ EMULATORS = {
 
 
 def missing(target: ExportTarget) -> str | None:
-    """What a test or benchmark that emulates `target` lacks on this machine, and where it comes from; None for nothing."""
-    if find_spec("ziglang") is None:
+    """What a test or benchmark that emulates `target` lacks here, and where it comes from; None for nothing."""
+    if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
     lacking = [tool for tool in emulator.command[:1] if shutil.which(tool) is None]
     lacking += [path for path in emulator.files if not Path(path).exists()]
     if lacking:
-        return f"could not find '{lacking[0]}', which runs {target.name}; Debian, Ubuntu: apt-get install {emulator.package}"
+        package = f"Debian, Ubuntu: apt-get install {emulator.package}"
+        return f"could not find '{lacking[0]}', which runs {target.name}; {package}"
     return None
 
 
-def build(exported: Exported, folder: Path) -> list[str]:
-    """Writes the model into `folder`, builds it as a program on a bridge, and returns the command that runs it.
-
-    ToolMissing where this machine lacks something.
-    """
-    target, emulator = exported.target, EMULATORS[exported.target.name]
+def build(exported: Sequence[Exported], folder: Path) -> list[str]:
+    """Writes models of one target into `folder`, builds one program of them, on a bridge, and returns the command that
+    runs it. ToolMissing where this machine lacks something."""
+    target = exported[0].target
+    emulator = EMULATORS[target.name]
     lack = missing(target)
     if lack is not None:
         raise ToolMissing(lack)
-    write(exported, folder)
-    name = exported.model.name
-    (folder / f"{name}_bridge.c").write_text(bridge_program(exported.model), encoding="utf-8")
+    for each in exported:
+        write(each, folder)
+    (folder / f"{PROGRAM}.c").write_text(bridge_program([each.model for each in exported]), encoding="utf-8")
     if target.name in _ORIGINS:
         text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
-        (folder / "program.ld").write_text(
-            text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8"
-        )
-    sources = [f"{name}_bridge.c", f"{name}.c", f"{name}_data.c", "celosia.c"]
-    sources += [str(EMULATED / file) for file in (BRIDGE, *emulator.sources)]
-    sources += [file for file in exported.files if file.endswith(".o")]
-    program = f"{name}_bridge"
-    command = [*compiler(target), *FLAGS, f"-I{EMULATED}", *emulator.flags, *sources, "-o", program]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        (folder / "program.ld").write_text(text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8")
+    sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
+    for each in exported:
+        sources += [f"{each.model.name}.c", f"{each.model.name}_data.c"]
+        sources += [file for file in each.files if file.endswith(".o")]
+    last = ("-lm",) if target.hosted else ()
+    compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *last], folder)
+    return [*emulator.command, str(folder / PROGRAM)]
+
+
+def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
+    """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
+    done = subprocess.run(
+        [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise ToolMissing(f"ziglang could not build {name} for {target.name}: {done.stderr.strip()[-600:]}")
-    return [*emulator.command, str(folder / program)]
+        raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
 
 
+PROGRAM = "on_bridge"
 FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
 
 
 def compiler(target: ExportTarget) -> list[str]:
-    """The command of a C compiler for `target`."""
-    bare = () if target.hosted else ("-ffreestanding",)
-    return [sys.executable, "-m", "ziglang", "cc", *target.zig, *bare, *(("-lm",) if target.hosted else ())]
+    """The command of a C compiler for `target`: this machine's own, or ziglang."""
+    own = shutil.which(os.environ.get("CC", "cc"))
+    if own is not None and target.name == platform.machine():
+        return [own, *target.gcc]
+    return [sys.executable, "-m", "ziglang", "cc", *target.zig, *(() if target.hosted else ("-ffreestanding",))]

@@ -42,13 +42,13 @@ class Places:
         return self.of[name]
 
 
-def aligned(size: int) -> int:
-    """The next multiple of `ALIGN`.
+def aligned(size: int, unit: int = ALIGN) -> int:
+    """The next multiple of `unit`.
 
-    >>> aligned(1), aligned(64)
-    (64, 64)
+    >>> aligned(1), aligned(64), aligned(1, 4096)
+    (64, 64, 4096)
     """
-    return -(-size // ALIGN) * ALIGN
+    return -(-size // unit) * unit
 
 
 def nbytes(tensor: TensorInfo) -> int:
@@ -121,8 +121,8 @@ def require_exportable(program: Program) -> None:
     for step in program.steps:
         if isinstance(step, HostStep):
             raise ExportError(
-                f"{step.op.label} cannot be exported: it runs in Python's host runtime, for it is no loop over tensors "
-                "of known shapes; make its shapes constant, or replace the operator, or run the model with `celosia "
+                f"{step.op.label} cannot be exported: numpy computes it, as operators without loops of their own "
+                "and those of unknown shapes; replace it, give shapes with --shape, or run the model with `celosia "
                 "deploy` on a board that has Python"
             )
     for tensor in (*program.inputs, *program.outputs):
@@ -132,8 +132,7 @@ def require_exportable(program: Program) -> None:
             raise ExportError(f"{what} cannot be exported: C has no {kind}; give the model tensors of numbers alone")
         if -1 in tensor.shape:
             raise ExportError(
-                f"{what} cannot be exported: its size is only known when it runs; fix it with --shape "
-                f"{tensor.name}=..."
+                f"{what} cannot be exported: its size is only known when it runs; fix it with --shape {tensor.name}=..."
             )
 
 

@@ -16,10 +16,11 @@ from celosia.driver.export.places import ALIGN, C_TYPES, Place, Places, nbytes
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6
-KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long register "
-    "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while self".split()
+KEYWORDS = re.compile(
+    "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
+    "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|self"
 )
+"""What is no name of a parameter."""
 
 
 def identifier(text: str, otherwise: str) -> str:
@@ -29,7 +30,8 @@ def identifier(text: str, otherwise: str) -> str:
     ('input_0', 'in_3x', 'in', 'in_int')
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
-    return name if name and not name[0].isdigit() and name not in KEYWORDS else f"{otherwise}_{name}".rstrip("_")
+    free = name and not name[0].isdigit() and not KEYWORDS.fullmatch(name)
+    return name if free else f"{otherwise}_{name}".rstrip("_")
 
 
 def names_of(tensors: tuple[TensorInfo, ...], what: str, taken: set[str]) -> list[str]:
@@ -70,7 +72,7 @@ class Model:
         tensors = [f"   {what} {number}: {_plain(each.name)}, {program.shape_text(each)}, {nbytes(each)} bytes"
                    for what, group in (("input", program.inputs), ("output", program.outputs))
                    for number, each in enumerate(group)]  # fmt: skip
-        return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}. Written by `celosia export`.
+        return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}, by `celosia export`.
 
 {chr(10).join(tensors)}
 */
@@ -159,10 +161,11 @@ int {name}_run_sized({name} *self, const void *const *inputs, const size_t *inpu
     uint8_t *out[{upper}_OUTPUTS + 1];
     if (!self->state.device) return CELOSIA_NOT_OPEN;
     int code = celosia_check(inputs, input_bytes, in_bytes, {upper}_INPUTS, CELOSIA_INPUT_SIZE);
-    if (!code) code = celosia_check((const void *const *)outputs, output_bytes, out_bytes, {upper}_OUTPUTS, CELOSIA_OUTPUT_SIZE);
-    if (code) return code;
     for (int i = 0; i < {upper}_INPUTS; i++) in[i] = inputs[i];
     for (int i = 0; i < {upper}_OUTPUTS; i++) out[i] = outputs[i];
+    const void *const *given = (const void *const *)outputs;
+    if (!code) code = celosia_check(given, output_bytes, out_bytes, {upper}_OUTPUTS, CELOSIA_OUTPUT_SIZE);
+    if (code) return code;
     self->state.cycles = 0;
     return steps(self, in, out);
 }}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celosia.compiler.cpu.target import GLIBC, TARGETS, Target, TargetError
+from celosia.driver.choices import EXPORT_TARGETS
 from celosia.hw.config import did_you_mean
 
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """target: of kernels. gcc, zig: options of a C compiler for it, `gcc` for gcc and clang of that processor, `zig` for
+    """target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for that processor, `zig` of
     `zig cc`. hosted: whether it has an operating system and a C library."""
 
     name: str
@@ -55,8 +56,7 @@ _ALL = (
         hosted=False,
     ),
 )  # fmt: skip
-EXPORT_TARGETS = {each.name: each for each in _ALL}
-DEFAULT = "x86_64"
+_BY_NAME = {each.name: each for each in _ALL}
 
 
 def find_export_target(name: str) -> ExportTarget:
@@ -64,4 +64,4 @@ def find_export_target(name: str) -> ExportTarget:
     if name not in EXPORT_TARGETS:
         near = did_you_mean(name, EXPORT_TARGETS)
         raise TargetError(f"there is no target {name!r}{near}; take {', '.join(EXPORT_TARGETS)}")
-    return EXPORT_TARGETS[name]
+    return _BY_NAME[name]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.options import Options, Source
-from celosia.compiler.program import Program
+from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.files import OutputError, replacing
 from celosia.driver.export import hardware
 from celosia.driver.export.build_files import HOSTED, MARK, cmake, main_program, makefile
+from celosia.driver.export.objects import undefined
 from celosia.driver.export.places import ExportError, places_of
 from celosia.driver.export.source import Model, identifier
 from celosia.driver.export.targets import ExportTarget, find_export_target
@@ -23,16 +24,20 @@ LINUX = "celosia_linux.h", *HOSTED
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as files: their contents by their names in the folder."""
+    """A model as files: their contents by their names in the folder. functions: of the C library, that kernels call."""
 
     model: Model
     target: ExportTarget
     files: dict[str, bytes]
+    functions: tuple[str, ...] = ()
 
 
 def export_program(program: Program, target: ExportTarget, name: str | None = None) -> Exported:
     """`program`, whose kernels are objects for `target`, as C. name: in C, by default the model's. ExportError."""
-    model = Model(_name(program, name), program, places_of(program))
+    if name is not None:
+        require_name(name)
+    places, functions = places_of(program), functions_of(program, target)
+    model = Model(name or identifier(program.name.lower(), "model"), program, places)
     texts = {
         hardware.HEADER: hardware.header(),
         "Makefile": makefile(target),
@@ -48,15 +53,52 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
         files[file] = (RUNTIME / file).read_bytes()
     for kernel in program.kernels:
         files[f"{model.name}_kernels/{kernel.name}.o"] = kernel.code
-    return Exported(model, target, files)
+    return Exported(model, target, files, functions)
 
 
-def _name(program: Program, given: str | None) -> str:
-    if given is None:
-        return identifier(program.name.lower(), "model")
-    if identifier(given, "") != given:
-        raise ExportError(f"{given!r} is no name in C; take letters, digits and _, the first one no digit")
-    return given
+ANYWHERE = frozenset(("memcpy", "memmove", "memset", "memcmp"))
+"""What a C compiler wants of any environment."""
+WITHOUT_SYSTEM = frozenset(
+    name + suffix
+    for name in ("ceil", "cos", "exp", "exp2", "fabs", "floor", "fma", "fmax", "fmin", "fmod", "log", "log10", "log2",
+                 "round", "sin", "sqrt", "tan", "trunc")
+    for suffix in ("", "f")
+)  # fmt: skip
+"""What ziglang's runtime has where there is no operating system, and newlib's libm."""
+
+
+def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
+    """Functions of the C library that kernels call, beside those of `ANYWHERE` and the compiler's own, which begin with
+    _. ExportError where the target does not bring one."""
+    found: set[str] = set()
+    for step in program.steps:
+        if isinstance(step, CpuStep) and step.kernel is not None:
+            names = undefined(program.kernels[step.kernel].code) - ANYWHERE
+            found |= (called := {name for name in names if not name.startswith("_")})
+            lacking = sorted(called - WITHOUT_SYSTEM)
+            if lacking and not target.hosted:
+                node = step.nodes[-1]
+                others = f" (with {len(step.nodes) - 1} others in its kernel)" if len(step.nodes) > 1 else ""
+                raise ExportError(
+                    f"{node.op} ({node.name}){others} cannot be exported for {target.name}: it calls {lacking[0]} of "
+                    "the C library, which is not there without an operating system; replace the operator, or take "
+                    "another target"
+                )
+    return tuple(sorted(found))
+
+
+def require_model(source: Path, name: str | None) -> None:
+    """ExportError where `source` is a Program, whose kernels are for another processor, or `name` is no name in C."""
+    if source.is_file() and Program.is_program(source):
+        raise ExportError(f"{source} is a Program, compiled for one processor; give the ONNX model that it was made of")
+    if name is not None:
+        require_name(name)
+
+
+def require_name(name: str) -> None:
+    """ExportError where it is no name in C."""
+    if not name or identifier(name, "") != name:
+        raise ExportError(f"{name!r} is no name in C; take letters, digits and _, and no digit first")
 
 
 def export(source: Source, target: str, options: Options, name: str | None = None) -> Exported:

@@ -21,7 +21,7 @@ celosia_device celosia_bridge(uint8_t *memory, size_t size);
 void celosia_bridge_take(void *tensor, size_t size);
 void celosia_bridge_give(const void *tensor, size_t size);
 
-/* Tells how a call has ended; returns what to do next: 0 to end. */
+/* Tells how a call has ended; returns the number of the model that is to run next, from 1 on, or 0 to end. */
 uint32_t celosia_bridge_told(int code, uint32_t instruction);
 
 #endif

@@ -27,14 +27,14 @@ static void write_register(void *context, uint32_t offset, uint32_t value) {
     message('W', offset, value);
 }
 
-static void flush(void *context, size_t start, size_t size) {
-    message('F', (uint32_t)start, (uint32_t)size);
-    put((const uint8_t *)context + start, size);
+static void flush(void *context, const uint8_t *start, size_t size) {
+    message('F', (uint32_t)(start - (const uint8_t *)context), (uint32_t)size);
+    put(start, size);
 }
 
-static void invalidate(void *context, size_t start, size_t size) {
-    message('I', (uint32_t)start, (uint32_t)size);
-    celosia_bridge_get((uint8_t *)context + start, size);
+static void invalidate(void *context, uint8_t *start, size_t size) {
+    message('I', (uint32_t)(start - (const uint8_t *)context), (uint32_t)size);
+    celosia_bridge_get(start, size);
 }
 
 static void wait(void *context, uint32_t microseconds) {

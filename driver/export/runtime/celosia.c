@@ -142,7 +142,7 @@ int celosia_open(celosia_state *state, const celosia_device *device, const celos
         unlocked(device);
         if (code) return code;
         memcpy(device->memory + image->address, image->bytes, image->size);
-        if (device->flush) device->flush(device->context, image->address, image->size);
+        if (device->flush) device->flush(device->context, device->memory + image->address, image->size);
     }
     state->device = device;
     state->memory_size = image->memory_size;
@@ -212,14 +212,14 @@ void celosia_pack(celosia_state *state, const celosia_form *form, uint32_t addre
                 }
             }
         }
-    if (device->flush) device->flush(device->context, address, size);
+    if (device->flush) device->flush(device->context, device->memory + address, size);
 }
 
 void celosia_unpack(celosia_state *state, const celosia_form *form, uint32_t address, void *tensor) {
     uint8_t *to = tensor;
     const celosia_device *device = state->device;
     const size_t apart = (size_t)form->batch * form->group;
-    if (device->invalidate) device->invalidate(device->context, address, stored_bytes(form));
+    if (device->invalidate) device->invalidate(device->context, device->memory + address, stored_bytes(form));
     for (uint32_t image = 0; image < form->images; image++)
         for (uint32_t channel = 0; channel < form->channels; channel++) {
             const uint8_t *from =
@@ -248,7 +248,7 @@ const char *celosia_text(int code) {
         CELOSIA_HARDWARE_TEXTS
         case CELOSIA_NO_ACCELERATOR: return "there is no Celosia accelerator at these registers; load its bitstream";
         case CELOSIA_OTHER_CONFIG: return "the accelerator has another Config than the model was exported for";
-        case CELOSIA_OTHER_SOURCES: return "the bitstream was made of other hardware sources than the model is for";
+        case CELOSIA_OTHER_SOURCES: return "the bitstream is of other hardware sources than the model was exported for";
         case CELOSIA_LITTLE_MEMORY: return "the device has less memory than the model needs";
         case CELOSIA_UNALIGNED_BASE: return "the device's memory does not begin at a multiple of 4096";
         case CELOSIA_UNALIGNED_INSTANCE: return "the instance does not lie at a multiple of its alignment";

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* The accelerator and its memory, as a model reaches them. What may be NULL says so. `context` is given back to each
-   function; one device serves any number of models, one run at a time. */
+   function. Several models share an accelerator with a device each, that has a part of the memory; one runs at a time. */
 typedef struct {
     void *context;
     uint32_t (*read)(void *context, uint32_t offset);                /* a register; offsets are bytes */
@@ -35,8 +35,8 @@ typedef struct {
     size_t size;
     /* NULL where the processor and the accelerator see the same bytes at once. What was written to `memory` reaches the
        accelerator with `flush`, and what that has written is seen after `invalidate`. */
-    void (*flush)(void *context, size_t start, size_t size);
-    void (*invalidate)(void *context, size_t start, size_t size);
+    void (*flush)(void *context, const uint8_t *start, size_t size);
+    void (*invalidate)(void *context, uint8_t *start, size_t size);
     /* Waits so long, or shorter; NULL: the status is looked at again at once. */
     void (*wait)(void *context, uint32_t microseconds);
     int interrupt;      /* whether `wait` ends with the accelerator's interrupt */
