@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from celosia.compiler.program.dtypes import itemsize
 from celosia.driver.board.device import PAGE
 from celosia.driver.export.places import ALIGN, C_TYPES, aligned, nbytes
-from celosia.driver.export.source import Model
+from celosia.driver.export.source import CModel
 from celosia.driver.export.targets import ExportTarget
 
 LIBRARY = "celosia_models"
@@ -89,7 +89,7 @@ target_include_directories({LIBRARY} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
 {hosted if target.hosted else ""}"""
 
 
-def _buffers(model: Model) -> tuple[list[str], list[str], list[str]]:
+def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
     """(declarations, names of inputs, names of outputs) of static memory for the tensors."""
     lines: list[str] = []
     names: tuple[list[str], list[str]] = ([], [])
@@ -102,7 +102,7 @@ def _buffers(model: Model) -> tuple[list[str], list[str], list[str]]:
     return lines, *names
 
 
-def main_program(model: Model) -> str:
+def main_program(model: CModel) -> str:
     """The text of NAME_main.c: one inference of files to files, on a board under Linux where the model has launches."""
     board = bool(model.device_bytes())
     lines, ins, outs = _buffers(model)
@@ -167,7 +167,7 @@ _BOARD = """    static celosia_linux board;
 _NO_BOARD = """    static const celosia_device none, *device = &none; /* all of it runs on this processor */"""
 
 
-def bridge_program(models: Sequence[Model]) -> str:
+def bridge_program(models: Sequence[CModel]) -> str:
     """The text of a program that runs these models on a device behind a bridge, as often as it is told to."""
     names = [model.name for model in models]
     sizes = [aligned(model.device_bytes(), PAGE) for model in models]
@@ -211,7 +211,7 @@ int main(void) {{
 """
 
 
-def _bridged(model: Model, number: int) -> str:
+def _bridged(model: CModel, number: int) -> str:
     """One model's case: inputs, a run, and where it ends well, outputs."""
     lines, ins, outs = _buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)

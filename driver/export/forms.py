@@ -92,5 +92,5 @@ def _matrices(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
     sizes = matrix_sizes(shape)
     inside = np.cumprod((1, *sizes[:0:-1]))[::-1]  # elements from one to the next along each axis of the tensor
     order = MATRICES[form.fold]
-    apart = [int(inside[order.index(axis)]) for axis in range(3)]
-    return form.dims[1] // count, 1, (1, 1), (1, 1), (0, 0), (columns, rows), (0, *apart)
+    matrix, column, row = (int(inside[order.index(axis)]) for axis in range(3))
+    return form.dims[1] // count, 1, (1, 1), (1, 1), (0, 0), (columns, rows), (0, matrix, column, row)

@@ -16,12 +16,12 @@ ALIGN = 64
 """Bytes that tensors are aligned to: a line of the cache."""
 
 
-class ExportError(ValueError):
+class NotExportable(ValueError):
     """A model that cannot be exported; the message names the operator or tensor, and the way out."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """area: "in" or "out", the caller's tensor number `at`; "memory" or "constants", from byte `at` on."""
 
     area: str
@@ -33,12 +33,12 @@ class Places:
     """The place of each tensor that a run reads or writes. memory_bytes: of the instance's own, workspace of kernels
     included, which begins at `workspace`; constants: those that are read, as they lie."""
 
-    of: dict[str, Place] = field(default_factory=dict)
+    of: dict[str, Location] = field(default_factory=dict)
     memory_bytes: int = 0
     workspace: int = 0
     constants: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
-    def __getitem__(self, name: str) -> Place:
+    def __getitem__(self, name: str) -> Location:
         return self.of[name]
 
 
@@ -57,21 +57,21 @@ def nbytes(tensor: TensorInfo) -> int:
 
 
 def places_of(program: Program) -> Places:
-    """Where the tensors of `program` lie. ExportError for what C cannot hold."""
+    """Where the tensors of `program` lie. NotExportable for what C cannot hold."""
     require_exportable(program)
     found = Places()
     for number, tensor in enumerate(program.inputs):
-        found.of[tensor.name] = Place("in", number)
+        found.of[tensor.name] = Location("in", number)
     for number, tensor in enumerate(program.outputs):  # one that is an input, too, is copied at the end
-        found.of.setdefault(tensor.name, Place("out", number))
+        found.of.setdefault(tensor.name, Location("out", number))
     for name, offset in program.arena.offsets.items():
-        found.of.setdefault(name, Place("memory", offset))
+        found.of.setdefault(name, Location("memory", offset))
     _place_constants(program, found)
     size = aligned(program.arena.size)
     for step in program.steps:
         for name in _made(step):
             if name not in found.of:
-                found.of[name], size = Place("memory", size), size + aligned(nbytes(program.tensors[name]))
+                found.of[name], size = Location("memory", size), size + aligned(nbytes(program.tensors[name]))
         if isinstance(step, CpuStep) and step.kernel is None:
             _place_view(found, step, {tensor.name for tensor in program.outputs})
     found.workspace = size
@@ -91,7 +91,7 @@ def _place_constants(program: Program, found: Places) -> None:
     for name in dict.fromkeys(_read(program)):
         if name in program.constants and name not in found.of:
             data = _bytes(program.constants[name])
-            found.of[name] = Place("constants", size)
+            found.of[name] = Location("constants", size)
             parts.append(np.concatenate([data, np.zeros(aligned(len(data)) - len(data), np.uint8)]))
             size += len(parts[-1])
     found.constants = np.concatenate(parts) if parts else found.constants
@@ -117,10 +117,10 @@ def _made(step: object) -> tuple[str, ...]:
 
 
 def require_exportable(program: Program) -> None:
-    """ExportError where a step runs in Python, or a tensor of the caller's is none of C's."""
+    """NotExportable where a step runs in Python, or a tensor of the caller's is none of C's."""
     for step in program.steps:
         if isinstance(step, HostStep):
-            raise ExportError(
+            raise NotExportable(
                 f"{step.op.label} cannot be exported: numpy computes it, as operators without loops of their own "
                 "and those of unknown shapes; replace it, give shapes with --shape, or run the model with `celosia "
                 "deploy` on a board that has Python"
@@ -129,9 +129,9 @@ def require_exportable(program: Program) -> None:
         what = f"tensor {tensor.name!r} ({program.shape_text(tensor)})"
         if tensor.kind != "tensor" or tensor.dtype not in C_TYPES:
             kind = tensor.kind if tensor.kind != "tensor" else tensor.dtype
-            raise ExportError(f"{what} cannot be exported: C has no {kind}; give the model tensors of numbers alone")
+            raise NotExportable(f"{what} cannot be exported: C has no {kind}; give the model tensors of numbers alone")
         if -1 in tensor.shape:
-            raise ExportError(
+            raise NotExportable(
                 f"{what} cannot be exported: its size is only known when it runs; fix it with --shape {tensor.name}=..."
             )
 

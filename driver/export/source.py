@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, LaunchStep, Program, TensorInfo
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.places import ALIGN, C_TYPES, Place, Places, nbytes
+from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbytes
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6
@@ -46,7 +46,7 @@ def names_of(tensors: tuple[TensorInfo, ...], what: str, taken: set[str]) -> lis
 
 
 @dataclass(frozen=True)
-class Model:
+class CModel:
     """What is written of a Program: its name in C, and where its tensors lie."""
 
     name: str
@@ -215,10 +215,10 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
 
     def _forms(self) -> Iterator[str]:
         for number, launch in enumerate(self.program.launches):
-            for what, moves in (("pack", launch.pack), ("unpack", launch.unpack)):
-                for k, move in enumerate(moves):
-                    form = form_of(self.program.config, move, self.program.tensors[move.value])
-                    yield f"static const celosia_form {what}_{number}_{k} = {form.c()};"
+            packs = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
+            for what, k, move in (*packs, *(("unpack", k, unpack) for k, unpack in enumerate(launch.unpack))):
+                form = form_of(self.program.config, move, self.program.tensors[move.value])
+                yield f"static const celosia_form {what}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:
         launches = 0
@@ -231,7 +231,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
             elif isinstance(step, CpuStep):
                 yield from self._copied(step.outputs[0], step.inputs[0])
         for number, tensor in enumerate(self.program.outputs):
-            if self.places[tensor.name] != (wanted := Place("out", number)):
+            if self.places[tensor.name] != (wanted := Location("out", number)):
                 yield self._copy(wanted, self.places[tensor.name], tensor)
 
     def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
@@ -257,13 +257,13 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
         if self.places[to] != self.places[source]:
             yield self._copy(self.places[to], self.places[source], self.program.tensors[to])
 
-    def _copy(self, to: Place, source: Place, tensor: TensorInfo) -> str:
+    def _copy(self, to: Location, source: Location, tensor: TensorInfo) -> str:
         return f"    memcpy({self._place(to)}, {self._place(source)}, {nbytes(tensor)}u);"
 
     def _at(self, tensor: str) -> str:
         return self._place(self.places[tensor])
 
-    def _place(self, place: Place) -> str:
+    def _place(self, place: Location) -> str:
         if place.area == "memory":
             return f"memory + {place.at}"
         if place.area == "constants":

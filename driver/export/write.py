@@ -13,8 +13,8 @@ from celosia.compiler.program.files import OutputError, replacing
 from celosia.driver.export import hardware
 from celosia.driver.export.build_files import HOSTED, MARK, cmake, main_program, makefile
 from celosia.driver.export.objects import undefined
-from celosia.driver.export.places import ExportError, places_of
-from celosia.driver.export.source import Model, identifier
+from celosia.driver.export.places import NotExportable, places_of
+from celosia.driver.export.source import CModel, identifier
 from celosia.driver.export.targets import ExportTarget, find_export_target
 
 RUNTIME = Path(__file__).with_name("runtime")
@@ -26,18 +26,18 @@ LINUX = "celosia_linux.h", *HOSTED
 class Exported:
     """A model as files: their contents by their names in the folder. functions: of the C library, that kernels call."""
 
-    model: Model
+    model: CModel
     target: ExportTarget
     files: dict[str, bytes]
     functions: tuple[str, ...] = ()
 
 
 def export_program(program: Program, target: ExportTarget, name: str | None = None) -> Exported:
-    """`program`, whose kernels are objects for `target`, as C. name: in C, by default the model's. ExportError."""
+    """`program`, whose kernels are objects for `target`, as C. name: in C, by default the model's. NotExportable."""
     if name is not None:
         require_name(name)
     places, functions = places_of(program), functions_of(program, target)
-    model = Model(name or identifier(program.name.lower(), "model"), program, places)
+    model = CModel(name or identifier(program.name.lower(), "model"), program, places)
     texts = {
         hardware.HEADER: hardware.header(),
         "Makefile": makefile(target),
@@ -69,7 +69,7 @@ WITHOUT_SYSTEM = frozenset(
 
 def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
     """Functions of the C library that kernels call, beside those of `ANYWHERE` and the compiler's own, which begin with
-    _. ExportError where the target does not bring one."""
+    _. NotExportable where the target does not bring one."""
     found: set[str] = set()
     for step in program.steps:
         if isinstance(step, CpuStep) and step.kernel is not None:
@@ -79,7 +79,7 @@ def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
             if lacking and not target.hosted:
                 node = step.nodes[-1]
                 others = f" (with {len(step.nodes) - 1} others in its kernel)" if len(step.nodes) > 1 else ""
-                raise ExportError(
+                raise NotExportable(
                     f"{node.op} ({node.name}){others} cannot be exported for {target.name}: it calls {lacking[0]} of "
                     "the C library, which is not there without an operating system; replace the operator, or take "
                     "another target"
@@ -88,21 +88,23 @@ def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
 
 
 def require_model(source: Path, name: str | None) -> None:
-    """ExportError where `source` is a Program, whose kernels are for another processor, or `name` is no name in C."""
+    """NotExportable where `source` is a Program, whose kernels are for another processor, or `name` is no name in C."""
     if source.is_file() and Program.is_program(source):
-        raise ExportError(f"{source} is a Program, compiled for one processor; give the ONNX model that it was made of")
+        raise NotExportable(
+            f"{source} is a Program, compiled for one processor; give the ONNX model that it was made of"
+        )
     if name is not None:
         require_name(name)
 
 
 def require_name(name: str) -> None:
-    """ExportError where it is no name in C."""
+    """NotExportable where it is no name in C."""
     if not name or identifier(name, "") != name:
-        raise ExportError(f"{name!r} is no name in C; take letters, digits and _, and no digit first")
+        raise NotExportable(f"{name!r} is no name in C; take letters, digits and _, and no digit first")
 
 
 def export(source: Source, target: str, options: Options, name: str | None = None) -> Exported:
-    """An ONNX model as C for `target`. TargetError, ExportError, and what `compile` raises."""
+    """An ONNX model as C for `target`. TargetError, NotExportable, and what `compile` raises."""
     wanted = find_export_target(target)
     options = Options(**{**vars(options), "target": wanted.target})
     program = compile_model(source, **vars(options))
@@ -110,14 +112,14 @@ def export(source: Source, target: str, options: Options, name: str | None = Non
 
 
 def require_folder(folder: Path, target: str) -> None:
-    """OutputError where there can be no such folder, ExportError where it holds models for another target."""
+    """OutputError where there can be no such folder, NotExportable where it holds models for another target."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write {folder}: it is no folder; give the name of one")
     if not folder.exists() and not folder.absolute().parent.is_dir():
         raise OutputError(f"cannot write {folder}: there is no folder {folder.absolute().parent}")
     held = target_of(folder)
     if held not in (None, target):
-        raise ExportError(f"{folder} holds models for {held}, not for {target}; give another folder")
+        raise NotExportable(f"{folder} holds models for {held}, not for {target}; give another folder")
 
 
 def target_of(folder: Path) -> str | None:

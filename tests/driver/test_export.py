@@ -29,7 +29,7 @@ from celosia.driver.export import emulate
 from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, outputs_like
 from celosia.driver.export.forms import form_of
 from celosia.driver.export.objects import undefined
-from celosia.driver.export.places import ExportError, places_of
+from celosia.driver.export.places import NotExportable, places_of
 from celosia.driver.export.targets import find_export_target
 from celosia.driver.export.write import RUNTIME, Exported, write
 from celosia.hw.config import PRESETS
@@ -365,7 +365,7 @@ int main(void) {
 def test_undefined_symbols_of_each_kind_of_object() -> None:
     """A planted function is found in ELF of 32 and 64 bits, and in WebAssembly."""
     for target in ("riscv32-none", "x86_64", "wasm32"):
-        with pytest.raises(ExportError) if target != "x86_64" else nothing():
+        with pytest.raises(NotExportable) if target != "x86_64" else nothing():
             made = exported(one_operator("Sinh"), target, "model")
             assert made.functions == ("sinhf",)
     with pytest.raises(ValueError, match="neither ELF nor WebAssembly"):
@@ -427,5 +427,5 @@ def test_tensors_that_c_has_not() -> None:
     program = celosia.compile(floats(), "tiny")
     for changed, said in (({"dtype": "object"}, "C has no object"), ({"shape": (-1, 3)}, "only known when it runs")):
         other = replace(program.inputs[0], **changed)  # type: ignore[arg-type]
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(NotExportable, match=said):
             places_of(replace(program, inputs=(other, *program.inputs[1:])))
