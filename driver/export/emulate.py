@@ -14,7 +14,7 @@ from pathlib import Path
 
 from celosia.driver.export.build_files import bridge_program
 from celosia.driver.export.targets import ExportTarget
-from celosia.driver.export.write import Exported, write
+from celosia.driver.export.write import Exported, runtime_files, write
 
 EMULATED = Path(__file__).with_name("emulated")
 BRIDGE = "device_bridge.c"
@@ -118,6 +118,17 @@ def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> N
     )
     if done.returncode:
         raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
+
+
+def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
+    """The runtime as objects for `target`, with the devices that it has; `folder` is to be used. ToolMissing."""
+    files = runtime_files(target)
+    for file, data in files.items():
+        (folder / file).write_bytes(data)
+    sources = [file for file in files if file.endswith(".c")]
+    for source in sources:
+        compile_c(target, ["-c", source, "-o", f"{source}.o"], folder)
+    return [(folder / f"{source}.o").read_bytes() for source in sources]
 
 
 PROGRAM = "on_bridge"

@@ -1,12 +1,14 @@
-"""What object files want of others: undefined symbols of ELF and of WebAssembly."""
+"""What object files want of others, and how much code they have, of ELF and of WebAssembly."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-_SYMBOLS, _FUNCTION = 2, 0
-"""An ELF section with symbols; an import of WebAssembly that is a function."""
+_SYMBOLS, _EXECUTABLE = 2, 4
+"""Of ELF: a section of symbols; the flag of one of instructions."""
+_IMPORTS, _CODE, _FUNCTION = 2, 10, 0
+"""Of WebAssembly: sections; an import that is a function."""
 
 
 def undefined(code: bytes) -> set[str]:
@@ -18,11 +20,24 @@ def undefined(code: bytes) -> set[str]:
     raise ValueError(f"an object begins with {code[:4]!r}: neither ELF nor WebAssembly")
 
 
-def _of_elf(code: bytes) -> Iterator[str]:
+def code_bytes(code: bytes) -> int:
+    """Bytes of instructions in the object `code`, which is as `undefined` takes it."""
+    if code[:4] == b"\0asm":
+        return sum(end - start for kind, start, end in _wasm_sections(code) if kind == _CODE)
+    return sum(length for _, kind, flags, _, _, length, *_ in _elf_sections(code) if kind == 1 and flags & _EXECUTABLE)
+
+
+def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
+    """(name, kind, flags, address, offset, size, link, ...) of each section."""
     wide = code[4] == 2
     table, size, count = (_at(code, *place) for place in (_WIDE if wide else _NARROW))
     section = struct.Struct("<IIQQQQIIQQ" if wide else "<IIIIIIIIII")
-    sections = [section.unpack_from(code, table + number * size) for number in range(count)]
+    return [section.unpack_from(code, table + number * size) for number in range(count)]
+
+
+def _of_elf(code: bytes) -> Iterator[str]:
+    wide = code[4] == 2
+    sections = _elf_sections(code)
     symbol = struct.Struct("<IBBHQQ" if wide else "<IIIBBH")
     place = 3 if wide else 5  # of the section that defines it
     for _, kind, _, _, start, length, link, *_ in sections:
@@ -45,13 +60,20 @@ def _at(code: bytes, form: str, at: int) -> int:
     return int(value)
 
 
-def _of_wasm(code: bytes) -> Iterator[str]:
-    """Functions that the module imports: section 2 is a list of (module, name, kind, and what belongs to it)."""
+def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
+    """(kind, first byte, end) of each section."""
     reader = _Wasm(code)
     while reader.at < len(code):
-        section, length = reader.byte(), reader.number()
-        end = reader.at + length
-        if section == 2:
+        kind, length = reader.byte(), reader.number()
+        yield kind, reader.at, reader.at + length
+        reader.at += length
+
+
+def _of_wasm(code: bytes) -> Iterator[str]:
+    """Functions that the module imports, in a list of (module, name, kind, and what belongs to it)."""
+    for section, start, _ in _wasm_sections(code):
+        if section == _IMPORTS:
+            reader = _Wasm(code, start)
             for _ in range(reader.number()):
                 reader.text()
                 name, kind = reader.text(), reader.byte()
@@ -60,14 +82,13 @@ def _of_wasm(code: bytes) -> Iterator[str]:
                     yield name
                 else:
                     reader.skip(kind)
-        reader.at = end
 
 
 class _Wasm:
     """Numbers and texts of a module, one after the other."""
 
-    def __init__(self, code: bytes) -> None:
-        self.code, self.at = code, 8
+    def __init__(self, code: bytes, at: int = 8) -> None:
+        self.code, self.at = code, at
 
     def byte(self) -> int:
         self.at += 1

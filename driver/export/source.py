@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.program import CpuStep, LaunchStep, Program, TensorInfo
+from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, TensorInfo, Unpack
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export.forms import form_of
 from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbytes
@@ -215,8 +215,9 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
 
     def _forms(self) -> Iterator[str]:
         for number, launch in enumerate(self.program.launches):
-            packs = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
-            for what, k, move in (*packs, *(("unpack", k, unpack) for k, unpack in enumerate(launch.unpack))):
+            moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
+            moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
+            for what, k, move in moves:
                 form = form_of(self.program.config, move, self.program.tensors[move.value])
                 yield f"static const celosia_form {what}_{number}_{k} = {form.c()};"
 

@@ -39,7 +39,6 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
     places, functions = places_of(program), functions_of(program, target)
     model = CModel(name or identifier(program.name.lower(), "model"), program, places)
     texts = {
-        hardware.HEADER: hardware.header(),
         "Makefile": makefile(target),
         "CMakeLists.txt": cmake(target),
         f"{model.name}.h": model.header(),
@@ -48,12 +47,16 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
     }
     if target.hosted:
         texts[f"{model.name}_main.c"] = main_program(model)
-    files = {file: text.encode() for file, text in texts.items()}
-    for file in (*COMMON, *(LINUX if target.hosted else ())):
-        files[file] = (RUNTIME / file).read_bytes()
+    files = runtime_files(target) | {file: text.encode() for file, text in texts.items()}
     for kernel in program.kernels:
         files[f"{model.name}_kernels/{kernel.name}.o"] = kernel.code
     return Exported(model, target, files, functions)
+
+
+def runtime_files(target: ExportTarget) -> dict[str, bytes]:
+    """What is the same for all models of a target."""
+    files = {file: (RUNTIME / file).read_bytes() for file in (*COMMON, *(LINUX if target.hosted else ()))}
+    return files | {hardware.HEADER: hardware.header().encode()}
 
 
 ANYWHERE = frozenset(("memcpy", "memmove", "memset", "memcmp"))

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -55,16 +56,16 @@ static void unlock(void *context) { flock(((celosia_linux *)context)->lock, LOCK
 
 /* Physical address of a u-dma-buf. */
 static int physical_of(const char *path, uint64_t *address) {
-    char name[128];
-    unsigned long long found;
+    char name[128], text[32] = {0}, *end;
     const char *last = strrchr(path, '/');
     int size = snprintf(name, sizeof name, "/sys/class/u-dma-buf/%s/phys_addr", last ? last + 1 : path);
-    FILE *file = size < (int)sizeof name ? fopen(name, "r") : NULL;
-    if (!file) return errno ? errno : ENAMETOOLONG;
-    int count = fscanf(file, "%llx", &found);
-    fclose(file);
-    *address = found;
-    return count == 1 ? 0 : EIO;
+    if (size >= (int)sizeof name) return ENAMETOOLONG;
+    int file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return errno;
+    ssize_t count = read(file, text, sizeof text - 1);
+    close(file);
+    *address = strtoull(text, &end, 0);
+    return count > 0 && end != text ? 0 : EIO;
 }
 
 /* `size` bytes of a file, shared and uncached. */
