@@ -32,7 +32,9 @@ NAMES = {each.offset: name for name, each in REGISTERS.items()}
 class Behind(Protocol):
     """Registers, and the device whose memory they lead to."""
 
-    device: FunctionalDevice | RtlDevice
+    @property
+    def device(self) -> FunctionalDevice | RtlDevice:
+        """Its memory is what the program's becomes."""
 
     def read(self, name: str) -> int:
         """The register of that name."""
