@@ -36,7 +36,7 @@ _ALL = (
     ExportTarget("aarch64-linux", _AARCH64, (), _AARCH64.zig),
     ExportTarget(
         "armv7-none",
-        Target(16, 16, frozenset(("neon", "strict-align")), "armv7-none", "armv7-none-eabihf", "cortex-a9"),
+        Target(16, 16, frozenset(("neon", "strict-align")), "armv7-none", "armv7-unknown-none-eabihf", "cortex-a9"),
         (*_NEON, "-mno-unaligned-access", "-ffreestanding"),
         ("-target", "arm-freestanding-eabihf", "-mcpu=cortex_a9+strict_align"),
         hosted=False,

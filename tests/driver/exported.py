@@ -29,7 +29,7 @@ def mixed() -> onnx.ModelProto:
     b = Builder("qdq", np.uint8, seed=5)
     x = b.conv(b.input([1, 3, 8, 8]), 12, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.inputs.append(helper.make_tensor_value_info("2nd: gain", TensorProto.FLOAT, [12, 1, 1]))
-    scaled = b.node("Mul", [b.real(x), "2nd: gain"])
+    scaled = b.node("Mod", [b.node("Mul", [b.real(x), "2nd: gain"]), "2nd: gain"], fmod=1)  # calls fmodf
     best = b.node("ArgMax", [scaled], axis=1)
     b.outputs.append(helper.make_tensor_value_info(best, TensorProto.INT64, [1, 1, 4, 4]))
     b.outputs.append(helper.make_tensor_value_info(scaled, TensorProto.FLOAT, [1, 12, 4, 4]))

@@ -368,6 +368,7 @@ def test_undefined_symbols_of_each_kind_of_object() -> None:
         with pytest.raises(NotExportable) if target != "x86_64" else nothing():
             made = exported(one_operator("Sinh"), target, "model")
             assert made.functions == ("sinhf",)
+    assert exported(one_operator("Relu"), "riscv32-none", "model").functions == (), "an extreme without floats"
     with pytest.raises(ValueError, match="neither ELF nor WebAssembly"):
         undefined(b"no object")
 
