@@ -31,7 +31,7 @@ from celosia.driver.export.forms import form_of
 from celosia.driver.export.objects import undefined
 from celosia.driver.export.places import NotExportable, places_of
 from celosia.driver.export.targets import find_export_target
-from celosia.driver.export.write import RUNTIME, Exported, write
+from celosia.driver.export.write import RUNTIME, Exported, export_program, write
 from celosia.hw.config import PRESETS
 from celosia.hw.regs import CONTROL_ABORT, ERROR_TEXT, STATUS_DONE, STATUS_ERROR_SHIFT, STATUS_STUCK, Error
 
@@ -62,13 +62,15 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
     sources = {"first": mixed(), "second": quantised()}
     made = [exported(source, target, name) for name, source in sources.items()]
     here = [celosia.compile(source, "tiny", check=False) for source in sources.values()]
+    made.append(export_program(made[0].model.program, made[0].target, "third"))  # with the kernels of the first
     bridge = Bridge(emulate.build(made, tmp_path / "c"), FunctionalRegisters(PRESETS["tiny"]))
     rng = np.random.default_rng(0)
     assert bridge.code == 0
-    for number in (0, 1, 0):
+    for number in (0, 1, 2, 0):
         inputs = inputs_of(made[number], rng)
-        wanted = celosia.Runtime(here[number], "functional").run(
-            {tensor.name: array for tensor, array in zip(here[number].inputs, inputs)}
+        program = here[number % 2]
+        wanted = celosia.Runtime(program, "functional").run(
+            {tensor.name: array for tensor, array in zip(program.inputs, inputs)}
         )
         found = outputs_like(wanted.outputs)
         assert bridge.run(inputs, found, number + 1) == 0
@@ -340,9 +342,12 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
 WRONG = """
 #include "sum.h"
 #include "net.h"
+#include "celosia_mapped.h"
 static sum model;
 static net other;
 static celosia_device device;
+static uint32_t registers[16];
+static _Alignas(4096) uint8_t memory[NET_DEVICE_BYTES];
 int main(void) {
     float a[6] = {0}, b[6] = {0}, y[6];
     const void *inputs[] = {a, b}, *none[] = {a, 0};
@@ -357,6 +362,10 @@ int main(void) {
     if (sum_run_sized(&model, inputs, in, nowhere, out) != CELOSIA_NO_TENSOR) return 7;
     if (sum_run_sized(&model, inputs, in, outputs, out)) return 8;
     if (net_open(&other, &device) != CELOSIA_LITTLE_MEMORY) return 9;
+    device = celosia_mapped((uintptr_t)registers, (uintptr_t)memory, sizeof memory);
+    device.write(device.context, 8, 7);
+    if (registers[2] != 7 || device.read(device.context, 8) != 7) return 10;
+    if (net_open(&other, &device) != CELOSIA_NO_ACCELERATOR) return 11;
     return sum_close(&model);
 }
 """
