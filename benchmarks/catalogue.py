@@ -432,6 +432,23 @@ CPU = (
            of("slow"), most=0),
 )  # fmt: skip
 
+# C -------------------------------------------------------------------------------------------------------------------
+
+TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
+EXPORT = (
+    *(
+        Figure(f"export-{name}-bytes", f"{label}: bytes of C, on six targets, that `celosia run` has not",
+               "", EVERYTHING, f"{BENCH} export --models {name}",
+               tuple(f"export/{name}/{target}/functional" for target in TARGETS), total("different"), most=0)
+        for name, label in (("demo", "the demo ResNet-8"), ("mobilenet_v2", "MobileNetV2"),
+                            ("cpu_steps", "floats on the CPU between two launches"))
+    ),
+    Figure("export-lines", "lines of the C runtime, devices among them", "", ("driver/export",), f"{BENCH} export*",
+           tuple(f"export/runtime/{target}" for target in TARGETS), worst("lines"), most=1000),
+    Figure("export-code", "its code in bytes, the largest of six targets", "", ("driver/export",), f"{BENCH} export*",
+           tuple(f"export/runtime/{target}" for target in TARGETS), worst("bytes"), most=32 << 10),
+)  # fmt: skip
+
 # Tables that stand in their pages, of commands that are no rows of a benchmark ---------------------------------------
 
 HARDWARE = ("bitstreams", "hw")
@@ -480,5 +497,6 @@ FIGURES = {
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
     "Weights of four bits in hardware": PACKED,
     "Weights of four bits": FOUR_BITS,
+    "Models as C": EXPORT,
     "Tables of other pages": TABLES,
 }

@@ -88,9 +88,10 @@ def compile(source: Source, options: Options) -> Program:
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
     after each of PASSES with the graph. target: a board, its .toml file, or a processor of cpu.target, that the CPU's
-    part is compiled for; by default this machine. check: run the accelerator's part on random inputs and compare it
-    with the graph's operators on the CPU, layer by layer (compiler/selfcheck). decisions: how layers are scheduled, as
-    a file or what it holds (tensorize/decisions.py); the compiler decides the others. shapes: of inputs, by name, where
+    part is compiled for, by default this machine; for a Target itself kernels stay objects. check: run the
+    accelerator's part on random inputs and compare it with the graph's operators on the CPU, layer by layer
+    (compiler/selfcheck). decisions: how layers are scheduled, as a file or what it holds (tensorize/decisions.py); the
+    compiler decides the others. shapes: of inputs, by name, where
     the model leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which
     may stay so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the
     model, or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across
@@ -109,7 +110,7 @@ def compile(source: Source, options: Options) -> Program:
     processor is missing, BudgetError for a time that is none, MissingLibrary where onnxruntime is missing,
     OracleError for a model that it does not run, and SelfCheckError where the check finds a fault of Celosia.
     """
-    processor = None if options.target is None else find_target(options.target)
+    processor = find_target(options.target) if isinstance(options.target, str) else options.target
     given = source
     if options.optimise is not None:
         options, source = replace(options, optimise=None), _optimised(source, options)
@@ -123,9 +124,10 @@ def compile(source: Source, options: Options) -> Program:
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
     program.name = _name(given)
     if processor is not None:
+        program.machine = processor.machine
+    if isinstance(options.target, str) and processor is not None:
         options.say("linking kernels")
         require_numpy(program)
-        program.machine = processor.machine
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
     return program

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 import onnx
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.target import Target
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
 from celosia.compiler.tune.network import Tuned
@@ -36,7 +37,7 @@ class Options:
     progress: Progress | None = None
     accelerator: bool = True
     watch: Watch | None = None
-    target: str | None = None
+    target: str | Target | None = None
     check: bool = True
     decisions: str | Path | Mapping[str, Any] | None = None
     shapes: Shapes | None = None

@@ -29,3 +29,5 @@ OPERATORS = ("all", "products")
 """What is quantised: every operator that can be, or products only."""
 SUPEROPTIMISERS = ("queue", "greedy")
 """How `celosia optimise` searches."""
+EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
+"""What models are exported for; the first is the default."""

@@ -193,6 +193,13 @@ class RtlDevice(Memory):
         self.control.write("irq_enable", 0)  # which would end each moment at once
         self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
 
+    def advance(self, cycles: int) -> None:
+        """Let so many cycles pass, or fewer: until the interrupt. DeviceError where it breaks the rules of its bus."""
+        if self._call("run", cycles) < 0:
+            error = self._call("error").decode()
+            self.reset()
+            raise DeviceError(error)
+
     def reset(self) -> None:
         """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
         self._call("reset")

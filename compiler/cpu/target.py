@@ -30,7 +30,7 @@ class Target:
     cache_bytes: of the second-level cache, as far as one core may fill it.
 
     triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
-    `platform.machine()` calls it; "" for this one.
+    `platform.machine()` calls it; "" for this one. relocation: LLVM's, of its objects.
     """
 
     vector_bytes: int
@@ -41,6 +41,7 @@ class Target:
     cpu: str = ""
     zig: tuple[str, ...] = ()
     cache_bytes: int = 1 << 20
+    relocation: str = "pic"
 
     def lanes(self, dtype: str) -> int:
         """Elements of a vector."""

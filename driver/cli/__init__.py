@@ -11,6 +11,7 @@ from celosia.driver.cli.boards import deploy, flash
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.errors import EXIT_CODES, Commands
 from celosia.driver.cli.exploring import explore
+from celosia.driver.cli.exporting import export
 from celosia.driver.cli.generating import generate
 from celosia.driver.cli.hardware import boards, cache, configs, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
@@ -52,7 +53,7 @@ def celosia(
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
 made = configs, boards, sweep, explore, tune, verilog, cache
-used = run, generate, compare, deploy, flash, inspect, report, quantize, optimise
+used = run, generate, compare, deploy, export, flash, inspect, report, quantize, optimise
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)
 

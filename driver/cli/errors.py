@@ -56,6 +56,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
+    from celosia.driver.export.places import NotExportable
     from celosia.driver.fleet import PoolError
     from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
@@ -69,9 +70,9 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.sim.device import DeviceError
 
     wrong = (
-        ModelError, BoardError, BudgetError, DecisionsError, ConfigError, HostError, ProgramError, InputError,
-        OutputError, QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError, ReportError,
-        RuleError, SpaceError, TargetError, ThreadsError,
+        ModelError, BoardError, BudgetError, DecisionsError, ConfigError, NotExportable, HostError, ProgramError,
+        InputError, OutputError, QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError,
+        ReportError, RuleError, SpaceError, TargetError, ThreadsError,
     )  # fmt: skip
     no_tool = (
         BuildError,

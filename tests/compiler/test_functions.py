@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
@@ -93,6 +94,20 @@ def test_powers_are_within_2_ulp() -> None:
     (z,) = compile_op("Pow", {}, [(x.shape, "float32")] * 2)(x, y)
     with np.errstate(all="ignore"):
         assert errors(z, np.power(x.astype(Wide), y.astype(Wide))) <= 2
+
+
+def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
+    """Of two floats and of a row, NaN where there is one: comparisons take the place of LLVM's functions."""
+    values = np.array([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan], np.float32)
+    x, y = (np.ascontiguousarray(each) for each in np.meshgrid(values, values))
+    a, b = (placeholder(x.shape, "float32", name) for name in "ab")
+    k = T.reduce_axis(len(values), "k")
+    for pair, row, reference in ((T.maximum, T.max, np.maximum), (T.minimum, T.min, np.minimum)):
+        both = compute(x.shape, lambda i, j, f=pair: f(a[i, j], b[i, j]), "y")
+        rows = compute((len(values),), lambda i, f=row: f(a[i, k], k), "y")
+        for tensor, given, want in ((both, (x, y), reference(x, y)), (rows, (x,), reference.reduce(x, axis=1))):
+            (found,) = compile_function(lower(schedule([tensor])), frozenset(("m",)))(*given)
+            np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("name, bound", [("exp", 1), ("tanh", 2), ("log", 1), ("erf", 1)])

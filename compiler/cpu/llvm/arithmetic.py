@@ -11,6 +11,7 @@ from celosia.compiler.cpu.llvm.operations import (
     I32,
     V,
     convert,
+    extreme,
     features,
     int_division,
     int_power,
@@ -71,7 +72,7 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False) -> 
                 move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
                 return b.select(move, b.fadd(rest, y), rest)
             case "min" | "max":
-                return intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
+                return extreme(b, op, x, y)
             case "pow":
                 return call(b, "pow", dtype, x, y)
         raise ValueError(f"{op} is not defined on {dtype}")

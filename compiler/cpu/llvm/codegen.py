@@ -18,6 +18,7 @@ from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V, aligned
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.streamed import streamed
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.loops import Alloc, Function
 from celosia.compiler.expr.nodes import (
     Tensor,
@@ -98,6 +99,8 @@ def _entry(
     """`name(arguments, part, parts)`, which calls `bodies`: for all of the work, or where workspaces of `own_bytes`
     follow each other, for a part of it."""
     fn, arguments, *share = _function(module, name, 1, (I64, I64))
+    if target().machine:
+        fn.linkage = "weak_odr"  # its symbol says what it is: of two objects with the same kernel a linker takes one
     if own_bytes is None:
         share, own_bytes = [I64(0), I64(1)], 0
     b = ir.IRBuilder(fn.append_basic_block("start"))

@@ -21,7 +21,7 @@ def machine(target: Target | None = None) -> Any:
     if target is not None:
         features = ",".join(f"+{name}" for name in sorted(target.features))
         return llvm.Target.from_triple(target.triple).create_target_machine(
-            cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="default"
+            cpu=target.cpu, features=features, opt=3, reloc=target.relocation, codemodel="default"
         )
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -115,9 +116,25 @@ def fence(b: Any) -> None:
         b.call(fn, [])
 
 
+def extreme(b: Any, op: str, x: V, y: V) -> V:
+    """The smaller or larger float, NaN where there is one. op: min or max."""
+    if soft_floats(b):
+        taken = b.or_(b.fcmp_ordered("<" if op == "min" else ">", x, y), b.fcmp_unordered("uno", x, x))
+        return b.select(taken, x, y)
+    return intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
+
+
+def soft_floats(b: Any) -> bool:
+    """Whether floats are computed by calls, as on a RISC-V without F: LLVM calls what few C libraries have, then."""
+    return features(b) & {"m", "f"} == {"m"}
+
+
 def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
     """All lanes combined with `op`: add, mul, min or max; in any order."""
     element = vector.type.element
+    if dtype.startswith("float") and op in ("min", "max") and soft_floats(b):
+        lanes = [b.extract_element(vector, I32(lane)) for lane in range(vector.type.count)]
+        return reduce(partial(extreme, b, op), lanes)
     name = f"llvm.vector.reduce.{op}"
     if dtype.startswith("float"):
         name = f"llvm.vector.reduce.f{op}" + ("imum" if op in ("min", "max") else "")

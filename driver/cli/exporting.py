@@ -1,0 +1,76 @@
+"""`celosia export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from celosia.driver.choices import EXPORT_TARGETS
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command, say
+
+if TYPE_CHECKING:
+    from celosia.driver.export.write import Exported
+
+Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, or to add to.")]
+Target = Annotated[
+    str, opt.one_of("--target", names=EXPORT_TARGETS, help="Processor and system that the C is compiled for.")
+]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What names in C begin with, by default the model's file name.")
+]
+
+
+@command
+def export(
+    model: opt.OnnxModel,
+    output: Folder,
+    target: Target = EXPORT_TARGETS[0],
+    config: opt.ConfigOption = "pynq",
+    name: Name = None,
+    shape: opt.ShapeOption = None,
+    no_check: opt.NoCheck = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Write a model as C that runs it on the accelerator: without Python, without malloc, without global state.
+
+    The folder has sources, the CPU's kernels as objects, a Makefile and a CMakeLists.txt. Several models of one target
+    may share it.
+
+    \b
+    Examples:
+      celosia export model.onnx -o firmware
+      celosia export model.onnx -o firmware --target armv7-linux --config pynq
+      celosia export model.onnx -o firmware --target riscv32-none --name classifier
+      celosia export encoder.onnx -o firmware --shape mel=1,80,400
+    """
+    with common.progress_stages(quiet) as stages:
+        shapes = common.shapes_of(shape)
+        common.check_source(model)
+        from celosia.compiler.options import Options
+        from celosia.driver.export import write
+
+        write.require_model(model, name)
+        write.require_folder(output, target)
+        options = Options(config=config, progress=stages, check=not no_check, shapes=shapes)
+        made = write.export(model, target, options, name)
+        stages("writing C")
+        write.write(made, output)
+    common.advise(made.model.program, quiet)
+    if not quiet:
+        say(_told(made, output))
+
+
+def _told(made: Exported, folder: Path) -> str:
+    """What was written, and how to build it."""
+    model = made.model
+    cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"
+    needs = f", which call {', '.join(made.functions)} of the C library" if made.functions else ""
+    return (
+        f"{folder}: {model.name}.h for {made.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
+        f"{model.places.memory_bytes:,} bytes of memory and {model.device_bytes():,} of the accelerator's; make -C "
+        f"{folder}"
+    )

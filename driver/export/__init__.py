@@ -1,0 +1,1 @@
+"""Programs as C: what needs no Python where it runs."""

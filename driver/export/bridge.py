@@ -1,0 +1,186 @@
+"""The other side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.config import Config
+from celosia.hw.regs import (
+    CONTROL_START,
+    MAGIC,
+    REGISTERS,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    Access,
+    Error,
+)
+from celosia.hw.sources import sources_identity
+from celosia.sim.device import DeviceError
+from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.rtlsim import DMA_BASE, RtlDevice
+
+Array = NDArray[Any]
+NAMES = {each.offset: name for name, each in REGISTERS.items()}
+
+
+class Behind(Protocol):
+    """Registers, and the device whose memory they lead to."""
+
+    @property
+    def device(self) -> FunctionalDevice | RtlDevice:
+        """Its memory is what the program's becomes."""
+
+    def read(self, name: str) -> int:
+        """The register of that name."""
+
+    def write(self, name: str, value: int) -> None:
+        """Set the register."""
+
+    def wait(self) -> None:
+        """Let the hardware work for a while."""
+
+
+class FunctionalRegisters:
+    """Registers in front of the functional simulator: a run has ended when `control` is written."""
+
+    def __init__(self, config: Config) -> None:
+        self.device = FunctionalDevice(config)
+        self._values = dict.fromkeys(REGISTERS, 0) | {
+            "magic": MAGIC, "identity": config.identity, "sources": sources_identity(),
+        }  # fmt: skip
+
+    def read(self, name: str) -> int:
+        return self._values[name]
+
+    def write(self, name: str, value: int) -> None:
+        if REGISTERS[name].access == Access.READ:
+            return
+        self._values[name] = 0 if name == "control" else value
+        if name == "control" and value & CONTROL_START:
+            self._values["runs"] += 1
+            self._run()
+
+    def _run(self) -> None:
+        error, whole = Error.NONE, self.device.dram
+        try:
+            start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
+            self.device.dram = whole[start : start + self._values["dma_size"]]
+            self.device.run(self._values["instr_addr"], self._values["instr_count"])
+        except (DeviceError, ValueError):
+            error = Error.ILLEGAL_INSTRUCTION
+        self.device.dram = whole
+        self._values["status"] = STATUS_DONE | error << STATUS_ERROR_SHIFT
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class RtlRegisters:
+    """The registers of the Verilated accelerator."""
+
+    WAIT_CYCLES = 20_000
+
+    def __init__(self, config: Config) -> None:
+        self.device = RtlDevice(config, quiet=True)
+
+    def read(self, name: str) -> int:
+        return self.device.control.read(name)
+
+    def write(self, name: str, value: int) -> None:
+        if REGISTERS[name].access != Access.READ:
+            self.device.control.write(name, value)
+
+    def wait(self) -> None:
+        self.device.advance(self.WAIT_CYCLES)
+
+
+class BridgeError(RuntimeError):
+    """A program that does not speak as emulated/device_bridge.c does, or has ended."""
+
+
+class Bridge:
+    """An exported program at work on `behind`. Its code is what its calls return; see celosia.h.
+
+    command: starts it. It has opened the model when this returns.
+    """
+
+    def __init__(self, command: Sequence[str], behind: Behind) -> None:
+        self.behind = behind
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._in: IO[bytes] = self.process.stdin
+        self._out: IO[bytes] = self.process.stdout
+        self.instruction = 0
+        self.code = self._until_told([], [])
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
+        """A model, once; writes to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
+        self._give(struct.pack("<I", model))
+        self.code = self._until_told([*inputs], [*outputs])
+        return self.code
+
+    def close(self) -> int:
+        """Ends the program; its exit code."""
+        self._give(struct.pack("<I", 0))
+        while letter := self._out.read(1):
+            self._message(letter, [], [])
+        self._in.close()
+        self._out.close()
+        return self.process.wait()
+
+    def kill(self) -> None:
+        """Ends the program whatever it does."""
+        self.process.kill()
+        self.process.wait()
+
+    def _get(self, size: int) -> bytes:
+        data = self._out.read(size)
+        if len(data) != size:
+            raise BridgeError(f"the program has ended with {self.process.wait()}")
+        return data
+
+    def _give(self, data: bytes) -> None:
+        self._in.write(data)
+        self._in.flush()
+
+    def _until_told(self, inputs: list[Array], outputs: list[Array]) -> int:
+        while True:
+            letter = self._get(1)
+            if letter == b"E":
+                code, self.instruction = struct.unpack("<II", self._get(8))
+                return int(code)
+            self._message(letter, inputs, outputs)
+
+    def _message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
+        first, second = struct.unpack("<II", self._get(8))
+        if letter == b"R":
+            self._give(struct.pack("<I", self.behind.read(NAMES[first])))
+        elif letter == b"W":
+            self.behind.write(NAMES[first], second)
+        elif letter == b"T":
+            self.behind.wait()
+        elif letter == b"F":
+            self.behind.device.write(first, np.frombuffer(self._get(second), np.uint8))
+        elif letter == b"I":
+            self._give(self.behind.device.read(first, second).tobytes())
+        elif letter == b"O":
+            self.behind.device.allocate(first)
+            self._give(struct.pack("<Q", DMA_BASE))
+        elif letter == b"X":
+            self._give(np.ascontiguousarray(inputs.pop(0)).tobytes())
+        elif letter == b"Y":
+            array = outputs.pop(0)
+            array[...] = np.frombuffer(self._get(first), array.dtype).reshape(array.shape)
+        else:
+            raise BridgeError(f"the program says {letter!r}, which is no message")
+
+
+def outputs_like(expected: Mapping[str, Array]) -> list[Array]:
+    """Arrays for the outputs of a run."""
+    return [np.empty_like(array) for array in expected.values()]

@@ -1,0 +1,228 @@
+"""What an exported model is built with and begins from: Makefile, CMakeLists.txt, and two programs to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celosia.compiler.program.dtypes import itemsize
+from celosia.driver.board.device import PAGE
+from celosia.driver.export.places import ALIGN, C_TYPES, aligned, nbytes
+from celosia.driver.export.source import CModel
+from celosia.driver.export.targets import ExportTarget
+
+LIBRARY = "celosia_models"
+HOSTED = ("device_linux.c",)
+"""Files of runtime/ that want an operating system."""
+MARK = "TARGET = "
+"""Begins the line of the Makefile that says what the folder's kernels are for."""
+
+
+def makefile(target: ExportTarget) -> str:
+    """The text of a Makefile for all models in its folder."""
+    hosted = f"""
+$(MODELS): %: %_main.c lib{LIBRARY}.a
+	$(CC) $(FLAGS) $(CFLAGS) $< lib{LIBRARY}.a -o $@ $(LDLIBS)
+"""
+    devices = " ".join(_devices(target))
+    return f"""# Builds lib{LIBRARY}.a of the models in this folder. Written by `celosia export`.
+# With gcc or clang for {target.name} as CC and its AR; or with ziglang from PyPI:
+#   make CC="python3 -m ziglang cc {" ".join(target.zig)}" AR="python3 -m ziglang ar" FLAGS="{_zig_flags(target)}"
+
+{MARK}{target.name}
+FLAGS = {" ".join(target.gcc)}
+CFLAGS = -O2 -std=c11 -Wall -Wextra
+LDLIBS = {"-lm" if target.hosted else ""}
+MODELS = $(patsubst %_data.c,%,$(wildcard *_data.c))
+SOURCES = celosia.c {devices} $(MODELS:=.c) $(MODELS:=_data.c)
+
+all: lib{LIBRARY}.a{" $(MODELS)" if target.hosted else ""}
+
+lib{LIBRARY}.a: $(SOURCES:.c=.o)
+	$(AR) rcs $@ $^ $(wildcard *_kernels/*.o)
+
+%.o: %.c $(wildcard *.h)
+	$(CC) $(FLAGS) $(CFLAGS) -c $< -o $@
+{hosted if target.hosted else ""}
+clean:
+	rm -f *.o *.a{" $(MODELS)" if target.hosted else ""}
+
+.PHONY: all clean
+"""
+
+
+def _devices(target: ExportTarget) -> tuple[str, ...]:
+    return ("device_mapped.c", *(HOSTED if target.hosted else ()))
+
+
+def _zig_flags(target: ExportTarget) -> str:
+    return "" if target.hosted else "-ffreestanding"
+
+
+def cmake(target: ExportTarget) -> str:
+    """The text of a CMakeLists.txt for all models in its folder."""
+    devices = " ".join(_devices(target))
+    flags = f"target_compile_options({LIBRARY} PUBLIC {' '.join(target.gcc)})\n" if target.gcc else ""
+    hosted = f"""
+if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
+  foreach(data ${{datas}})
+    string(REGEX REPLACE "_data.c$" "" model ${{data}})
+    add_executable(${{model}} ${{model}}_main.c)
+    target_link_libraries(${{model}} PRIVATE {LIBRARY})
+  endforeach()
+endif()
+"""
+    return f"""# Library `{LIBRARY}` of the models in this folder, for {target.name}. Written by `celosia export`.
+cmake_minimum_required(VERSION 3.13)
+project({LIBRARY} C)
+set(CMAKE_C_STANDARD 11)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+file(GLOB datas RELATIVE ${{CMAKE_CURRENT_SOURCE_DIR}} CONFIGURE_DEPENDS *_data.c)
+file(GLOB kernels CONFIGURE_DEPENDS *_kernels/*.o)
+string(REPLACE "_data.c" ".c" models "${{datas}}")
+add_library({LIBRARY} STATIC celosia.c {devices} ${{models}} ${{datas}} ${{kernels}})
+set_source_files_properties(${{kernels}} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+target_include_directories({LIBRARY} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
+{flags}{f"target_link_libraries({LIBRARY} PUBLIC m)" if target.hosted else ""}
+{hosted if target.hosted else ""}"""
+
+
+def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
+    """(declarations, names of inputs, names of outputs) of static memory for the tensors."""
+    lines: list[str] = []
+    names: tuple[list[str], list[str]] = ([], [])
+    groups = ("in", model.program.inputs), ("out", model.program.outputs)
+    for group, (what, tensors) in zip(names, groups):
+        for number, tensor in enumerate(tensors):
+            group.append(f"{what}{number}")
+            count = max(nbytes(tensor) // itemsize(tensor.dtype), 1)
+            lines.append(f"static {C_TYPES[tensor.dtype]} {what}{number}[{count}];")
+    return lines, *names
+
+
+def main_program(model: CModel) -> str:
+    """The text of NAME_main.c: one inference of files to files, on a board under Linux where the model has launches."""
+    board = bool(model.device_bytes())
+    lines, ins, outs = _buffers(model)
+    first = 3 if board else 1
+    usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *(name.upper() for name in (*ins, *outs))])
+    names = list(enumerate((*ins, *outs), first))
+    moves = [f'ok = ok && moved(argv[{k}], "{{}}", {name}, sizeof {name});' for k, name in names]
+    reads = "\n".join(f"    {move.format('rb')}" for move in moves[: len(ins)])
+    writes = "\n".join(f"        {move.format('wb')}" for move in moves[len(ins) :])
+    name = model.name
+    return f"""/* One inference of {name}: {name} {usage}
+{_WHERE if board else ""}   Inputs and outputs are files of plain bytes. An example, by `celosia export`. */
+
+#include <stdio.h>
+#include <stdlib.h>
+
+{'#include "celosia_linux.h"' if board else ""}
+#include "{name}.h"
+
+static {name} model;
+{chr(10).join(lines)}
+
+static int moved(const char *path, const char *mode, void *bytes, size_t size) {{
+    FILE *file = fopen(path, mode);
+    size_t count = !file ? 0 : *mode == 'r' ? fread(bytes, 1, size, file) : fwrite(bytes, 1, size, file);
+    int ok = file && count == size && (*mode != 'r' || fgetc(file) == EOF);
+    if (file && fclose(file)) ok = 0;
+    if (!ok) fprintf(stderr, "%s: not %zu bytes, or no access\\n", path, size);
+    return ok;
+}}
+
+int main(int argc, char **argv) {{
+    int code, ok = argc == {first + len(names)};
+    if (!ok) fprintf(stderr, "usage: %s {usage}\\n", argv[0]);
+{reads}
+    if (!ok) return 2;
+{_BOARD.replace("BYTES", f"{model.upper}_DEVICE_BYTES") if board else _NO_BOARD}
+    code = {name}_open(&model, device);
+    if (!code) code = {name}_run({", ".join(["&model", *ins, *outs])});
+    if (code) {{
+        fprintf(stderr, "instruction %u: %s\\n", (unsigned)model.state.instruction, celosia_text(code));
+    }} else {{
+        fprintf(stderr, "%llu cycles\\n", (unsigned long long)model.state.cycles);
+{writes}
+    }}
+    if ({name}_close(&model) && !code) code = 1;
+{"    celosia_linux_close(&board);" if board else ""}
+    return code || !ok;
+}}
+"""
+
+
+_WHERE = """   REGISTERS: their physical address, as 0x43c00000. MEMORY: a buffer of u-dma-buf, as /dev/udmabuf0.
+"""
+_BOARD = """    static celosia_linux board;
+    const celosia_device *device = &board.device;
+    code = celosia_linux_open(&board, strtoull(argv[1], NULL, 0), argv[2], 0, BYTES, NULL);
+    if (code) {
+        fprintf(stderr, "%s, %s: %s\\n", argv[1], argv[2], strerror(code));
+        return 1;
+    }"""
+_NO_BOARD = """    static const celosia_device none, *device = &none; /* all of it runs on this processor */"""
+
+
+def bridge_program(models: Sequence[CModel]) -> str:
+    """The text of a program that runs these models on a device behind a bridge, as often as it is told to."""
+    names = [model.name for model in models]
+    sizes = [aligned(model.device_bytes(), PAGE) for model in models]
+    includes = "\n".join(f'#include "{name}.h"' for name in names)
+    instances = "\n".join(f"static {name} model_{name};" for name in names)
+    opened = "\n".join(
+        f"    part(&devices[{number}], &bridge, {sum(sizes[:number])});\n"
+        f"    if (!code) code = {name}_open(&model_{name}, &devices[{number}]);"
+        for number, name in enumerate(names)
+    )
+    cases = "\n".join(_bridged(model, number) for number, model in enumerate(models, 1))
+    closed = "\n".join(f"    {name}_close(&model_{name});" for name in names)
+    return f"""#include "celosia_bridge.h"
+{includes}
+
+static _Alignas({ALIGN}) uint8_t device_memory[{max(sum(sizes), ALIGN)}];
+static celosia_device devices[{len(models)}];
+{instances}
+
+/* The device from a byte of its memory on. */
+static void part(celosia_device *made, const celosia_device *whole, size_t start) {{
+    *made = *whole;
+    made->memory += start;
+    made->base += start;
+    made->size -= start;
+}}
+
+int main(void) {{
+    celosia_device bridge = celosia_bridge(device_memory, {sum(sizes)});
+    int code = 0;
+    uint32_t instruction = 0, next;
+{opened}
+    while ((next = celosia_bridge_told(code, instruction))) {{
+        switch (next) {{
+{cases}
+        }}
+    }}
+{closed}
+    return 0;
+}}
+"""
+
+
+def _bridged(model: CModel, number: int) -> str:
+    """One model's case: inputs, a run, and where it ends well, outputs."""
+    lines, ins, outs = _buffers(model)
+    declared = "\n".join(f"            {line}" for line in lines)
+    takes = "\n".join(f"            celosia_bridge_take({name}, sizeof {name});" for name in ins)
+    gives = "\n".join(f"            if (!code) celosia_bridge_give({name}, sizeof {name});" for name in outs)
+    name = model.name
+    return f"""        case {number}: {{
+{declared}
+{takes}
+            code = {name}_run({", ".join([f"&model_{name}", *ins, *outs])});
+            instruction = model_{name}.state.instruction;
+{gives}
+            break;
+        }}"""

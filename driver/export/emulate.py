@@ -1,0 +1,143 @@
+"""Exported models built with ziglang, and run under an emulator of their target, on a simulator of the accelerator."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from celosia.driver.export.build_files import bridge_program
+from celosia.driver.export.targets import ExportTarget
+from celosia.driver.export.write import Exported, runtime_files, write
+
+EMULATED = Path(__file__).with_name("emulated")
+BRIDGE = "device_bridge.c"
+
+
+class ToolMissing(RuntimeError):
+    """What builds or runs a program for a target is not here; the message says what, and where it comes from."""
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """command: what goes before the program's name. sources: of the stream, and of what begins the program. flags: of
+    the linker. package: Debian's, which has it. files: that it needs, too."""
+
+    command: tuple[str, ...]
+    sources: tuple[str, ...] = ("stream_hosted.c",)
+    flags: tuple[str, ...] = ()
+    package: str = ""
+    files: tuple[str, ...] = ()
+
+
+_SERIAL = (
+    "-nic",
+    "none",
+    "-display",
+    "none",
+    "-monitor",
+    "none",
+    "-chardev",
+    "stdio,id=serial,signal=off",
+    "-serial",
+    "chardev:serial",
+)
+_BARE = "-static", "-Wl,-T,program.ld", "-Wl,--gc-sections"
+_ORIGINS = {"riscv32-none": 0x8000_0000, "armv7-none": 0x4020_0000}
+EMULATORS = {
+    "x86_64": Emulator(()),
+    "armv7-linux": Emulator(
+        ("qemu-arm-static", "-L", "/usr/arm-linux-gnueabihf"), package="qemu-user-static libc6-armhf-cross",
+        files=("/usr/arm-linux-gnueabihf",),
+    ),
+    "aarch64-linux": Emulator(
+        ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"), package="qemu-user-static libc6-arm64-cross",
+        files=("/usr/aarch64-linux-gnu",),
+    ),
+    "riscv32-none": Emulator(
+        ("qemu-system-riscv32", "-M", "virt", "-m", "256M", "-bios", "none", *_SERIAL, "-kernel"),
+        ("stream_uart.c", "start_riscv32.S"), _BARE, "qemu-system-misc",
+    ),
+    "armv7-none": Emulator(
+        ("qemu-system-arm", "-M", "virt", "-cpu", "cortex-a15", "-m", "256M", *_SERIAL, "-kernel"),
+        ("stream_uart.c", "start_armv7.S"), _BARE, "qemu-system-arm",
+    ),
+    "wasm32": Emulator(
+        ("node", str(EMULATED / "node.mjs")), (), ("-Wl,--no-entry", "-Wl,--export=main"),
+        "nodejs",
+    ),
+}  # fmt: skip
+
+
+def missing(target: ExportTarget) -> str | None:
+    """What a test or benchmark that emulates `target` lacks here, and where it comes from; None for nothing."""
+    if "ziglang" in compiler(target) and find_spec("ziglang") is None:
+        return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
+    emulator = EMULATORS[target.name]
+    lacking = [tool for tool in emulator.command[:1] if shutil.which(tool) is None]
+    lacking += [path for path in emulator.files if not Path(path).exists()]
+    if lacking:
+        package = f"Debian, Ubuntu: apt-get install {emulator.package}"
+        return f"could not find '{lacking[0]}', which runs {target.name}; {package}"
+    return None
+
+
+def build(exported: Sequence[Exported], folder: Path) -> list[str]:
+    """Writes models of one target into `folder`, builds one program of them, on a bridge, and returns the command that
+    runs it. ToolMissing where this machine lacks something."""
+    target = exported[0].target
+    emulator = EMULATORS[target.name]
+    lack = missing(target)
+    if lack is not None:
+        raise ToolMissing(lack)
+    for each in exported:
+        write(each, folder)
+    (folder / f"{PROGRAM}.c").write_text(bridge_program([each.model for each in exported]), encoding="utf-8")
+    if target.name in _ORIGINS:
+        text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
+        (folder / "program.ld").write_text(text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8")
+    sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
+    for each in exported:
+        sources += [f"{each.model.name}.c", f"{each.model.name}_data.c"]
+        sources += [file for file in each.files if file.endswith(".o")]
+    last = ("-lm",) if target.hosted else ()
+    compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *last], folder)
+    return [*emulator.command, str(folder / PROGRAM)]
+
+
+def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
+    """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
+    done = subprocess.run(
+        [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
+
+
+def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
+    """The runtime as objects for `target`, with the devices that it has; `folder` is to be used. ToolMissing."""
+    files = runtime_files(target)
+    for file, data in files.items():
+        (folder / file).write_bytes(data)
+    sources = [file for file in files if file.endswith(".c")]
+    for source in sources:
+        compile_c(target, ["-c", source, "-o", f"{source}.o"], folder)
+    return [(folder / f"{source}.o").read_bytes() for source in sources]
+
+
+PROGRAM = "on_bridge"
+FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
+
+
+def compiler(target: ExportTarget) -> list[str]:
+    """The command of a C compiler for `target`: this machine's own, or ziglang."""
+    own = shutil.which(os.environ.get("CC", "cc"))
+    if own is not None and target.name == platform.machine():
+        return [own, *target.gcc]
+    return [sys.executable, "-m", "ziglang", "cc", *target.zig, *(() if target.hosted else ("-ffreestanding",))]

@@ -1,0 +1,292 @@
+"""A Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, TensorInfo, Unpack
+from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.driver.export.forms import form_of
+from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbytes
+from celosia.hw.sources import sources_identity
+
+WORDS_A_LINE = 6
+KEYWORDS = re.compile(
+    "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
+    "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|self"
+)
+"""What is no name of a parameter."""
+
+
+def identifier(text: str, otherwise: str) -> str:
+    """`text` as a name in C: what it cannot have is `_`.
+
+    >>> identifier("input:0", "in"), identifier("3x", "in"), identifier("", "in"), identifier("int", "in")
+    ('input_0', 'in_3x', 'in', 'in_int')
+    """
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)
+    free = name and not name[0].isdigit() and not KEYWORDS.fullmatch(name)
+    return name if free else f"{otherwise}_{name}".rstrip("_")
+
+
+def names_of(tensors: tuple[TensorInfo, ...], what: str, taken: set[str]) -> list[str]:
+    """Parameters of C for tensors, each another one; `taken` are those before, and has these afterwards."""
+    found = []
+    for number, tensor in enumerate(tensors):
+        name = identifier(tensor.name, what)
+        name = f"{what}{number}_{name}" if name in taken else name
+        taken.add(name)
+        found.append(name)
+    return found
+
+
+@dataclass(frozen=True)
+class CModel:
+    """What is written of a Program: its name in C, and where its tensors lie."""
+
+    name: str
+    program: Program
+    places: Places
+
+    @property
+    def upper(self) -> str:
+        """The name as macros begin."""
+        return self.name.upper()
+
+    def parameters(self) -> str:
+        """Those of the typed entry."""
+        taken: set[str] = set()
+        ins = zip(self.program.inputs, names_of(self.program.inputs, "in", taken))
+        outs = zip(self.program.outputs, names_of(self.program.outputs, "out", taken))
+        given = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
+        return ", ".join([f"{self.name} *self", *given, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
+
+    def header(self) -> str:
+        """The text of NAME.h."""
+        program, name, upper = self.program, self.name, self.upper
+        tensors = [f"   {what} {number}: {_plain(each.name)}, {program.shape_text(each)}, {nbytes(each)} bytes"
+                   for what, group in (("input", program.inputs), ("output", program.outputs))
+                   for number, each in enumerate(group)]  # fmt: skip
+        return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}, by `celosia export`.
+
+{chr(10).join(tensors)}
+*/
+#ifndef {upper}_H
+#define {upper}_H
+
+#include "celosia.h"
+
+#define {upper}_INPUTS {len(program.inputs)}
+#define {upper}_OUTPUTS {len(program.outputs)}
+#define {upper}_INPUT_BYTES {_sizes(program.inputs)}
+#define {upper}_OUTPUT_BYTES {_sizes(program.outputs)}
+#define {upper}_DEVICE_BYTES {self.device_bytes()} /* that a device must have */
+#define {upper}_MEMORY_BYTES {max(self.places.memory_bytes, ALIGN)}
+
+#ifdef __cplusplus
+#define {upper}_ALIGNED alignas({ALIGN})
+extern "C" {{
+#else
+#define {upper}_ALIGNED _Alignas({ALIGN})
+#endif
+
+/* All that the model changes. It lies at a multiple of {ALIGN} bytes; one instance does one run at a time. */
+typedef struct {{
+    celosia_state state;
+    {upper}_ALIGNED uint8_t memory[{upper}_MEMORY_BYTES];
+}} {name};
+
+/* Puts weights and instructions into the device's memory, which is the instance's until `{name}_close`. The device must
+   stay where it is as long. Codes are those of celosia.h, 0 where all is well. */
+int {name}_open({name} *self, const celosia_device *device);
+
+/* One inference. Tensors are in order, as ONNX has them, and do not overlap. */
+int {name}_run({self.parameters()});
+
+/* The same for tensors whose sizes, in bytes, are compared with the model's first. */
+int {name}_run_sized({name} *self, const void *const *inputs, const size_t *input_bytes, void *const *outputs,
+                     const size_t *output_bytes);
+
+/* Ends a run that is still under way. */
+int {name}_close({name} *self);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+    def device_bytes(self) -> int:
+        """Bytes of the accelerator's memory; 0 for a model without launches."""
+        return self.program.dram_size if self.program.launches else 0
+
+    def source(self) -> str:
+        """The text of NAME.c."""
+        program, name, upper = self.program, self.name, self.upper
+        return f"""#include "{name}.h"
+
+{chr(10).join(self._declarations())}
+
+static const celosia_image image = {{
+    {program.config.identity:#x}u, {sources_identity():#x}u, {upper}_DEVICE_BYTES, {program.image_address}u,
+    {self.image_bytes()}u, {name}_image,
+}};
+
+{chr(10).join(self._forms())}
+
+static int steps({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
+    celosia_state *state = &self->state;
+    uint8_t *memory = self->memory;
+    int code = 0;
+    (void)state, (void)memory, (void)in, (void)out;
+{chr(10).join(self._steps())}
+    return code;
+}}
+
+int {name}_open({name} *self, const celosia_device *device) {{
+    if ((uintptr_t)self->memory % {ALIGN}) return CELOSIA_UNALIGNED_INSTANCE;
+    return celosia_open(&self->state, device, &image);
+}}
+
+int {name}_run_sized({name} *self, const void *const *inputs, const size_t *input_bytes, void *const *outputs,
+                     const size_t *output_bytes) {{
+    static const size_t in_bytes[] = {upper}_INPUT_BYTES, out_bytes[] = {upper}_OUTPUT_BYTES;
+    const uint8_t *in[{upper}_INPUTS + 1];
+    uint8_t *out[{upper}_OUTPUTS + 1];
+    if (!self->state.device) return CELOSIA_NOT_OPEN;
+    int code = celosia_check(inputs, input_bytes, in_bytes, {upper}_INPUTS, CELOSIA_INPUT_SIZE);
+    for (int i = 0; i < {upper}_INPUTS; i++) in[i] = inputs[i];
+    for (int i = 0; i < {upper}_OUTPUTS; i++) out[i] = outputs[i];
+    const void *const *given = (const void *const *)outputs;
+    if (!code) code = celosia_check(given, output_bytes, out_bytes, {upper}_OUTPUTS, CELOSIA_OUTPUT_SIZE);
+    if (code) return code;
+    self->state.cycles = 0;
+    return steps(self, in, out);
+}}
+
+{self._typed()}
+
+int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
+"""
+
+    def _typed(self) -> str:
+        taken: set[str] = set()
+        ins = names_of(self.program.inputs, "in", taken)
+        outs = names_of(self.program.outputs, "out", taken)
+        name, upper = self.name, self.upper
+        return f"""int {name}_run({self.parameters()}) {{
+    static const size_t in_bytes[] = {upper}_INPUT_BYTES, out_bytes[] = {upper}_OUTPUT_BYTES;
+    const void *inputs[] = {{{", ".join(ins) or "0"}}};
+    void *outputs[] = {{{", ".join(outs) or "0"}}};
+    return {name}_run_sized(self, inputs, in_bytes, outputs, out_bytes);
+}}"""
+
+    def image_bytes(self) -> int:
+        """Bytes of constants and instructions in the accelerator's memory."""
+        return len(self.program.image) if self.program.launches else 0
+
+    def data(self) -> str:
+        """The text of NAME_data.c: what the accelerator's memory begins with, and constants of the CPU."""
+        image = self.program.image if self.program.launches else self.program.image[:0]
+        return "\n".join(
+            [
+                "#include <stdint.h>",
+                "",
+                *_array(f"{self.name}_image", image.view(np.uint8)),
+                "",
+                *_array(f"{self.name}_constants", self.places.constants),
+                "",
+            ]
+        )
+
+    def _declarations(self) -> Iterator[str]:
+        yield f"extern const uint64_t {self.name}_image[], {self.name}_constants[];"
+        for number, kernel in enumerate(self.program.kernels):
+            yield (
+                f"extern void kernel_{number}(const void *const *arguments, int64_t part, int64_t parts) "
+                f'__asm__("{kernel.name}");'
+            )
+
+    def _forms(self) -> Iterator[str]:
+        for number, launch in enumerate(self.program.launches):
+            moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
+            moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
+            for what, k, move in moves:
+                form = form_of(self.program.config, move, self.program.tensors[move.value])
+                yield f"static const celosia_form {what}_{number}_{k} = {form.c()};"
+
+    def _steps(self) -> Iterator[str]:
+        launches = 0
+        for step in self.program.steps:
+            if isinstance(step, LaunchStep):
+                yield from self._launch(launches, step)
+                launches += 1
+            elif isinstance(step, CpuStep) and step.kernel is not None:
+                yield from self._kernel(step, step.kernel, self.program.kernels[step.kernel])
+            elif isinstance(step, CpuStep):
+                yield from self._copied(step.outputs[0], step.inputs[0])
+        for number, tensor in enumerate(self.program.outputs):
+            if self.places[tensor.name] != (wanted := Location("out", number)):
+                yield self._copy(wanted, self.places[tensor.name], tensor)
+
+    def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
+        yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
+        for k, pack in enumerate(step.pack):
+            yield f"    celosia_pack(state, &pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
+        yield f"    code = celosia_launch(state, &image, {step.address}u, {step.count}u);"
+        yield "    if (code) return code;"
+        for k, unpack in enumerate(step.unpack):
+            yield f"    celosia_unpack(state, &unpack_{number}_{k}, {unpack.address}u, {self._at(unpack.value)});"
+
+    def _kernel(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
+        yield f"    /* {', '.join(f'{node.op} {_plain(node.name)}' for node in step.nodes)} */"
+        inputs = [name for name in step.inputs if name]
+        for out, place in kernel.in_place:
+            yield from self._copied(step.outputs[out], inputs[place])
+        given = [self._at(name) for name in (*inputs, *step.outputs)]
+        given.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
+        yield f"    kernel_{number}((const void *const[]){{{', '.join(given)}}}, 0, 1);"
+
+    def _copied(self, to: str, source: str) -> Iterator[str]:
+        """A copy of a tensor into the memory of another one, where it does not lie there."""
+        if self.places[to] != self.places[source]:
+            yield self._copy(self.places[to], self.places[source], self.program.tensors[to])
+
+    def _copy(self, to: Location, source: Location, tensor: TensorInfo) -> str:
+        return f"    memcpy({self._place(to)}, {self._place(source)}, {nbytes(tensor)}u);"
+
+    def _at(self, tensor: str) -> str:
+        return self._place(self.places[tensor])
+
+    def _place(self, place: Location) -> str:
+        if place.area == "memory":
+            return f"memory + {place.at}"
+        if place.area == "constants":
+            return f"(const uint8_t *){self.name}_constants + {place.at}"
+        return f"{place.area}[{place.at}]"
+
+
+def _sizes(tensors: tuple[TensorInfo, ...]) -> str:
+    return "{" + (", ".join(str(nbytes(tensor)) for tensor in tensors) or "0") + "}"
+
+
+def _plain(text: str) -> str:
+    """A name of the model's in a comment, which it must not end."""
+    return re.sub(r"[^\w.:/\-\[\] ]|/(?=\*)|(?<=\*)/", "_", text, flags=re.ASCII)[:120]
+
+
+def _array(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
+    """Bytes as words of 64 bits, which a compiler reads faster than bytes; it has one at least."""
+    whole = max(-(-len(data) // 8) * 8, 8)
+    words = np.concatenate([data, np.zeros(whole - len(data), np.uint8)]).view("<u8")
+    yield f"extern const uint64_t {name}[];"
+    yield f"_Alignas({ALIGN}) const uint64_t {name}[] = {{"
+    for start in range(0, len(words), WORDS_A_LINE):
+        yield "    " + ", ".join(f"0x{word:x}u" for word in words[start : start + WORDS_A_LINE].tolist()) + ","
+    yield "};"
