@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class RemoteDevice:
 
     def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
         self.config, self._connection = config, remote.connection
+        self._beside = partial(RemoteDevice, remote, config, device, options)
         file = runner()
         board = remote.status(file)
         if board.numpy is None:
@@ -33,6 +35,12 @@ class RemoteDevice:
         self._process = remote.start(file)
         head = {"config": config.to_dict(), "device": device, "options": dict(options)}
         self.memory_model: str | None = self._answer(pack(head, {}), first=True)[0]["memory_model"]
+
+    abandoned = False
+
+    def beside(self) -> RemoteDevice:
+        """The same accelerator, with another process there; see sim.device.Shared."""
+        return self._beside()
 
     def allocate(self, size: int) -> None:
         self._call("allocate", {"size": size})

@@ -1,0 +1,209 @@
+"""Rows of `streams`: images a second of a stream over one after the other, and of two accelerators over one.
+
+The accelerator is a device that takes the time of a board: its cycles, by the timing model, at the clock of the memory
+model, in which it waits as a driver does. Its results come from the functional simulator, once for each image. What the
+CPU does is real, in one thread, so that the waiting one finds a core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from benchmarks.rows import Row
+from benchmarks.workloads import WORKLOADS, Missing
+from celosia.compiler.program import Program
+from celosia.driver.run.stream import LANES
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+from celosia.sim.boards import clock_mhz
+from celosia.sim.device import Counters
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
+from celosia.sim.timed import TimedDevice
+
+Array = NDArray[Any]
+Inputs = Sequence[Mapping[str, Array]]
+IMAGES, TURNS = 16, 3
+"""Of a round; rounds of each side."""
+DIFFERENT = 4
+"""Images that differ from each other."""
+SIDE, CHANNELS, LAYERS = 56, 64, 4
+"""Of the model with half its time on the CPU: its images, and convolutions on the accelerator."""
+TARGETS = {"half": 1.7, "two": 1.95}
+
+
+class WaitingDevice(TimedDevice):
+    """Takes the time of a board for each run, and gives the bytes of the functional simulator.
+
+    What a run does to memory is simulated once, and remembered by what the host has written there; those `beside` it
+    remember the same.
+    """
+
+    def __init__(self, config: Config, memory: MemoryModel | str = ZYNQ_HP) -> None:
+        super().__init__(config, memory)
+        self.seconds_a_cycle = 1e-6 / clock_mhz(self.memory_model)
+        self._remembered: dict[tuple[int, bytes], tuple[Counters, int, NDArray[np.uint8]]] = {}
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self._written: dict[int, bytes] = {}
+
+    def write(self, addr: int, data: NDArray[Any]) -> None:
+        super().write(addr, data)
+        self._written[addr] = hashlib.blake2b(np.ascontiguousarray(data)).digest()
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
+        """As Device; never with events."""
+        started = time.perf_counter()
+        key = instr_addr, b"".join(each for _, each in sorted(self._written.items()))
+        if key not in self._remembered:
+            before = self.dram.copy()
+            counters = super().run(instr_addr, count, timeout_cycles)
+            changed = np.flatnonzero(before != self.dram)
+            first, end = (changed[0], changed[-1] + 1) if len(changed) else (0, 0)
+            self._remembered[key] = counters, first, self.dram[first:end].copy()
+        counters, first, data = self._remembered[key]
+        self.dram[first : first + len(data)] = data
+        time.sleep(max(0.0, started + (counters.cycles or 0) * self.seconds_a_cycle - time.perf_counter()))
+        return counters
+
+
+def rows(folder: Path | None, models: tuple[str, ...], config: str, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for a model with half its time on the CPU, and one for two accelerators in place of one."""
+    command = f"python -m benchmarks streams{f' --config {config}' if config != 'pynq' else ''}"
+    yield _half(config, command, say)
+    yield _two(folder, models[0] if models else "resnet18", config, command, say)
+
+
+def _half(config: str, command: str, say: Callable[[str], None]) -> Row:
+    say("looking for as much work for the CPU as for the accelerator")
+    program, inputs, share = _balanced(config)
+    device = WaitingDevice(program.config)
+    with Runtime(program, device, threads=1) as runtime:
+        sides = {"serial": lambda: _speed(runtime, inputs, 1), "stream": lambda: _speed(runtime, inputs, LANES)}
+        found = _by_turns(sides, say)
+    ratio = found["stream"] / found["serial"]
+    text = (
+        f"{ratio:.2f} ({found['serial']:.1f} to {found['stream']:.1f} images a second, {share:.0%} of an image's time "
+        "on the CPU)"
+    )
+    what = f"a model with half its time on the CPU, {config}: images a second as a stream over one after the other"
+    details = {"config": config, "ratio": ratio, "share": share, **found}
+    return Row("streams/half", what, f"≥ {TARGETS['half']}", text, ratio >= TARGETS["half"], command, details)
+
+
+def _two(folder: Path | None, name: str, config: str, command: str, say: Callable[[str], None]) -> Row:
+    what = f"{name}, {config}: images a second of two accelerators over one"
+    head = f"streams/two/{name}", what, f"≥ {TARGETS['two']}"
+    say(f"compiling {name}")
+    try:
+        program = celosia.compile(WORKLOADS[name].path(folder), config, check=False)
+    except Missing as reason:
+        return Row(*head, f"skipped: {reason}", None, command)
+    inputs = images(program)
+    first = WaitingDevice(program.config)
+    with Runtime(program, first, threads=1) as one, Runtime(program, [first.beside(), _another(first)], 1) as two:
+        sides = {"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}
+        found = _by_turns(sides, say)
+    ratio = found["two"] / found["one"]
+    text = f"{ratio:.2f} ({found['one']:.1f} to {found['two']:.1f} images a second)"
+    return Row(*head, text, ratio >= TARGETS["two"], command, {"config": config, "ratio": ratio, **found})
+
+
+def _another(device: WaitingDevice) -> WaitingDevice:
+    """A second accelerator, which knows the results of the first one."""
+    made = WaitingDevice(device.config)
+    made._remembered = device._remembered
+    return made
+
+
+def _by_turns(sides: Mapping[str, Callable[[], float]], say: Callable[[str], None]) -> dict[str, float]:
+    """The median images a second of each side; the first round, in which results are simulated, does not count."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(TURNS + 1):
+        for name, speed in sides.items():
+            say(f"{name}, round {turn}")
+            measured = speed()
+            found[name] += [measured] if turn else []
+    return {name: median(each) for name, each in found.items()}
+
+
+def _speed(runtime: Runtime, inputs: Inputs, in_flight: int) -> float:
+    """Images a second."""
+    samples: Iterable[Mapping[str, Array]] = (inputs[number % len(inputs)] for number in range(IMAGES))
+    started = time.perf_counter()
+    for _ in runtime.run_each(samples, in_flight, trace=False):
+        pass
+    return IMAGES / (time.perf_counter() - started)
+
+
+def images(program: Program) -> Inputs:
+    """DIFFERENT random inputs."""
+    rng = np.random.default_rng(0)
+    return [
+        {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in program.inputs}
+        for _ in range(DIFFERENT)
+    ]
+
+
+# A model with half its time on the CPU ---------------------------------------------------------------------------
+
+
+def _balanced(config: str) -> tuple[Program, Inputs, float]:
+    """The model whose float layers take the CPU as long as the others take the accelerator, inputs, and the CPU's share
+    of an image's time. How long a float layer takes is measured."""
+    few, many = (_times(config, count)[1:] for count in (2, 6))
+    layer = (many[0] - few[0]) / 4
+    count = max(1, 2 + round((few[1] - few[0]) / layer))
+    program, cpu, device = _times(config, count)
+    return program, images(program), cpu / (cpu + device)
+
+
+def _times(config: str, floats: int) -> tuple[Program, float, float]:
+    """The Program of a model with so many float layers, and seconds of an image on the CPU and on the accelerator."""
+    program = celosia.compile(model(floats), config, check=False)
+    device = WaitingDevice(program.config)
+    with Runtime(program, device, threads=1) as runtime:
+        (sample, *_) = images(program)
+        results = list(runtime.run_each([sample] * 6, in_flight=1, trace=False))[1:]
+    cycles = sum(each.cycles or 0 for each in results[0].counters) * device.seconds_a_cycle
+    return program, median(each.seconds["run"] for each in results) - cycles, cycles
+
+
+def model(floats: int) -> onnx.ModelProto:
+    """LAYERS int8 convolutions in QDQ form, then `floats` float ones: `x` [1, CHANNELS, SIDE, SIDE] to `y` of that."""
+    rng = np.random.default_rng(1)
+    nodes, constants = [], []
+
+    def add(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, list(inputs), [output], name=f"{op} {output}", **attributes))
+        return output
+
+    def constant(name: str, value: Array) -> str:
+        constants.append(numpy_helper.from_array(value, name))
+        return name
+
+    steps = constant("step", np.float32(0.03)), constant("zero", np.int8(0))
+    x = add("DequantizeLinear", [add("QuantizeLinear", ["x", *steps], "q"), *steps], "real")
+    for number in range(LAYERS):
+        w = constant(f"w{number}", rng.integers(-40, 41, (CHANNELS, CHANNELS, 3, 3), np.int8))
+        w = add("DequantizeLinear", [w, constant(f"step{number}", np.float32(0.002)), "zero"], f"real w{number}")
+        x = add("Conv", [x, w], f"c{number}", pads=[1] * 4)
+        x = add("DequantizeLinear", [add("QuantizeLinear", [x, *steps], f"q{number}"), *steps], f"r{number}")
+    for number in range(floats):
+        w = constant(f"f{number}", (0.1 * rng.standard_normal((CHANNELS // 4, CHANNELS, 3, 3))).astype(np.float32)) if number == 0 else constant(f"f{number}", (0.1 * rng.standard_normal((CHANNELS // 4, CHANNELS // 4, 3, 3))).astype(np.float32))
+        x = add("Relu", [add("Conv", [x, w], f"d{number}", pads=[1] * 4)], f"e{number}")
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, CHANNELS, SIDE, SIDE])]
+    made = [helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, CHANNELS // 4, SIDE, SIDE])]
+    graph = helper.make_graph(nodes, "half", ends, made, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
