@@ -130,14 +130,14 @@ class _OfModel(Runtime):
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
         """Those of one Program after those of another, where shapes change."""
 
-        def runtime_of(sample: Sample) -> _OfProgram | ValueError:
+        def runtime_of(sample: Sample) -> _OfProgram | Exception:
             try:
                 return self._specialised.runtime(self._named(sample))
-            except ValueError as error:
+            except Exception as error:
                 return error
 
         for found, some in groupby(samples, runtime_of):
-            if isinstance(found, ValueError):
+            if isinstance(found, Exception):
                 for _ in some:
                     yield failed(found)
             else:

@@ -104,9 +104,10 @@ class Running:
         """Run once for each of `samples`, in order: inputs by name, or the array of the only input.
 
         in_flight: samples at a time on each accelerator, so that the CPU's steps of one run beside launches of another;
-        each has tensors and device memory of its own, fewer where there is no memory for as many. As many are read
-        ahead. 1: one after the other, each read when its result is asked for, in this thread. Of several devices,
-        each takes the next sample when it is free. trace: as of `run`.
+        each has tensors and device memory of its own, fewer where there is no memory for as many. As many again are
+        read ahead; samples must stay what they are until their results are there. 1: one after the other, each read
+        when its result is asked for, in this thread. Several devices take the next sample each when they are free.
+        trace: as of `run`.
 
         `next` of what is returned raises what goes wrong with a sample, naming it, and goes on behind it (Results).
 

@@ -133,7 +133,7 @@ class ProgramRuntime(Running):
 
     def where(self) -> str:
         """Its device, for messages."""
-        return f"device {self._name or self._where}"
+        return f"device {self._name or type(self._device).__name__}"
 
     def beside(self) -> ProgramRuntime | None:
         """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside

@@ -6,11 +6,13 @@ there is one of, the CPU and each accelerator, so that a stream takes the larger
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.run.result import Result
+from celosia.sim.device import DeviceError
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array] | Array
@@ -26,6 +29,10 @@ Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
 LANES = 2
 """Of an accelerator: one that it works for, and one whose inputs, outputs and CPU steps are done meanwhile."""
+LOOK_SECONDS = 0.1
+"""Between two looks at what is waited for."""
+START_SECONDS = 1.0
+"""That a thread has to begin."""
 OF_THE_SAMPLE = InputError, ProgramError, HostError
 """What no other accelerator would change."""
 
@@ -108,6 +115,8 @@ class Stream:
         lost: list[str],
     ) -> None:  # fmt: skip
         self._named, self._trace, self._lost = named, trace, lost
+        self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
+        self._over = False
         self._returned = Condition()
         self._accelerators = []
         for lane in own:
@@ -133,31 +142,45 @@ class Stream:
 
     def _at_once(self, samples: Iterable[Sample], count: int) -> Futures:
         waiting: deque[Future[Result]] = deque()
-        pool = ThreadPoolExecutor(count, "celosia-lane")
+        threads = [Thread(target=self._serve, name="celosia-lane", daemon=True) for _ in range(count)]
         try:
-            source, failed = iter(samples), None
+            for thread in threads:
+                thread.start()
+            source, failure = iter(samples), None
             while True:
                 try:
-                    waiting.append(pool.submit(self._run, next(source)))
+                    sample = next(source)
                 except StopIteration:
                     break
                 except Exception as error:  # of who makes the samples: after the results of those that are made
-                    failed = error
+                    failure = error
                     break
+                waiting.append(Future())
+                self._work.put((waiting[-1], sample))
                 if len(waiting) > count:
                     yield _done(waiting)
             while waiting:
                 yield _done(waiting)
-            if failed is not None:
-                raise failed
+            if failure is not None:
+                raise failure
         finally:
-            self._end(pool, any([not future.cancel() and not future.done() for future in waiting]))
+            self._end(threads)
 
-    def _end(self, pool: ThreadPoolExecutor, working: bool) -> None:
-        lanes = [lane for each in self._accelerators for lane in each.lanes]
-        for lane in lanes if working else ():
+    def _end(self, threads: Sequence[Thread]) -> None:
+        """Returns when no thread is left, whatever was interrupted."""
+        with self._returned:
+            self._over = True
+            self._returned.notify_all()
+        for _ in threads:
+            self._work.put(None)
+        for lane in [lane for each in self._accelerators for lane in each.lanes if lane not in each.free]:
             lane.abandon(True)
-        pool.shutdown()
+        for thread in threads:
+            end = time.monotonic() + START_SECONDS
+            while thread.ident is None and time.monotonic() < end:  # an interrupt has come while it was started
+                time.sleep(1e-3)
+            if thread.ident is not None:
+                thread.join()
         for each in self._accelerators:
             each.own.abandon(False)
             for lane in each.lanes[1:]:
@@ -165,10 +188,19 @@ class Stream:
 
     # In the threads of lanes -----------------------------------------------------------------------------------
 
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, sample = item
+            try:
+                future.set_result(self._run(sample))
+            except BaseException as error:
+                future.set_exception(error)
+
     def _run(self, sample: Sample) -> Result:
         """On any accelerator; on another one where it fails there, which then is left out."""
         inputs, first = self._named(sample), self._taken()
-        assert first is not None
+        if first is None:
+            raise DeviceError("the stream is over")
         try:
             return self._on(first, inputs)
         except OF_THE_SAMPLE:
@@ -194,9 +226,13 @@ class Stream:
                 self._returned.notify_all()
 
     def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, Lane] | None:
-        """A free lane of the accelerator that has most, when there is one; None where there is no accelerator."""
+        """A free lane of the accelerator that has most, when there is one; None where there is no accelerator, and when
+        the stream is over."""
         with self._returned:
-            while alive := [each for each in self._accelerators if not each.lost and each is not but]:
+            while not self._over:
+                alive = [each for each in self._accelerators if not each.lost and each is not but]
+                if not alive:
+                    break
                 chosen = max(alive, key=lambda each: len(each.free))
                 if chosen.free:
                     return chosen, chosen.free.pop(0)
@@ -222,5 +258,6 @@ def failed(error: Exception) -> Future[Result]:
 
 def _done(waiting: deque[Future[Result]]) -> Future[Result]:
     """The first, when it is done. It stays there while it is waited for, so that an interrupt ends it, too."""
-    wait(list(waiting)[:1])
+    while not waiting[0].done():
+        wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it
     return waiting.popleft()
