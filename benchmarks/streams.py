@@ -60,7 +60,7 @@ class WaitingDevice(TimedDevice):
 
     def write(self, addr: int, data: NDArray[Any]) -> None:
         super().write(addr, data)
-        self._written[addr] = hashlib.blake2b(np.ascontiguousarray(data)).digest()
+        self._written[addr] = hashlib.blake2b(np.ascontiguousarray(data).data).digest()
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
         """As Device; never with events."""
@@ -189,8 +189,8 @@ def model(floats: int) -> onnx.ModelProto:
         nodes.append(helper.make_node(op, list(inputs), [output], name=f"{op} {output}", **attributes))
         return output
 
-    def constant(name: str, value: Array) -> str:
-        constants.append(numpy_helper.from_array(value, name))
+    def constant(name: str, value: Any) -> str:
+        constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     steps = constant("step", np.float32(0.03)), constant("zero", np.int8(0))
