@@ -170,9 +170,8 @@ def inspect(
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
-        program = common.program_of(
-            model, config, stages, no_check, parts.watch, shapes=common.shapes_of(shape), place=common.place_of(place)
-        )
+        shapes, places = common.shapes_of(shape), common.place_of(place)
+        program = common.program_of(model, config, stages, no_check, parts.watch, shapes=shapes, place=places)
     common.advise(program, quiet)
     from celosia.driver.show import program as show
     from celosia.driver.show import run as show_run
@@ -183,10 +182,9 @@ def inspect(
         common.write_json(decisions, decisions_of(program))
     if loops is not None:
         _say(show.loops(program, loops))
-    elif estimate and decisions is None:
-        common.show(show_run.estimate(program, **behind))
     elif decisions is None:
-        common.show(parts.tables(program))
+        common.show(show_run.estimate(program, **behind) if estimate else parts.tables(program))
+    if loops is None and decisions is None and not estimate:
         _say(parts.lines(program))
 
 

@@ -34,7 +34,7 @@ from celosia.driver.run.report import report_of
 from celosia.driver.run.resident import Changed, Resident
 from celosia.driver.run.result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
-from celosia.driver.run.stream import Futures, Sample, Stream, Turns
+from celosia.driver.run.stream import Futures, Sample, SampleStream, Turns
 from celosia.sim.device import Counters, Device, DeviceError, Shared
 
 Array = NDArray[Any]
@@ -160,7 +160,7 @@ class ProgramRuntime(Running):
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
         self.open()
         own = [self, *self.others] if self._launches else [self]
-        yield from Stream(own, in_flight, self._named, trace, lost).futures(samples)
+        yield from SampleStream(own, in_flight, self._named, trace, lost).futures(samples)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.program.batched:

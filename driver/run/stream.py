@@ -45,7 +45,7 @@ class Turns:
     device: Lock = field(default_factory=Lock)
 
 
-class Lane(Protocol):
+class SampleLane(Protocol):
     """What runs a sample at a time."""
 
     def where(self) -> str:
@@ -56,7 +56,7 @@ class Lane(Protocol):
         """The result of one sample."""
         ...
 
-    def beside(self) -> Lane | None:
+    def beside(self) -> SampleLane | None:
         """Another one for the same accelerator; None where that cannot be."""
         ...
 
@@ -98,20 +98,20 @@ class Results(Iterator[Result]):
 class _Accelerator:
     """own: the lane that outlives the stream. free: lanes without a sample."""
 
-    own: Lane
-    lanes: list[Lane]
-    free: list[Lane]
+    own: SampleLane
+    lanes: list[SampleLane]
+    free: list[SampleLane]
     lost: bool = False
 
 
-class Stream:
+class SampleStream:
     """Samples on one or more accelerators; the faster takes more. lost: as of Results.
 
     own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample.
     """
 
     def __init__(
-        self, own: Sequence[Lane], lanes: int, named: Callable[[Sample], Mapping[str, Array]], trace: bool,
+        self, own: Sequence[SampleLane], lanes: int, named: Callable[[Sample], Mapping[str, Array]], trace: bool,
         lost: list[str],
     ) -> None:  # fmt: skip
         self._named, self._trace, self._lost = named, trace, lost
@@ -216,7 +216,7 @@ class Stream:
             self._leave_out(first[0], error)
             return result
 
-    def _on(self, taken: tuple[_Accelerator, Lane], inputs: Mapping[str, Array]) -> Result:
+    def _on(self, taken: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
         accelerator, lane = taken
         try:
             return lane.run(inputs, trace=self._trace)
@@ -225,7 +225,7 @@ class Stream:
                 accelerator.free.append(lane)
                 self._returned.notify_all()
 
-    def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, Lane] | None:
+    def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
         """A free lane of the accelerator that has most, when there is one; None where there is no accelerator, and when
         the stream is over."""
         with self._returned:
