@@ -66,7 +66,8 @@ def evaluate(
     InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
-    require_tools(device, model)
+    for each in device.split(","):
+        require_tools(each.strip(), model)
     program = _program(model, against)
     taken = program.inputs if program is not None else inputs_of(model)
     dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)

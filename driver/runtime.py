@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
+from celosia.compiler.tune.choices import BOARD
 from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import Running
 from celosia.driver.run.result import Result
@@ -18,6 +20,7 @@ from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.run.stream import Futures, Sample, failed
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
+from celosia.sim.device import Device
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -26,8 +29,9 @@ Array = NDArray[Any]
 
 
 class Runtime(Running):
-    """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config. Several, as
-    "board,rtl" or in a list, share what `run_each` and `run_batch` are given; all else is the first one's.
+    """Runs `program` on `device`: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same
+    Config. Several, as "board,rtl" or in a list, share what `run_each` and `run_batch` are given; all else is the first
+    one's.
 
     >>> import celosia, numpy as np
     >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
@@ -71,6 +75,13 @@ class _OfProgram(ProgramRuntime, Runtime):
     ) -> None:  # fmt: skip
         program = program if isinstance(program, Program) else Program.load(program)
         ProgramRuntime.__init__(self, program, device, threads, **options)
+
+    def _opener(self, name: str) -> Callable[[], Device]:
+        if not name.startswith(BOARD):
+            return super()._opener(name)
+        from celosia.driver.remote.device import open_remote
+
+        return partial(open_remote, name, self.program.config, **self._options)
 
     @staticmethod
     def drawn(result: Result) -> str:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.tune.choices import BOARD
 from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.serve import ERRORS, load_counters, pack, unpack
+from celosia.driver.remote.ssh import SshError, connected
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, DeviceError
+
+
+def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
+    """The accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
+
+    SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
+    """
+    place, _, kind = url.removeprefix(BOARD).partition("/")
+    if kind not in ("", "board", "functional"):
+        raise SshError(f"there is no device {kind!r} on a board; take {BOARD}{place}, or /functional after it")
+    with ExitStack() as stack:
+        connection = stack.enter_context(connected(place))
+        device = RemoteDevice(Remote(connection), config, kind or "board", options)
+        device.ending = stack.pop_all()
+    return device
 
 
 class RemoteDevice:
@@ -37,6 +54,8 @@ class RemoteDevice:
         self.memory_model: str | None = self._answer(pack(head, {}), first=True)[0]["memory_model"]
 
     abandoned = False
+    ending: ExitStack | None = None
+    """What ends with the device."""
 
     def beside(self) -> RemoteDevice:
         """The same accelerator, with another process there; see sim.device.Shared."""
@@ -59,6 +78,13 @@ class RemoteDevice:
 
     def close(self) -> None:
         """End the process there: the end of its input ends it."""
+        if self.ending is not None:
+            self.ending.callback(self._end)
+            self.ending.close()
+        else:
+            self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError, AttributeError):

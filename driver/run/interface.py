@@ -130,6 +130,8 @@ class Running:
         """Inputs by name. InputError where there is no telling which one an array is."""
         if isinstance(sample, Mapping):
             return sample
+        if isinstance(sample, Exception):
+            raise sample
         if len(self.names) != 1:
             raise InputError(f"there are {len(self.names)} inputs; give each sample as a dictionary by their names")
         return {self.names[0]: sample}

@@ -23,8 +23,8 @@ from celosia.driver.run.result import Result
 from celosia.sim.device import DeviceError
 
 Array = NDArray[Any]
-Sample = Mapping[str, Array] | Array
-"""Inputs by name, or the array of the only one."""
+Sample = Mapping[str, Array] | Array | Exception
+"""Inputs by name, or the array of the only one; or why there are none."""
 Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
 LANES = 2
@@ -73,20 +73,22 @@ class Results(Iterator[Result]):
     Where a run fails, `next` raises its error, which says for which sample, and goes on with the sample behind it when
     it is called again. Threads end with the last result, with `close`, or when an exception ends the waiting.
 
-    lost: what was said of accelerators that the stream goes on without.
+    lost: what was said of accelerators that the stream goes on without. ended: whether nothing follows.
     """
 
     def __init__(self, futures: Futures, lost: list[str]) -> None:
-        self._futures, self._number, self.lost = futures, 0, lost
+        self._futures, self._number, self.lost, self.ended = futures, 0, lost, False
 
     def __next__(self) -> Result:
+        self.ended = True
         future = next(self._futures)
-        number, self._number = self._number, self._number + 1
+        self.ended = False
+        name, self._number = f"sample {self._number}: ", self._number + 1
         error = future.exception()
         if error is None:
             return future.result()
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (f"sample {number}: {error.args[0]}",)
+            error.args = (name + error.args[0].removeprefix(name),)
         raise error
 
     def close(self) -> None:

@@ -156,6 +156,24 @@ def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monk
     assert "it has no pynq" in command("deploy", models / "floats.onnx", "--host", "board", code=3)
 
 
+def test_boards_share_a_stream(empty: FakeBoard, models: Path, tmp_path: Path) -> None:
+    """With the CPU's steps here; and devices of this machine, by the command."""
+    x = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    program = celosia.compile(models / "quantised.onnx", "tiny")
+    expected = celosia.Runtime(program).run_batch({"input_1": x})
+    with celosia.Runtime(program, "ssh://board/functional,ssh://board/functional") as runtime:
+        found = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
+    for name, array in expected.items():
+        assert np.concatenate([each[name] for each in found]).tobytes() == array.tobytes()
+    assert len([each for each in empty.commands if "runner" in each]) == 2
+    np.savez(tmp_path / "x.npz", input_1=x)
+    arguments = "eval", models / "quantised.onnx", "--config", "tiny", "--data", tmp_path / "x.npz"
+    command(*arguments, "--device", "functional, timed", "--report", tmp_path / "r.json", "--no-check", "-q")
+    assert json.loads((tmp_path / "r.json").read_text())["device"] == "functional, timed"
+    assert "there is no device 'rtl' on a board" in command(*arguments, "--device", "ssh://board/rtl", code=3)
+    assert "there is no device 'bord'" in command(*arguments, "--device", "functional,bord", code=2)
+
+
 # What goes wrong -----------------------------------------------------------------------------------------------
 
 
