@@ -2,7 +2,7 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise` and `four_bits` (long), and `demo`, which sets up a fresh clone;
+`compile_time`, `differential`, `superoptimise`, `four_bits` and `streams` (long), and `demo`, which sets up a fresh clone;
 `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
@@ -36,6 +36,7 @@ from benchmarks import (
     language,
     names,
     simspeed,
+    streams,
     tune,
     tune_cpu,
 )
@@ -52,7 +53,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "streams", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -69,6 +70,7 @@ KNOWN_MODELS = tuple(
             *decoders.DECODERS,
             "fc_1000x512",
             *four_bits.WHAT,
+            "half",
         )
     )
 )
@@ -256,6 +258,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "differential": differential,
         "superoptimise": superoptimised,
         "four_bits": lambda: four_bits.rows(models, say),
+        "streams": lambda: streams.rows(folder, models, config, say),
         "figures": lambda: (),
     }
 

@@ -23,6 +23,8 @@ import celosia
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.program import Program
+from celosia.driver.cut import Relay, cut
+from celosia.driver.run.explain import predicted
 from celosia.driver.run.stream import LANES
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
@@ -33,13 +35,14 @@ from celosia.sim.timed import TimedDevice
 
 Array = NDArray[Any]
 Inputs = Sequence[Mapping[str, Array]]
-IMAGES, TURNS = 16, 3
+IMAGES, TURNS = 48, 3
 """Of a round; rounds of each side."""
-DIFFERENT = 4
+DIFFERENT = 2
 """Images that differ from each other."""
 SIDE, CHANNELS, LAYERS, NARROW = 56, 64, 4, 16
 """Of the model with half its time on the CPU: its images, convolutions of int8, and channels of those of floats."""
-TARGETS = {"half": 1.7, "two": 1.95}
+SHARED, CUT = "resnet18", "resnet50"
+TARGETS = {"half": 1.7, "two": 1.95, "cut": 1.8}
 
 
 class WaitingDevice(TimedDevice):
@@ -79,10 +82,15 @@ class WaitingDevice(TimedDevice):
 
 
 def rows(folder: Path | None, models: tuple[str, ...], config: str, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for a model with half its time on the CPU, and one for two accelerators in place of one."""
+    """A row for a model with half its time on the CPU, and for two accelerators in place of one: each with all of a
+    network, or with a part of it. models: of these rows, those to measure."""
     command = f"python -m benchmarks streams{f' --config {config}' if config != 'pynq' else ''}"
-    yield _half(config, command, say)
-    yield _two(folder, models[0] if models else "resnet18", config, command, say)
+    if not models or "half" in models:
+        yield _half(config, command, say)
+    if not models or SHARED in models:
+        yield _two(folder, config, command, say)
+    if not models or CUT in models:
+        yield _cut(folder, config, command, say)
 
 
 def _half(config: str, command: str, say: Callable[[str], None]) -> Row:
@@ -102,12 +110,37 @@ def _half(config: str, command: str, say: Callable[[str], None]) -> Row:
     return Row("streams/half", what, f"≥ {TARGETS['half']}", text, ratio >= TARGETS["half"], command, details)
 
 
-def _two(folder: Path | None, name: str, config: str, command: str, say: Callable[[str], None]) -> Row:
-    what = f"{name}, {config}: images a second of two accelerators over one"
-    head = f"streams/two/{name}", what, f"≥ {TARGETS['two']}"
-    say(f"compiling {name}")
+def _cut(folder: Path | None, config: str, command: str, say: Callable[[str], None]) -> Row:
+    what = f"{CUT}, {config}: images a second of two accelerators with a part of it each over one with all of it"
+    head = f"streams/cut/{CUT}", what, f"≥ {TARGETS['cut']}"
+    say(f"cutting {CUT}")
     try:
-        program = celosia.compile(WORKLOADS[name].path(folder), config, check=False)
+        path = WORKLOADS[CUT].path(folder)
+    except Missing as reason:
+        return Row(*head, f"skipped: {reason}", None, command)
+    models: tuple[Path | onnx.ModelProto, ...] = path, *cut(path, 2, config)
+    programs = [celosia.compile(each, config, check=False) for each in models]
+    cycles = [sum(each.cycles or 0 for each in predicted(program)) for program in programs]
+    inputs = images(programs[0])
+    whole, *parts = (WaitingDevice(program.config) for program in programs)
+    with Runtime(programs[0], whole, threads=1) as one, Relay(programs[1:], parts, threads=1) as two:
+        sides = {"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}
+        found = _by_turns(sides, say)
+    ratio = found["two"] / found["one"]
+    text = (
+        f"{ratio:.2f} ({found['one']:.1f} to {found['two']:.1f} images a second; {cycles[0]:,} cycles, cut in "
+        f"{cycles[1]:,} and {cycles[2]:,}: {cycles[0] / max(cycles[1:]):.2f})"
+    )
+    details = {"config": config, "ratio": ratio, "cycles": cycles, **found}
+    return Row(*head, text, ratio >= TARGETS["cut"], command, details)
+
+
+def _two(folder: Path | None, config: str, command: str, say: Callable[[str], None]) -> Row:
+    what = f"{SHARED}, {config}: images a second of two accelerators over one"
+    head = f"streams/two/{SHARED}", what, f"≥ {TARGETS['two']}"
+    say(f"compiling {SHARED}")
+    try:
+        program = celosia.compile(WORKLOADS[SHARED].path(folder), config, check=False)
     except Missing as reason:
         return Row(*head, f"skipped: {reason}", None, command)
     inputs = images(program)
@@ -138,7 +171,7 @@ def _by_turns(sides: Mapping[str, Callable[[], float]], say: Callable[[str], Non
     return {name: median(each) for name, each in found.items()}
 
 
-def _speed(runtime: Runtime, inputs: Inputs, in_flight: int) -> float:
+def _speed(runtime: Runtime | Relay, inputs: Inputs, in_flight: int) -> float:
     """Images a second."""
     samples: Iterable[Mapping[str, Array]] = (inputs[number % len(inputs)] for number in range(IMAGES))
     started = time.perf_counter()

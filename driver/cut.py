@@ -75,9 +75,8 @@ def _cycles_before(
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
     found = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
-        last = max(
-            (numbers[name] for name in re.split(r" (?:\.\.|\||\+) ", row["name"]) if name in numbers), default=-1
-        )
+        names = re.split(r" (?:\.\.|\|) ", row["name"])  # of a block: the first and the last of each group
+        last = max((numbers[name] for name in names if name in numbers), default=-1)
         for number, place in enumerate((*places, len(numbers))):
             found[number] += row["cycles"] * (last <= place)
     return found
