@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -35,12 +34,14 @@ from celosia.sim.timed import TimedDevice
 
 Array = NDArray[Any]
 Inputs = Sequence[Mapping[str, Array]]
-IMAGES, TURNS = 48, 3
+IMAGES, TURNS = 40, 5
 """Of a round; rounds of each side."""
 DIFFERENT = 2
 """Images that differ from each other."""
 SIDE, CHANNELS, LAYERS, NARROW = 56, 64, 4, 16
 """Of the model with half its time on the CPU: its images, convolutions of int8, and channels of those of floats."""
+FLOATS, TRIES, BALANCE = 8, 4, 0.06
+"""Float layers at first, how often their number is changed, and how far both sides may be apart."""
 SHARED, CUT = "resnet18", "resnet50"
 TARGETS = {"half": 1.7, "two": 1.95, "cut": 1.8}
 
@@ -161,14 +162,15 @@ def _another(device: WaitingDevice) -> WaitingDevice:
 
 
 def _by_turns(sides: Mapping[str, Callable[[], float]], say: Callable[[str], None]) -> dict[str, float]:
-    """The median images a second of each side; the first round, in which results are simulated, does not count."""
+    """The most images a second of each side, for others may use the processor meanwhile; the first round, in which
+    results are simulated, does not count."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(TURNS + 1):
         for name, speed in sides.items():
             say(f"{name}, round {turn}")
             measured = speed()
             found[name] += [measured] if turn else []
-    return {name: median(each) for name, each in found.items()}
+    return {name: max(each) for name, each in found.items()}
 
 
 def _speed(runtime: Runtime | Relay, inputs: Inputs, in_flight: int) -> float:
@@ -194,23 +196,29 @@ def images(program: Program) -> Inputs:
 
 def _balanced(config: str) -> tuple[Program, Inputs, float]:
     """The model whose float layers take the CPU as long as the others take the accelerator, inputs, and the CPU's share
-    of an image's time. How long a float layer takes is measured."""
-    few, many = (_times(config, count)[1:] for count in (2, 6))
-    layer = (many[0] - few[0]) / 4
-    count = max(1, 2 + round((few[1] - few[0]) / layer))
-    program, cpu, device = _times(config, count)
+    of an image's time."""
+    count = FLOATS
+    for _ in range(TRIES):
+        program, cpu, device = _times(config, count)
+        if abs(cpu - device) < BALANCE * device:
+            break
+        count = max(1, count + round((device - cpu) / cpu * count))
     return program, images(program), cpu / (cpu + device)
 
 
 def _times(config: str, floats: int) -> tuple[Program, float, float]:
-    """The Program of a model with so many float layers, and seconds of an image on the CPU and on the accelerator."""
+    """The Program of a model with so many float layers, and seconds of an image on the CPU and on the accelerator: of
+    the processor, which others may use meanwhile, and by the clock."""
     program = celosia.compile(model(floats), config, check=False)
     device = WaitingDevice(program.config)
     with Runtime(program, device, threads=1) as runtime:
         (sample, *_) = images(program)
-        results = list(runtime.run_each([sample] * 6, in_flight=1, trace=False))[1:]
-    cycles = sum(each.cycles or 0 for each in results[0].counters) * device.seconds_a_cycle
-    return program, median(each.seconds["run"] for each in results) - cycles, cycles
+        spent = []
+        for _ in range(8):
+            started = time.thread_time()
+            result = runtime.run(sample, trace=False)
+            spent.append(time.thread_time() - started)
+    return program, min(spent), sum(each.cycles or 0 for each in result.counters) * device.seconds_a_cycle
 
 
 def model(floats: int) -> onnx.ModelProto:

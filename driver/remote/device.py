@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.serve import ERRORS, load_counters, pack, unpack
@@ -24,9 +23,10 @@ def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
 
     SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
     """
-    place, _, kind = url.removeprefix(BOARD).partition("/")
+    scheme, _, rest = url.partition("://")
+    place, _, kind = rest.partition("/")
     if kind not in ("", "board", "functional"):
-        raise SshError(f"there is no device {kind!r} on a board; take {BOARD}{place}, or /functional after it")
+        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
     with ExitStack() as stack:
         connection = stack.enter_context(connected(place))
         device = RemoteDevice(Remote(connection), config, kind or "board", options)
