@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits` and `export` (long), and `demo`, which sets up a fresh
-clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `export` and `streams` (long), and `demo`, which sets up a
+fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -37,6 +37,7 @@ from benchmarks import (
     language,
     names,
     simspeed,
+    streams,
     tune,
     tune_cpu,
 )
@@ -53,7 +54,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "export", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "export", "streams", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -71,6 +72,7 @@ KNOWN_MODELS = tuple(
             "fc_1000x512",
             *four_bits.WHAT,
             *export.MODELS,
+            "half",
         )
     )
 )
@@ -259,6 +261,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "superoptimise": superoptimised,
         "four_bits": lambda: four_bits.rows(models, say),
         "export": lambda: export.rows(folder, models, config, say),
+        "streams": lambda: streams.rows(folder, models, config, say),
         "figures": lambda: (),
     }
 

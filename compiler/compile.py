@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
 from celosia.compiler.layer import Untileable
 from celosia.compiler.options import Options, Source, taking
+from celosia.compiler.placing import Placed
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
@@ -103,7 +104,9 @@ def compile(source: Source, options: Options) -> Program:
     search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
     follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
     seconds (compiler/superoptimise). oracle: opens a model in the runtime that compares the two; by default
-    onnxruntime, which `celosia.compile` hands in.
+    onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"}, or
+    "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
+    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
@@ -219,7 +222,8 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
 @dataclass(frozen=True)
 class Front:
     """A model as PASSES leave it. given: the user's decisions. originals: the graph as imported, where it is to be
-    compared with. macs: of the model's own operators. passes: what they did."""
+    compared with. macs: of the model's own operators. passes: what they did. weighed: sentences on what was placed by
+    cost."""
 
     cfg: Config
     given: Given | None
@@ -229,6 +233,7 @@ class Front:
     originals: list[Original]
     macs: int
     passes: list[PassInfo]
+    weighed: list[str] = field(default_factory=list)
 
 
 def _front(source: Source, options: Options, known: Records | None) -> Front:
@@ -267,9 +272,18 @@ def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
 
 def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:
     options.say("placing operators")
-    model, given = front.model.graph, front.given
-    refused = {} if options.accelerator else dict.fromkeys(model.graph, "compiled for the CPU alone")
-    lowered = lower(front.cfg, model, front.planner, refused, () if given is None else given.layers, options.say, made)
+    graph, given = front.model.graph.graph, front.given
+    placed = Placed(options.place)
+    refused = placed.refused(graph)
+    if not options.accelerator:
+        refused = dict.fromkeys(graph, "compiled for the CPU alone")
+    decided = () if given is None else given.layers
+    lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
+    while dearer := placed.dearer(front.cfg, lowered):
+        refused |= dearer
+        lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
+    placed.require(graph, lowered.selection)
+    front.weighed.extend(placed.weighed.values())
     if given is not None:
         given.check_all_taken()
     return lowered
@@ -307,7 +321,7 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
     program.batched = front.model.batched
     program.macs_total = front.macs
     program.passes = front.passes
-    program.schedules = schedules
+    program.schedules = "; ".join(filter(None, (schedules, *front.weighed)))
     program.compile_seconds = time.perf_counter() - started
     return program
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -46,6 +46,7 @@ class Options:
     records: str | Path | None = SHIPPED
     tuned: Tuned | None = None
     optimise: str | float | None = None
+    place: Mapping[str, str] = field(default_factory=dict)
     oracle: Oracle | None = None
 
     def say(self, stage: str) -> None:

@@ -16,7 +16,7 @@ from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.files import reading, replacing
 from celosia.compiler.program.host.op import HostError, check_size
 from celosia.driver.images import IN_UNITS, Pixels, is_image, read_image
-from celosia.driver.run.runtime import fitted
+from celosia.driver.run.prepare import fitted
 
 Array = NDArray[Any]
 LARGEST_INDEX = 2

@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -36,8 +33,6 @@ WITHOUT_CYCLES = "functional"
 """The device on which any accelerator with the same arithmetic will do."""
 BATCH = 16
 """Images at a time on that device: the largest batch that an accelerator has."""
-AHEAD = 2
-"""Batches for each worker that are read before it asks for them."""
 Count = Callable[[int, int], None]
 
 
@@ -71,7 +66,8 @@ def evaluate(
     InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
-    require_tools(device, model)
+    for each in device.split(","):
+        require_tools(each.strip(), model)
     program = _program(model, against)
     taken = program.inputs if program is not None else inputs_of(model)
     dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)
@@ -189,45 +185,23 @@ def _run(
     engine: _Engine, samples: Samples, device: str, workers: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
     """Samples are read here, in order, while as many devices as `workers` run in threads of their own."""
-    free: SimpleQueue[Runtime] = SimpleQueue()
     outputs: list[dict[str, Array]] = []
     cycles: list[int] = []
-    with ExitStack() as stack:
-        for _ in range(workers):
-            runtime = stack.enter_context(
-                Runtime(engine.program, device, threads=1 if workers > 1 else None, **options)
-            )
-            runtime.open()
-            free.put(runtime)
+    sizes: deque[int] = deque()
 
-        def one(part: list[Sample]) -> tuple[list[dict[str, Array]], int | None]:
-            runtime = free.get()
-            try:
-                result = runtime.run(engine.joined(part), trace=False)
-            finally:
-                free.put(runtime)
-            spent = [each.cycles for each in result.counters if each.cycles is not None]
-            return engine.apart(result.outputs, len(part)), sum(spent) if spent else None
+    def joined() -> Iterator[Sample]:
+        for part in _parts(samples, engine.batch):
+            sizes.append(len(part))
+            yield engine.joined(part)
 
-        def finish(future: Future[tuple[list[dict[str, Array]], int | None]]) -> None:
-            made, spent = future.result()
-            outputs.extend(made)
-            cycles.extend([] if spent is None else [spent])
-            count(len(outputs), len(samples))
-
-        pool = stack.enter_context(ThreadPoolExecutor(workers))
-        waiting: deque[Future[tuple[list[dict[str, Array]], int | None]]] = deque()
+    devices = ",".join([device] * workers)
+    with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
+        runtime.open()
         started = time.perf_counter()
-        try:
-            for part in _parts(samples, engine.batch):
-                waiting.append(pool.submit(one, part))
-                if len(waiting) > AHEAD * workers:
-                    finish(waiting.popleft())
-            while waiting:
-                finish(waiting.popleft())
-        finally:
-            for future in waiting:
-                future.cancel()
+        for result in runtime.run_each(joined(), trace=False):
+            outputs += engine.apart(result.outputs, sizes.popleft())
+            cycles += [each.cycles for each in result.counters if each.cycles is not None]
+            count(len(outputs), len(samples))
         seconds = time.perf_counter() - started
     return _Run(outputs, seconds, sum(cycles) / len(outputs) if cycles else None)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +12,12 @@ from numpy.typing import NDArray
 
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
+from celosia.compiler.tune.choices import BOARD
+from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import Running
 from celosia.driver.run.result import Result
 from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.stream import Futures, Sample, failed
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
 from celosia.sim.device import Device
@@ -24,7 +29,9 @@ Array = NDArray[Any]
 
 
 class Runtime(Running):
-    """Runs `program` on `device`: "functional", "timed", "rtl", "board", or any Device of the same Config.
+    """Runs `program` on `device`: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same
+    Config. Several, as "board,rtl" or in a list, share what `run_each` and `run_batch` are given; all else is the first
+    one's.
 
     >>> import celosia, numpy as np
     >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
@@ -51,7 +58,7 @@ class Runtime(Running):
     """Of the device, when it was opened."""
 
     def __new__(
-        cls, program: Program | str | Path | ModelProto, device: str | Device = "functional",
+        cls, program: Program | str | Path | ModelProto, device: Devices = "functional",
         threads: int | None = None, *, config: str | Path | Config = "pynq",
         compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> Runtime:  # fmt: skip
@@ -63,11 +70,18 @@ class Runtime(Running):
 
 class _OfProgram(ProgramRuntime, Runtime):
     def __init__(
-        self, program: Program | str | Path, device: str | Device = "functional", threads: int | None = None, *,
+        self, program: Program | str | Path, device: Devices = "functional", threads: int | None = None, *,
         config: object = None, compiling: object = None, **options: Any,
     ) -> None:  # fmt: skip
         program = program if isinstance(program, Program) else Program.load(program)
         ProgramRuntime.__init__(self, program, device, threads, **options)
+
+    def _opener(self, name: str) -> Callable[[], Device]:
+        if not name.startswith(BOARD):
+            return super()._opener(name)
+        from celosia.driver.remote.device import open_remote
+
+        return partial(open_remote, name, self.program.config, **self._options)
 
     @staticmethod
     def drawn(result: Result) -> str:
@@ -89,17 +103,18 @@ class _OfModel(Runtime):
     """One Runtime for each Program of the model."""
 
     def __init__(
-        self, model: str | Path | ModelProto, device: str | Device = "functional", threads: int | None = None, *,
+        self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
         config: str | Path | Config = "pynq", compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         from celosia.driver.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
-        if isinstance(device, str):
-            require_tools(device, model)
-        else:
-            config = device.config
-        self._device, self._latest = device, None
+        for each in self._devices:
+            if isinstance(each, str):
+                require_tools(each, model)
+            else:
+                config = each.config
+        self._latest = None
         self._specialised: Specialised[_OfProgram] = Specialised(
             model, {"config": config, **(compiling or {})},
             lambda program: _OfProgram(program, device, self.threads, **options),
@@ -107,11 +122,12 @@ class _OfModel(Runtime):
 
     _latest: _OfProgram | None
 
-    def _for(self, inputs: Mapping[str, Array]) -> _OfProgram:
-        """What runs `inputs`, whose Program lies in the memory of the device, where all have the same one."""
-        runtime = self._specialised.runtime(inputs)
-        if runtime is not self._latest and not isinstance(self._device, str):
-            runtime.attach(self._device)
+    def _attached(self, runtime: _OfProgram) -> _OfProgram:
+        """`runtime`, whose Program now lies in the memory of the devices, where all have the same ones."""
+        if runtime is not self._latest:
+            for each, device in zip((runtime, *runtime.others), self._devices):
+                if not isinstance(device, str):
+                    each.attach(device)
         self._latest = runtime
         return runtime
 
@@ -121,6 +137,22 @@ class _OfModel(Runtime):
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:
         return self._specialised.runtime(inputs).program
+
+    def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
+        """Those of one Program after those of another, where shapes change."""
+
+        def runtime_of(sample: Sample) -> _OfProgram | Exception:
+            try:
+                return self._specialised.runtime(self._named(sample))
+            except Exception as error:
+                return error
+
+        for found, some in groupby(samples, runtime_of):
+            if isinstance(found, Exception):
+                for _ in some:
+                    yield failed(found)
+            else:
+                yield from self._attached(found)._futures(some, in_flight, trace, lost)
 
     def open(self) -> None:
         """Nothing: each Program opens a device when it first runs."""
@@ -133,7 +165,7 @@ class _OfModel(Runtime):
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         with self._busy:
-            return self._for(inputs).run(inputs, keep, trace)
+            return self._attached(self._specialised.runtime(inputs)).run(inputs, keep, trace)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.run(inputs, trace=False).outputs

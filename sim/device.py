@@ -71,3 +71,16 @@ class Device(Protocol):
     def close(self) -> None:
         """Give back what the device holds; it is not used any more."""
         ...
+
+
+@runtime_checkable
+class Shared(Device, Protocol):
+    """A Device whose accelerator can serve several memories in turns: one image's while another's is filled."""
+
+    abandoned: bool
+    """Set by another thread: nobody waits for a run under way, which ends in a DeviceError where it is long."""
+
+    def beside(self) -> Device:
+        """The same accelerator with a memory of its own, yet to be allocated. Runs of the two must not overlap.
+        DeviceError where it cannot be had."""
+        ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class FunctionalDevice(Memory):
     """
 
     memory_model: str | None = None
+    abandoned = False
 
     def __init__(self, config: Config, checking: bool = False, seed: int = 0) -> None:
         super().__init__()
@@ -95,6 +97,12 @@ class FunctionalDevice(Memory):
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def beside(self) -> FunctionalDevice:
+        """The same scratchpads, and a memory of its own; see sim.device.Shared."""
+        made = copy(self)
+        made.allocate(0)
+        return made
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
         """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from copy import copy
 from functools import cache
 from pathlib import Path
 from threading import RLock
@@ -103,13 +104,24 @@ class RtlDevice(Memory):
         self.memory = memory_model(memory)
         self.progress = progress
         self.watchdog_cycles = watchdog_cycles
+        self.seed = seed
+        self.abandoned = False
         self._lib = _load(simulator or library(config, quiet, source))
-        self._handle = ctypes.c_void_p(self._lib.celosia_create(seed))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handle = ctypes.c_void_p(self._lib.celosia_create(self.seed))
         self._using = RLock()  # while the simulator is at work, another thread must not take it away
         self.control = Control(self._read, self._write)
         """The registers of the hardware."""
         self._place(0)
-        self.control.check(config)
+        self.control.check(self.config)
+
+    def beside(self) -> RtlDevice:
+        """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
+        made = copy(self)
+        made._begin()
+        return made
 
     @property
     def memory_model(self) -> str | None:
@@ -215,6 +227,8 @@ class RtlDevice(Memory):
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
             passed = self._call("cycle")
+            if self.abandoned:
+                raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
             if passed >= timeout_cycles:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
             done = self._call("run", min(slice_cycles, timeout_cycles - passed))

@@ -133,7 +133,7 @@ def test_samples_one_after_the_other_and_batches(program: celosia.Program, image
             taken.append(number)
             yield image[None] if number % 2 else {"image": image[None]}
 
-    results = runtime.run_each(samples())
+    results = runtime.run_each(samples(), in_flight=1)
     np.testing.assert_array_equal(next(results).outputs["logits"], expected[0])
     assert taken == [0]  # no sample before its result is asked for
     rest = [result.outputs["logits"] for result in results]

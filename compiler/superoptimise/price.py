@@ -43,23 +43,26 @@ DEAR = Price(inf, inf)
 def price_of(network: Network, image: Image, selection: Selection) -> Price:
     """Of a model whose operators are placed by `selection`. image: of the network's launches."""
     cycles = network.cycles(image, TIMED) if network.launches else 0
-    return Price(cycles, sum(_host(node, selection.cpu) for node in selection.cpu))
+    return Price(cycles, sum(host_cycles(node, selection.cpu) for node in selection.cpu))
 
 
-def _host(node: ir.Node, cpu: Container[ir.Node]) -> float:
-    """Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
+def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
+    """Of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
+
+    Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
     and is a part of the kernels that read it, where these are the CPU's."""
-    moved = sum(map(_bytes, node.outputs))
+    moved = sum(map(bytes_of, node.outputs))
     if traits(node.op_type).moves is Moves.SOME:
         readers = [use.node for out in node.outputs for use in out.uses()]
         if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
             return 0
         return STEP_CYCLES + 2 * moved / BYTES_A_CYCLE
-    moved += sum(_bytes(value) for value in operands(node) if constant(value) is None)
+    moved += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
     macs = total_macs([node])  # type: ignore[arg-type]
     return STEP_CYCLES + moved / BYTES_A_CYCLE + macs / MACS_A_CYCLE
 
 
-def _bytes(value: ir.Value) -> int:
+def bytes_of(value: ir.Value) -> int:
+    """Of a tensor; 0 where its shape is not known."""
     sizes, kind = shape(value), value.dtype
     return 0 if sizes is None or kind is None else int(prod(sizes) * kind.itemsize)

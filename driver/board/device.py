@@ -100,6 +100,7 @@ class BoardDevice:
     """
 
     memory_model: str | None = "board"
+    abandoned = False
 
     def __init__(
         self, config: Config, registers: Registers, memory: BoardMemory, *, clock_hz: float = CLOCK_HZ,
@@ -112,6 +113,10 @@ class BoardDevice:
         self._memory, self._buffer = memory, None
         self._interrupt, self._now, self._sleep = interrupt, now, sleep
         self._size, self._process, self._lock = 0, os.getpid(), lock
+        self._beside = partial(
+            BoardDevice, config, registers, memory, clock_hz=clock_hz, interrupt=interrupt, now=now, sleep=sleep,
+            watchdog_cycles=watchdog_cycles, lease_cycles=lease_cycles, lock=lock,
+        )  # fmt: skip
         self.control = Control(registers.read, registers.write)
         """The registers of the hardware."""
         with lock():
@@ -123,6 +128,10 @@ class BoardDevice:
     def last_error(self) -> tuple[Error, int] | None:
         """Code and instruction number of the last run's error."""
         return self.control.last_error
+
+    def beside(self) -> BoardDevice:
+        """The same registers, and a buffer of its own; see sim.device.Shared."""
+        return self._beside()
 
     # Memory ----------------------------------------------------------------------------------------------------
 
@@ -222,6 +231,8 @@ class BoardDevice:
             late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
             if self.control.done():
                 return
+            if self.abandoned:
+                raise DeviceError(f"nobody waits for the run any more: {self._state()}")
             if late:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
             self.control.write("lease", self.lease_cycles)

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import DIFFERS, command
+from celosia.driver.run.devices import DEVICES
 
 QuantisedModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The int8 model.")]
 FloatModel = Annotated[
@@ -81,12 +83,22 @@ def compare(
         raise typer.Exit(DIFFERS)
 
 
+Sharing = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="|".join((*DEVICES, BOARD + "USER@BOARD")),
+        help="What samples run on; several, with commas between, share them.",
+    ),
+]
+
+
 @command
 def eval_(
     model: opt.Model,
     data: Data,
     labels: Labels = None,
-    device: opt.Simulator = "functional",
+    device: Sharing = "functional",
     config: opt.MaybeConfig = None,
     memory: opt.Memory = None,
     against: Against = None,
@@ -107,8 +119,15 @@ def eval_(
       celosia eval model_int8.onnx --data photos/ --mean 0.5 --std 0.5 --against onnxruntime
       celosia eval model_int8.onnx --data test.npz --labels labels.txt
       celosia eval model.celosia --data test.npz --samples 20 --device rtl
+      celosia eval model_int8.onnx --data test.npz --device ssh://root@pynq,ssh://root@second
     """
-    options = _options(memory, device, quiet)
+    devices = [each.strip() for each in device.split(",")]
+    for each in devices:
+        if each not in DEVICES and not each.startswith(BOARD):
+            common.no_device(each, DEVICES)
+    (options, *others) = (_options(memory, each, quiet) for each in devices)
+    if any(other != options for other in others):
+        raise typer.BadParameter("--device: rtl and --memory are for simulators of one kind; run them one by one")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model, data], report)

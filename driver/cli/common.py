@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,10 +205,11 @@ def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
+    place: Mapping[str, str] = {},
 ) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
 
-    shapes: of inputs, for a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
+    shapes, place: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
     compiled without them. trust: what of a Program's file may run, by default its checked loops.
     """
     from celosia.compiler.program import Program, ProgramError
@@ -233,6 +234,8 @@ def program_of(
                 f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
             )
         _require_kept(source, program, keep)
+        if place:
+            raise ProgramError(f"{source} is compiled already; leave --place out, or compile the model with it")
         return program
     if trust is not None and trust.digest is not None:
         raise ProgramError(f"{source} is an ONNX model, and --digest is for a Program, which `celosia compile` writes")
@@ -240,8 +243,19 @@ def program_of(
 
     return compile_model(
         source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
-        keep=keep,
+        keep=keep, place=place,
     )  # fmt: skip
+
+
+def place_of(given: Sequence[str] | None) -> dict[str, str]:
+    """What --place says, as `compile` takes it. BadParameter."""
+    place = {}
+    for text in given or ():
+        name, equals, where = text.rpartition("=")
+        if text != "cost" and not (name and equals and where):
+            raise typer.BadParameter(f"--place takes NODE=cpu, NODE=accelerator or cost, not {text!r}")
+        place[name or "*"] = where
+    return place
 
 
 def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
@@ -259,10 +273,12 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
 
 def program_there(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
-    keep: str | Sequence[str] = (), trust: Trust | None = None,
+    keep: str | Sequence[str] = (), trust: Trust | None = None, place: Mapping[str, str] = {},
 ) -> Program:  # fmt: skip
     """As `program_of`, for the board's processor."""
     from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
-    return program_of(source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust)
+    return program_of(
+        source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust, place=place
+    )

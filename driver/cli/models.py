@@ -64,6 +64,7 @@ def compile_(
     records: Records = "shipped",
     keep: opt.Keep = None,
     shape: opt.ShapeOption = None,
+    place: opt.Place = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -77,6 +78,7 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia --decisions decisions.json
       celosia compile resnet18.onnx -o resnet18.celosia --records tuned.jsonl
       celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
+      celosia compile detector.onnx -o detector.celosia --place cost --place /head/Conv=cpu
     """
     with common.progress_stages(quiet) as stages:
         shapes = common.shapes_of(shape)
@@ -85,7 +87,7 @@ def compile_(
 
         program = compile_model(
             model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
-            keep=common.keep_of(keep), shapes=shapes, records=records,
+            keep=common.keep_of(keep), shapes=shapes, records=records, place=common.place_of(place),
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)
@@ -142,6 +144,7 @@ def inspect(
     decisions: Decisions = None,
     derivation: Derivation = False,
     shape: opt.ShapeOption = None,
+    place: opt.Place = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -167,7 +170,8 @@ def inspect(
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
-        program = common.program_of(model, config, stages, no_check, parts.watch, shapes=common.shapes_of(shape))
+        shapes, places = common.shapes_of(shape), common.place_of(place)
+        program = common.program_of(model, config, stages, no_check, parts.watch, shapes=shapes, place=places)
     common.advise(program, quiet)
     from celosia.driver.show import program as show
     from celosia.driver.show import run as show_run
@@ -178,10 +182,9 @@ def inspect(
         common.write_json(decisions, decisions_of(program))
     if loops is not None:
         _say(show.loops(program, loops))
-    elif estimate and decisions is None:
-        common.show(show_run.estimate(program, **behind))
     elif decisions is None:
-        common.show(parts.tables(program))
+        common.show(show_run.estimate(program, **behind) if estimate else parts.tables(program))
+    if loops is None and decisions is None and not estimate:
         _say(parts.lines(program))
 
 

@@ -44,6 +44,13 @@ Board = Annotated[
 BoardConfig = Annotated[
     str | None, typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the board's.")
 ]
+Place = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE=cpu|NODE=accelerator|cost",
+        help="Where an operator runs; may be repeated. cost: launches that the CPU is done with sooner are the CPU's.",
+    ),
+]
 NoCheck = Annotated[
     bool,
     typer.Option("--no-check", help="Do not compare each compiled layer with the model's operators on random inputs."),

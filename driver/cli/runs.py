@@ -68,6 +68,7 @@ def run(
     html: Html = None,
     trace: Trace = None,
     dump: Dump = None,
+    place: opt.Place = None,
     mean: opt.Mean = None,
     std: opt.Std = None,
     layers: Layers = False,
@@ -93,7 +94,9 @@ def run(
     """
     options = device_options(device, memory, address)
     files = _Files(output, report, html, trace, dump or [])
-    source = _Source(model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check)
+    source = _Source(
+        model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check, common.place_of(place)
+    )
     with common.progress_stages(quiet) as stages:
         files.check(device, model)
         threads = _ready(device, model, threads)
@@ -137,6 +140,7 @@ class _Source:
     keep: str | list[str]
     trust: Trust
     no_check: bool
+    place: dict[str, str]
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Those of the arrays given for inputs whose sizes the model leaves open; none of a Program."""
@@ -157,7 +161,7 @@ def _run_here(
 
     program = common.program_of(
         source.path, source.config, stages, source.no_check, shapes=source.shapes(values), keep=source.keep,
-        trust=source.trust,
+        trust=source.trust, place=source.place,
     )  # fmt: skip
     with Runtime(program, device, threads, **options) as runtime:
         with stages.paused():
@@ -183,7 +187,7 @@ def _run_there(
         stages(f"connected to {place}")
         program = common.program_there(
             source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
-            source.trust,
+            source.trust, source.place,
         )  # fmt: skip
         stages(f"running on {place}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)

@@ -8,10 +8,12 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 from celosia.compiler.program import Program, ProgramError
@@ -22,6 +24,7 @@ from celosia.driver.remote.runner import File, runner
 from celosia.driver.remote.serve import ERRORS, load_result, pack, unpack
 from celosia.driver.remote.ssh import Connection, SshError
 from celosia.driver.run.result import Result
+from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
 
 FOLDER = "~/celosia"
@@ -103,6 +106,35 @@ class Remote:
         result: Result = self._call(self._runner(runner), [pack(head, inputs)], load_result)
         return result
 
+    def run_each(
+        self, runner: File, program: File, samples: Sequence[Mapping[str, Any]], device: str, threads: int | None,
+        options: Mapping[str, Any],
+    ) -> Futures:  # fmt: skip
+        """The runs of `samples` by an installed Program, in order. Raises SshError, and the board's errors where there
+        is no run."""
+        head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
+                "threads": threads, "options": dict(options), "samples": len(samples)}  # fmt: skip
+        process = self._started(self._runner(runner))
+        assert process.stdin is not None and process.stdout is not None
+        writer = Thread(target=_write, args=(process.stdin, head, samples), daemon=True)
+        try:
+            writer.start()
+            skip_to_mark(process.stdout)
+            _answered(process.stdout)
+            for _ in samples:
+                yield _run_of(process.stdout)
+        except tuple(ERRORS.values()):
+            raise
+        except (OSError, EOFError, ValueError):
+            raise self.connection.ended(process) from None
+        finally:
+            process.kill()
+            writer.join()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    pipe.close()
+            process.wait()
+
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
@@ -153,6 +185,25 @@ class Remote:
                 with suppress(OSError):  # what was not written yet
                     pipe.close()
             process.wait()
+
+
+def _write(stream: IO[bytes], head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    """The request, and a message for each sample, while answers come; the other side may be gone before the end."""
+    with suppress(OSError, ValueError):
+        stream.write(pack(head, {}))
+        for sample in samples:
+            stream.write(pack({}, sample))
+            stream.flush()
+
+
+def _run_of(stream: IO[bytes]) -> Future[Result]:
+    """The next run of a stream, done. EOFError."""
+    future: Future[Result] = Future()
+    try:
+        future.set_result(load_result(stream))
+    except (RuntimeError, *ERRORS.values()) as error:
+        future.set_exception(error)
+    return future
 
 
 def _answered(stream: IO[bytes]) -> dict[str, Any]:
@@ -238,6 +289,19 @@ def run(
     seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
     result.report["host"] = remote.connection.name
     return result
+
+
+def run_each(
+    remote: Remote, program: Program, samples: Sequence[Mapping[str, Any]], device: str = "board",
+    threads: int | None = None, **options: Any,
+) -> Results:  # fmt: skip
+    """The results of `samples` [inputs by name], in order: the board's CPU works for one while its accelerator does for
+    another. See `run`, and Results for what goes wrong with a sample."""
+    files = runner(), program_file(program)
+    board = remote.status(*files)
+    require(board, program, device, remote.connection.name)
+    remote.install(board, *files)
+    return Results(remote.run_each(*files, samples, device, threads, options), [])
 
 
 def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,25 @@ from numpy.typing import NDArray
 from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.serve import ERRORS, load_counters, pack, unpack
+from celosia.driver.remote.ssh import SshError, connected
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, DeviceError
+
+
+def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
+    """The accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
+
+    SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, kind = rest.partition("/")
+    if kind not in ("", "board", "functional"):
+        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
+    with ExitStack() as stack:
+        connection = stack.enter_context(connected(place))
+        device = RemoteDevice(Remote(connection), config, kind or "board", options)
+        device.ending = stack.pop_all()
+    return device
 
 
 class RemoteDevice:
@@ -25,6 +43,7 @@ class RemoteDevice:
 
     def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
         self.config, self._connection = config, remote.connection
+        self._beside = partial(RemoteDevice, remote, config, device, options)
         file = runner()
         board = remote.status(file)
         if board.numpy is None:
@@ -33,6 +52,14 @@ class RemoteDevice:
         self._process = remote.start(file)
         head = {"config": config.to_dict(), "device": device, "options": dict(options)}
         self.memory_model: str | None = self._answer(pack(head, {}), first=True)[0]["memory_model"]
+
+    abandoned = False
+    ending: ExitStack | None = None
+    """What ends with the device."""
+
+    def beside(self) -> RemoteDevice:
+        """The same accelerator, with another process there; see sim.device.Shared."""
+        return self._beside()
 
     def allocate(self, size: int) -> None:
         self._call("allocate", {"size": size})
@@ -51,6 +78,13 @@ class RemoteDevice:
 
     def close(self) -> None:
         """End the process there: the end of its input ends it."""
+        if self.ending is not None:
+            self.ending.callback(self._end)
+            self.ending.close()
+        else:
+            self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError, AttributeError):

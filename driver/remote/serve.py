@@ -3,8 +3,10 @@ output. Needs nothing but numpy, and pynq for the device "board".
 
 The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
 The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
-and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, manifest} loads a bitstream instead,
-and is answered with {clock_mhz}. A request {config, device, options} opens a device, whose calls follow; see remote.py.
+and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, manifest} loads a bitstream
+instead, and is answered with {clock_mhz}. With `samples` in the request as many messages follow, the inputs of a run
+each; the answer, {ready}, is followed by the answers of runs in their order, while later inputs are read. A request
+{config, device, options} opens a device, whose calls follow; see remote.py.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from typing import IO, Any
 
@@ -123,17 +125,48 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
         if "config" in head:
             serve_device(head, request, answer)
             return
+        if "samples" in head:
+            with _runtime(head) as runtime:
+                serve_samples(runtime, head["samples"], request, answer)
+            return
         _end_with(request)
         if "bitstream" in head:
             data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
         else:
-            program = Program.load(os.path.expanduser(head["program"]), digest=head["digest"])
-            with ProgramRuntime(program, head["device"], head["threads"], **head["options"]) as runtime:
+            with _runtime(head) as runtime:
                 data = result_bytes(runtime.run(inputs))
     except Exception as error:
         data = _error(error)
     answer.write(MARK + data)
     answer.flush()
+
+
+def _runtime(head: dict[str, Any]) -> ProgramRuntime:
+    program = Program.load(os.path.expanduser(head["program"]), digest=head["digest"])
+    return ProgramRuntime(program, head["device"], head["threads"], **head["options"])
+
+
+def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answer: IO[bytes]) -> None:
+    """Run so many samples as a stream; what goes wrong with one is its answer. EOFError where nobody is there."""
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for _ in range(count):
+            yield unpack(request)[1]
+        _end_with(request)
+
+    runtime.open()
+    answer.write(MARK + pack({"ready": True}, {}))
+    answer.flush()
+    results = runtime.run_each(samples(), trace=False)
+    for _ in range(count):
+        try:
+            data = result_bytes(next(results))
+        except Exception as error:
+            if results.ended:
+                raise
+            data = _error(error)
+        answer.write(data)
+        answer.flush()
 
 
 def _error(error: Exception) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celosia.hw.config import did_you_mean
 from celosia.sim.devices import SIMULATORS, open_simulator
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from celosia.hw.config import Config
     from celosia.sim.device import Device
 
+Devices: TypeAlias = "str | Device | Sequence[Device]"
+"""One by name, or itself; or several: names with commas between, or a list of Devices."""
 DEVICES = (*SIMULATORS, "board")
 """Devices that can be opened by name."""
 
@@ -23,6 +26,22 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
         return pynq_device(config, **options)
     return open_simulator(name, config, **options)
+
+
+def devices_of(device: Devices) -> list[str | Device]:
+    """Names and Devices one by one. ValueError for none.
+
+    >>> devices_of("functional, timed")
+    ['functional', 'timed']
+    """
+    found: list[str | Device]
+    if isinstance(device, str):
+        found = [name.strip() for name in device.split(",")]
+    else:
+        found = list(device) if isinstance(device, Sequence) else [device]
+    if not found:
+        raise ValueError("there is no device in an empty list of them")
+    return found
 
 
 def require_device(name: str) -> None:

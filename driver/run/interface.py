@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.threads import default_threads, thread_count
+from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.result import Result
-from celosia.sim.device import Device
+from celosia.driver.run.stream import LANES, Futures, Results, Sample
 
 Array = NDArray[Any]
 R = TypeVar("R", bound="Running")
@@ -21,9 +22,10 @@ class Running:
     """The interface; each of its methods without a body is the business of a class. ThreadsError for an impossible
     number of threads."""
 
-    def __init__(self, device: str | Device, threads: int | None) -> None:
+    def __init__(self, device: Devices, threads: int | None) -> None:
         self.threads = default_threads() if threads is None else thread_count(threads)
-        self._where = device if isinstance(device, str) else type(device).__name__
+        self._devices = devices_of(device)
+        self._where = ", ".join(each if isinstance(each, str) else type(each).__name__ for each in self._devices)
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
 
     @property
@@ -98,8 +100,16 @@ class Running:
         made = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
         return made[0] if len(made) == 1 else made
 
-    def run_each(self, samples: Iterable[Mapping[str, Array] | Array]) -> Iterator[Result]:
-        """Run once for each of `samples`, when the result is asked for: inputs by name, or the array of the only input.
+    def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
+        """Run once for each of `samples`, in order: inputs by name, or the array of the only input.
+
+        in_flight: samples at a time on each accelerator, so that the CPU's steps of one run beside launches of another;
+        each has tensors and device memory of its own, fewer where there is no memory for as many. As many again are
+        read ahead; samples must stay what they are until their results are there. 1: one after the other, each read
+        when its result is asked for, in this thread. Several devices take the next sample each when they are free.
+        trace: as of `run`.
+
+        `next` of what is returned raises what goes wrong with a sample, naming it, and goes on behind it (Results).
 
         >>> import celosia
         >>> images, labels, classes = celosia.models.demo_images()
@@ -107,10 +117,21 @@ class Running:
         >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
         ['Ankle boot', 'Pullover']
         """
-        names = self.names
-        for sample in samples:
-            if not isinstance(sample, Mapping):
-                if len(names) != 1:
-                    raise InputError(f"there are {len(names)} inputs; give each sample as a dictionary by their names")
-                sample = {names[0]: sample}
-            yield self.run(sample)
+        if in_flight < 1:
+            raise InputError(f"in_flight must be at least 1, not {in_flight}")
+        lost: list[str] = []
+        return Results(self._futures(samples, in_flight, trace, lost), lost)
+
+    def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
+        """The runs of `samples`; what is wrong with one is an error of its run. lost: as of Results."""
+        raise NotImplementedError
+
+    def _named(self, sample: Sample) -> Mapping[str, Array]:
+        """Inputs by name. InputError where there is no telling which one an array is."""
+        if isinstance(sample, Mapping):
+            return sample
+        if isinstance(sample, Exception):
+            raise sample
+        if len(self.names) != 1:
+            raise InputError(f"there are {len(self.names)} inputs; give each sample as a dictionary by their names")
+        return {self.names[0]: sample}

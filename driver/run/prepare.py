@@ -1,4 +1,4 @@
-"""What a Program needs before it runs here: kernels, and memory."""
+"""What a Program needs before it runs here: kernels, memory, and inputs as it takes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.program import InputError, Program, ProgramError, TensorInfo
 from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.files import reading
 from celosia.compiler.program.host.compiler import links_kernels
@@ -82,3 +82,16 @@ def views(program: Program) -> dict[str, NDArray[Any]]:
         info = program.tensors[name]
         found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
     return found
+
+
+def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> NDArray[Any]:
+    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
+
+    what: its type and shape, for people. batched: its first axis counts any number of samples.
+    """
+    array = np.asarray(given)
+    wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
+    same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
+    if array.dtype.name != tensor.dtype or not same:
+        raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from celosia.compiler.program import (
     Program,
     ProgramError,
     Step,
-    TensorInfo,
     Unpack,
 )
 from celosia.compiler.program.activations import unpack_activation
@@ -27,14 +27,15 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import fresh
 from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
-from celosia.driver.run.devices import open_device, require_device
+from celosia.driver.run.devices import Devices, open_device, require_device
 from celosia.driver.run.interface import Running
-from celosia.driver.run.prepare import require_memory, views, with_kernels
+from celosia.driver.run.prepare import fitted, require_memory, views, with_kernels
 from celosia.driver.run.report import report_of
 from celosia.driver.run.resident import Changed, Resident
 from celosia.driver.run.result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
-from celosia.sim.device import Counters, Device, DeviceError
+from celosia.driver.run.stream import Futures, Sample, SampleStream, Turns
+from celosia.sim.device import Counters, Device, DeviceError, Shared
 
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
@@ -50,7 +51,7 @@ class ProgramRuntime(Running):
     """
 
     def __init__(
-        self, program: Program, device: str | Device = "functional", threads: int | None = None, **options: Any
+        self, program: Program, device: Devices = "functional", threads: int | None = None, **options: Any
     ) -> None:
         super().__init__(device, threads)
         self.program = program = with_kernels(program)
@@ -73,11 +74,16 @@ class ProgramRuntime(Running):
         self._resident = Resident(program.config)
         self._name, self._options = "", options
         self.build_seconds = 0.0
-        if isinstance(device, str):
-            require_device(device)
-            self._name = device
+        self.turns = Turns()
+        own, *others = self._devices
+        if isinstance(own, str):
+            self._name, self._open = own, self._opener(own)
         else:
-            self.attach(device)
+            self.attach(own)
+        self.others = [type(self)(program, each, self.threads, **options) for each in others]
+        """On the other devices, which share streams of samples with the first one."""
+        for other in self.others:
+            other.turns = Turns(self.turns.cpu)
 
     @property
     def names(self) -> list[str]:
@@ -101,8 +107,15 @@ class ProgramRuntime(Running):
     def open(self) -> None:
         if self._device is None and self._launches:
             started = time.perf_counter()
-            self.attach(open_device(self._name, self.program.config, **self._options))
+            self.attach(self._open())
             self.build_seconds = time.perf_counter() - started
+        for other in self.others:
+            other.open()
+
+    def _opener(self, name: str) -> Callable[[], Device]:
+        """What opens the device of that name. ValueError where there is none."""
+        require_device(name)
+        return partial(open_device, name, self.program.config, **self._options)
 
     def __repr__(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
@@ -115,6 +128,39 @@ class ProgramRuntime(Running):
     def close(self) -> None:
         if self._device is not None:
             self._device.close()
+        for other in self.others:
+            other.close()
+
+    def where(self) -> str:
+        """Its device, for messages."""
+        return f"device {self._name or type(self._device).__name__}"
+
+    def beside(self) -> ProgramRuntime | None:
+        """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside
+        one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
+        if not isinstance(self._device, Shared):
+            return None
+        try:
+            device = self._device.beside()
+        except RuntimeError:  # it takes no second process, or memory
+            return None
+        try:
+            made = type(self)(self.program, device, self.threads)
+        except RuntimeError:
+            device.close()
+            return None
+        made._name, made.build_seconds, made.turns = self._name, self.build_seconds, self.turns
+        return made
+
+    def abandon(self, whether: bool) -> None:
+        """Whether nobody waits for a run of the device any more, so that it need not end."""
+        if isinstance(self._device, Shared):
+            self._device.abandoned = whether
+
+    def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
+        self.open()
+        own = [self, *self.others] if self._launches else [self]
+        yield from SampleStream(own, in_flight, self._named, trace, lost).futures(samples)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.program.batched:
@@ -124,10 +170,8 @@ class ProgramRuntime(Running):
             told = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
             raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
         parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
-        results = [
-            self.run({name: part[number] for name, part in parts.items()}, trace=False).outputs
-            for number in range(next(iter(runs.values())))
-        ]
+        samples = ({name: part[number] for name, part in parts.items()} for number in range(next(iter(runs.values()))))
+        results = [result.outputs for result in self.run_each(samples, trace=False)]
         return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
 
     def _runs(self, name: str, array: Array) -> int:
@@ -198,13 +242,16 @@ class ProgramRuntime(Running):
         stamps: list[Stamps | float] = []
         for step in self._steps if keep is None else self.program.steps:
             if isinstance(step, Segment):
-                stamps.append(step.run(values))
+                with self.turns.cpu:
+                    stamps.append(step.run(values))
                 continue
-            before = time.perf_counter()
             if isinstance(step, LaunchStep):
+                before = time.perf_counter()
                 counters.append(self._launch(step, values, trace))
             else:
-                self._cpu(step, values)
+                with self.turns.cpu:
+                    before = time.perf_counter()
+                    self._cpu(step, values)
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
@@ -341,7 +388,8 @@ class ProgramRuntime(Running):
                     device.write(address, data)
             except ValueError as error:
                 raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
-        counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
+        with self.turns.device:
+            counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
         for unpack in step.unpack:
             try:
                 values[unpack.value] = self._unpacked(device, unpack)
@@ -365,19 +413,6 @@ class ProgramRuntime(Running):
             self._arena[unpack.value][...] = array
             return self._arena[unpack.value]
         return array
-
-
-def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> Array:
-    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
-
-    what: its type and shape, for people. batched: its first axis counts any number of samples.
-    """
-    array = np.asarray(given)
-    wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
-    same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
-    if array.dtype.name != tensor.dtype or not same:
-        raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _read(step: Step) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.cpu.target import TARGETS, Target
-from celosia.compiler.program import InputError, ProgramError
+from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.cli import app
 from celosia.driver.remote import bootstrap, deploy
 from celosia.driver.remote.runner import modules, runner
@@ -154,6 +154,47 @@ def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monk
     said = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
     assert "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in said
     assert "it has no pynq" in command("deploy", models / "floats.onnx", "--host", "board", code=3)
+
+
+def test_boards_share_a_stream(empty: FakeBoard, models: Path, tmp_path: Path) -> None:
+    """With the CPU's steps here; and devices of this machine, by the command."""
+    x = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    program = celosia.compile(models / "quantised.onnx", "tiny")
+    expected = celosia.Runtime(program).run_batch({"input_1": x})
+    with celosia.Runtime(program, "ssh://board/functional,ssh://board/functional") as runtime:
+        found = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
+    for name, array in expected.items():
+        assert np.concatenate([each[name] for each in found]).tobytes() == array.tobytes()
+    assert len([each for each in empty.commands if "runner" in each]) == 2
+    np.savez(tmp_path / "x.npz", input_1=x)
+    arguments = "eval", models / "quantised.onnx", "--config", "tiny", "--data", tmp_path / "x.npz"
+    command(*arguments, "--device", "functional, timed", "--report", tmp_path / "r.json", "--no-check", "-q")
+    assert json.loads((tmp_path / "r.json").read_text())["device"] == "functional, timed"
+    assert "there is no device 'rtl' on a board" in command(*arguments, "--device", "ssh://board/rtl", code=3)
+    assert "there is no device 'bord'" in command(*arguments, "--device", "functional,bord", code=2)
+
+
+def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
+    """All of it there: a wrong sample is told as of itself, and the others run."""
+    x = np.random.default_rng(0).normal(size=(5, 1, 3, 8, 8)).astype(np.float32)
+    samples = [{"input_1": each} for each in x]
+    samples[2] = {"input_1": x[2, ..., 1:]}
+    loaded = Program.load(program, trust=True)
+    with connected("board") as connection:
+        results = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
+        found = [next(results).outputs for _ in range(2)]
+        with pytest.raises(InputError, match=r"^sample 2: input 'input_1' must be"):
+            next(results)
+        found += [each.outputs for each in results]
+        with pytest.raises(RuntimeError, match="there is no device 'fpga'"):
+            next(deploy.run_each(deploy.Remote(connection), loaded, samples, "fpga"))
+        left = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
+        next(left)
+        left.close()
+    expected = celosia.Runtime(loaded)
+    for array, outputs in zip(np.delete(x, 2, 0), found, strict=True):
+        for name, wanted in expected.run({"input_1": array}).outputs.items():
+            assert outputs[name].tobytes() == wanted.tobytes()
 
 
 # What goes wrong -----------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""A model over several accelerators, a part of it on each: where the timing model says that they take equally long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.utils import Extractor
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.program import Program
+from celosia.driver.run.devices import Devices, devices_of
+from celosia.driver.run.explain import estimate
+from celosia.driver.run.stream import LANES, Results, Sample
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+from celosia.sim.memory import ZYNQ_HP, MemoryModel
+
+BYTES = onnx.TensorProto.INT8, onnx.TensorProto.UINT8
+
+
+def cut(
+    model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP
+) -> list[onnx.ModelProto]:
+    """The model as so many models, each of which takes what the one before it gives: one 8-bit tensor.
+
+    Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
+    cycles, by the timing model with this memory. ModelError where there are not enough such tensors.
+    """
+    proto = onnx.shape_inference.infer_shapes(read(Path(model)), data_prop=True)
+    places = _necks(proto)
+    if parts < 1 or len(places) < parts - 1:
+        raise ModelError(
+            f"{model} can be cut in {len(places) + 1} parts at most, at 8-bit tensors that all of the rest needs and "
+            f"nothing else; not in {parts}"
+        )
+    program = compile_model(model, config, check=False)
+    before = _cycles_before(proto, program, memory, [place for place, _ in places])
+    total = before.pop()
+    ends = [places[number][1] for number in _balanced(before, total, parts)]
+    names = [[each.name for each in some] for some in (proto.graph.input, proto.graph.output)]
+    constants = {each.name for each in proto.graph.initializer}
+    first = [name for name in names[0] if name not in constants]
+    extract = Extractor(proto).extract_model
+    return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
+
+
+def _necks(proto: onnx.ModelProto) -> list[tuple[int, str]]:
+    """8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its node."""
+    kinds = {each.name: each.type.tensor_type.elem_type for each in proto.graph.value_info}
+    constants = {each.name for each in proto.graph.initializer}
+    live = {each.name for each in proto.graph.input} - constants
+    varying = set(live)
+    last = {name: number for number, node in enumerate(proto.graph.node) for name in node.input}
+    last |= dict.fromkeys((each.name for each in proto.graph.output), len(proto.graph.node))
+    found = []
+    for number, node in enumerate(proto.graph.node):
+        if varying.isdisjoint(node.input):
+            continue
+        varying.update(node.output)
+        live = {name for name in (*live, *node.output) if last.get(name, -1) > number}
+        if len(live) == 1 and kinds.get(next(iter(live))) in BYTES and next(iter(live)) in node.output:
+            found.append((number, *live))
+    return found
+
+
+def _cycles_before(
+    proto: onnx.ModelProto, program: Program, memory: MemoryModel | str, places: Sequence[int]
+) -> list[int]:
+    """Cycles of layers whose last operator is among the first so many nodes, for each of `places`; then of all."""
+    numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
+    found = [0] * (len(places) + 1)
+    for row in estimate(program, memory)["layers"]:
+        names = re.split(r" (?:\.\.|\|) ", row["name"])  # of a block: the first and the last of each group
+        last = max((numbers[name] for name in names if name in numbers), default=-1)
+        for number, place in enumerate((*places, len(numbers))):
+            found[number] += row["cycles"] * (last <= place)
+    return found
+
+
+def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
+    """Numbers of `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
+    best: list[tuple[int, list[int]]] = [(each, []) for each in (*before, total)]
+    """For each place as an end: the longest part before it, and the places where it was cut."""
+    for _ in range(parts - 1):
+        best = [
+            min(
+                ((max(longest, end - before[k]), [*cuts, k]) for k, (longest, cuts) in enumerate(best[:number])),
+                default=(total + 1, [*range(parts)]),
+            )
+            for number, end in enumerate((*before, total))
+        ]
+    return best[-1][1]
+
+
+class Relay:
+    """Programs that each take what the one before it gives, on a device each: all have a sample in flight at a time.
+
+    programs: as they follow each other. device, threads: as of Runtime; there are as many devices as Programs.
+    """
+
+    def __init__(
+        self, programs: Sequence[Program], device: Devices = "functional", threads: int | None = None, **options: Any
+    ) -> None:
+        devices = devices_of(device)
+        devices = devices * len(programs) if len(devices) == 1 and isinstance(devices[0], str) else devices
+        if len(devices) != len(programs):
+            raise ValueError(f"there are {len(programs)} Programs and {len(devices)} devices; give one for each")
+        self.runtimes = [Runtime(each, where, threads, **options) for each, where in zip(programs, devices)]
+
+    def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
+        """The results of the last Program, for each sample of the first; see Runtime.run_each."""
+        first, *others = self.runtimes
+        results = first.run_each(samples, in_flight, trace)
+        for runtime in others:
+            results = runtime.run_each(_handed_on(results), in_flight, trace)
+        return results
+
+    def close(self) -> None:
+        """Release the devices."""
+        for each in self.runtimes:
+            each.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _handed_on(results: Results) -> Iterator[Sample]:
+    """Outputs, or what went wrong."""
+    try:
+        while True:
+            try:
+                yield next(results).outputs
+            except StopIteration:
+                return
+            except Exception as error:
+                if results.ended:
+                    raise
+                yield error
+    finally:
+        results.close()

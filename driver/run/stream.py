@@ -1,0 +1,265 @@
+"""A stream of samples: the CPU's steps of one run beside launches of another, in order.
+
+Each sample in flight has a lane: tensors of the host, and memory of the device, of its own. Lanes take turns with what
+there is one of, the CPU and each accelerator, so that a stream takes the larger time of the two, and not their sum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from celosia.compiler.program import InputError, ProgramError
+from celosia.compiler.program.host.op import HostError
+from celosia.driver.run.result import Result
+from celosia.sim.device import DeviceError
+
+Array = NDArray[Any]
+Sample = Mapping[str, Array] | Array | Exception
+"""Inputs by name, or the array of the only one; or why there are none."""
+Futures = Generator["Future[Result]", None, None]
+"""The runs of a stream in order, each done."""
+LANES = 2
+"""Of an accelerator: one that it works for, and one whose inputs, outputs and CPU steps are done meanwhile."""
+LOOK_SECONDS = 0.1
+"""Between two looks at what is waited for."""
+START_SECONDS = 1.0
+"""That a thread has to begin."""
+OF_THE_SAMPLE = InputError, ProgramError, HostError
+"""What no other accelerator would change."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a run holds while it uses what there is one of: of the lanes of an accelerator, cpu of all accelerators."""
+
+    cpu: Lock = field(default_factory=Lock)
+    device: Lock = field(default_factory=Lock)
+
+
+class SampleLane(Protocol):
+    """What runs a sample at a time."""
+
+    def where(self) -> str:
+        """The accelerator, for messages."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], *, trace: bool) -> Result:
+        """The result of one sample."""
+        ...
+
+    def beside(self) -> SampleLane | None:
+        """Another one for the same accelerator; None where that cannot be."""
+        ...
+
+    def abandon(self, whether: bool) -> None:
+        """Whether nobody waits any more for what runs."""
+
+    def close(self) -> None:
+        """It is not used any more."""
+
+
+class Results(Iterator[Result]):
+    """Results of samples, in their order.
+
+    Where a run fails, `next` raises its error, which says for which sample, and goes on with the sample behind it when
+    it is called again. Threads end with the last result, with `close`, or when an exception ends the waiting.
+
+    lost: what was said of accelerators that the stream goes on without. ended: whether nothing follows.
+    """
+
+    def __init__(self, futures: Futures, lost: list[str]) -> None:
+        self._futures, self._number, self.lost, self.ended = futures, 0, lost, False
+
+    def __next__(self) -> Result:
+        self.ended = True
+        future = next(self._futures)
+        self.ended = False
+        name, self._number = f"sample {self._number}: ", self._number + 1
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (name + error.args[0].removeprefix(name),)
+        raise error
+
+    def close(self) -> None:
+        """End the stream: runs that have begun end, others are not begun."""
+        self._futures.close()
+
+
+@dataclass(eq=False)
+class _Accelerator:
+    """own: the lane that outlives the stream. free: lanes without a sample."""
+
+    own: SampleLane
+    lanes: list[SampleLane]
+    free: list[SampleLane]
+    lost: bool = False
+
+
+class SampleStream:
+    """Samples on one or more accelerators; the faster takes more. lost: as of Results.
+
+    own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample.
+    """
+
+    def __init__(
+        self, own: Sequence[SampleLane], lanes: int, named: Callable[[Sample], Mapping[str, Array]], trace: bool,
+        lost: list[str],
+    ) -> None:  # fmt: skip
+        self._named, self._trace, self._lost = named, trace, lost
+        self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
+        self._over = False
+        self._returned = Condition()
+        self._accelerators = []
+        for lane in own:
+            all_lanes = [lane]
+            while len(all_lanes) < lanes and (more := lane.beside()) is not None:
+                all_lanes.append(more)
+            self._accelerators.append(_Accelerator(lane, all_lanes, list(all_lanes)))
+
+    def futures(self, samples: Iterable[Sample]) -> Futures:
+        """The runs of `samples`, of which no more are read than are in flight, and as many ahead."""
+        count = sum(len(each.lanes) for each in self._accelerators)
+        return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
+
+    def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
+        """In this thread, which an interrupt ends at once."""
+        for sample in samples:
+            future: Future[Result] = Future()
+            try:
+                future.set_result(self._run(sample))
+            except Exception as error:
+                future.set_exception(error)
+            yield future
+
+    def _at_once(self, samples: Iterable[Sample], count: int) -> Futures:
+        waiting: deque[Future[Result]] = deque()
+        threads = [Thread(target=self._serve, name="celosia-lane", daemon=True) for _ in range(count)]
+        try:
+            for thread in threads:
+                thread.start()
+            source, failure = iter(samples), None
+            while True:
+                try:
+                    sample = next(source)
+                except StopIteration:
+                    break
+                except Exception as error:  # of who makes the samples: after the results of those that are made
+                    failure = error
+                    break
+                waiting.append(Future())
+                self._work.put((waiting[-1], sample))
+                if len(waiting) > count:
+                    yield _done(waiting)
+            while waiting:
+                yield _done(waiting)
+            if failure is not None:
+                raise failure
+        finally:
+            self._end(threads)
+
+    def _end(self, threads: Sequence[Thread]) -> None:
+        """Returns when no thread is left, whatever was interrupted."""
+        with self._returned:
+            self._over = True
+            self._returned.notify_all()
+        for _ in threads:
+            self._work.put(None)
+        for lane in [lane for each in self._accelerators for lane in each.lanes if lane not in each.free]:
+            lane.abandon(True)
+        for thread in threads:
+            end = time.monotonic() + START_SECONDS
+            while thread.ident is None and time.monotonic() < end:  # an interrupt has come while it was started
+                time.sleep(1e-3)
+            if thread.ident is not None:
+                thread.join()
+        for each in self._accelerators:
+            each.own.abandon(False)
+            for lane in each.lanes[1:]:
+                lane.close()
+
+    # In the threads of lanes -----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, sample = item
+            try:
+                future.set_result(self._run(sample))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _run(self, sample: Sample) -> Result:
+        """On any accelerator; on another one where it fails there, which then is left out."""
+        inputs, first = self._named(sample), self._taken()
+        if first is None:
+            raise DeviceError("the stream is over")
+        try:
+            return self._on(first, inputs)
+        except OF_THE_SAMPLE:
+            raise
+        except Exception as error:
+            other = self._taken(first[0])
+            if other is None:
+                raise
+            try:
+                result = self._on(other, inputs)
+            except Exception:  # so it may be the sample's fault, and both go on
+                raise error from None
+            self._leave_out(first[0], error)
+            return result
+
+    def _on(self, taken: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+        accelerator, lane = taken
+        try:
+            return lane.run(inputs, trace=self._trace)
+        finally:
+            with self._returned:
+                accelerator.free.append(lane)
+                self._returned.notify_all()
+
+    def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
+        """A free lane of the accelerator that has most, when there is one; None where there is no accelerator, and when
+        the stream is over."""
+        with self._returned:
+            while not self._over:
+                alive = [each for each in self._accelerators if not each.lost and each is not but]
+                if not alive:
+                    break
+                chosen = max(alive, key=lambda each: len(each.free))
+                if chosen.free:
+                    return chosen, chosen.free.pop(0)
+                self._returned.wait()
+            return None
+
+    def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
+        with self._returned:
+            others = [each for each in self._accelerators if each is not accelerator and not each.lost]
+            if others and not accelerator.lost:
+                accelerator.lost = True
+                where = accelerator.own.where()
+                self._lost.append(f"{where} is left out, for another one ran what failed there: {error}")
+                self._returned.notify_all()
+
+
+def failed(error: Exception) -> Future[Result]:
+    """A run that has ended so."""
+    future: Future[Result] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _done(waiting: deque[Future[Result]]) -> Future[Result]:
+    """The first, when it is done. It stays there while it is waited for, so that an interrupt ends it, too."""
+    while not waiting[0].done():
+        wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it
+    return waiting.popleft()

@@ -1,0 +1,91 @@
+"""A model over several accelerators: where it is cut, and that its parts give the bytes of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from small_models import Builder
+
+import celosia
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError, Program
+from celosia.driver.cut import Relay, _balanced, cut
+from celosia.driver.run.explain import predicted
+from celosia.sim.device import DeviceError
+from celosia.sim.fsim import FunctionalDevice
+
+
+def chained() -> onnx.ModelProto:
+    """Four convolutions, a sum around the second one, an operator of the CPU behind the third."""
+    b = Builder("qdq", np.int8, seed=3)
+    first = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
+    second = b.binary("Add", b.conv(first, 8, (3, 3), pads=(1, 1, 1, 1)), first)
+    third = b.conv(second, 8, (3, 3), pads=(1, 1, 1, 1))
+    on_cpu = b.quantise(b.node("Softmax", [b.real(third)], axis=1), third.shape, 1 / 256)
+    b.output(b.conv(on_cpu, 8, (3, 3), pads=(1, 1, 1, 1)), real=True)
+    return b.model()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("cut") / "m.onnx"
+    onnx.save(chained(), path)
+    return str(path)
+
+
+def cycles(program: Program) -> int:
+    return sum(each.cycles or 0 for each in predicted(program))
+
+
+def bytes_of(results: object) -> list[bytes]:
+    return [each.tobytes() for result in results for each in result.outputs.values()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_give_the_bytes_of_the_whole(whole: str, parts: int) -> None:
+    programs = [celosia.compile(each, "tiny", check=False) for each in cut(whole, parts, "tiny")]
+    alone = celosia.compile(whole, "tiny", check=False)
+    assert len(programs) == parts
+    assert max(map(cycles, programs)) < cycles(alone) * (1, 1, 0.75, 0.5)[parts]
+    x = np.random.default_rng(0).normal(size=(5, 1, 4, 8, 8)).astype(np.float32)
+    with Relay(programs, "functional") as relay, celosia.Runtime(alone) as runtime:
+        assert bytes_of(relay.run_each(x)) == bytes_of(runtime.run_each(x, in_flight=1))
+
+
+def test_a_sample_that_fails_in_a_part_is_told_once(whole: str) -> None:
+    class Third(FunctionalDevice):
+        runs = 0
+
+        def run(self, *arguments: object, **named: object) -> object:  # type: ignore[override]
+            Third.runs += 1
+            if Third.runs == 3:
+                raise DeviceError("no answer")
+            return super().run(*arguments, **named)  # type: ignore[arg-type]
+
+    programs = [celosia.compile(each, "tiny", check=False) for each in cut(whole, 2, "tiny")]
+    assert len(programs[0].launches) == 1
+    x = np.zeros((6, 1, 4, 8, 8), np.float32)
+    device = Third(programs[0].config)
+    results = Relay(programs, [device, FunctionalDevice(device.config)]).run_each([*x[:4], x[4, 0], x[5]], in_flight=1)
+    told = []
+    for _ in range(6):
+        try:
+            next(results)
+            told.append("")
+        except (DeviceError, InputError) as error:
+            told.append(str(error)[:19])
+    assert told == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
+    with pytest.raises(ValueError, match="there are 2 Programs and 1 devices"):
+        Relay(programs, [device])
+
+
+def test_where_it_cannot_be_cut(whole: str) -> None:
+    with pytest.raises(ModelError, match=r"m.onnx can be cut in \d parts at most"):
+        cut(whole, 9, "tiny")
+
+
+def test_the_longest_part_is_shortest() -> None:
+    assert _balanced([10, 20, 30, 90], 100, 2) == [2]
+    assert _balanced([10, 40, 50, 90], 100, 3) == [0, 2] or _balanced([10, 40, 50, 90], 100, 3) == [1, 3]
+    assert _balanced([], 100, 1) == []
