@@ -13,19 +13,18 @@ from celosia.compiler.expr.guard import guarded
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.expr.lower import lower as lower_loops
 from celosia.compiler.expr.nodes import Var
-from celosia.compiler.expr.nodes import Tensor as Node
 from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver import kernels
 from celosia.driver.run.devices import open_device
-from celosia.driver.te.machine import DeclaredIntrinsic, Machine, accelerator
-from celosia.driver.te.nodes import SizedNode, TensorExpr, bound, known
+from celosia.driver.te.machine import DeclaredIntrinsic, Environment, accelerator
+from celosia.driver.te.nodes import TensorExpr, bound, known
 from celosia.driver.te.schedule import TensorSchedule
 from celosia.hw.config import Config
 from celosia.sim.device import Counters
 
 Array = NDArray[Any]
-Target = str | Config | Machine
+Target = str | Config | Environment
 
 
 def build(
@@ -36,8 +35,8 @@ def build(
     target: "cpu", or the accelerator of a Config; device: what then runs it. ValueError for a schedule that cannot be
     followed, at once or, where sizes are open, when they are known.
     """
-    machine = None if target == "cpu" else target if isinstance(target, Machine) else accelerator(target)
-    kernel = BuiltKernel(s, args, machine, device)
+    environment = None if target == "cpu" else target if isinstance(target, Environment) else accelerator(target)
+    kernel = BuiltKernel(s, args, environment, device)
     if s.sized:
         kernel.made({})
     return kernel
@@ -49,11 +48,11 @@ def lower(s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Va
 
 
 def _lowered(
-    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], machine: Machine | None
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
 ) -> Function:  # fmt: skip
     new = bound(s.outputs, sizes)
     declared = {
-        name: each.on(machine.cfg) if machine and isinstance(each, DeclaredIntrinsic) else each
+        name: each.on(environment.cfg) if environment and isinstance(each, DeclaredIntrinsic) else each
         for name, each in s.declared.items()
     }
     loops = s.replayed([new[output] for output in s.outputs], declared)
@@ -67,12 +66,12 @@ class BuiltKernel:
     """
 
     def __init__(
-        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], machine: Machine | None, device: str
+        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], environment: Environment | None, device: str
     ) -> None:  # fmt: skip
         nodes = [arg.node for arg in args if isinstance(arg, TensorExpr)]
         if missing := [output.name for output in s.outputs if output not in nodes]:
             raise ValueError(f"{missing[0]} is computed, but not among the arguments")
-        self.s, self.args, self.machine, self.device = s, tuple(args), machine, device
+        self.s, self.args, self.environment, self.device = s, tuple(args), environment, device
         self.counters: Counters | None = None
         self._made: dict[tuple[tuple[Var, int], ...], Any] = {}
 
@@ -80,9 +79,9 @@ class BuiltKernel:
         """The code for these sizes: a CompiledKernel or an AcceleratorKernel."""
         key = tuple(sizes.items())
         if key not in self._made:
-            function = _lowered(self.s, self.args, sizes, self.machine)
-            if self.machine is not None:
-                self._made[key] = render(self.machine.cfg, function)
+            function = _lowered(self.s, self.args, sizes, self.environment)
+            if self.environment is not None:
+                self._made[key] = render(self.environment.cfg, function)
             else:
                 self._made[key] = compile_function(guarded(interleave(function).expanded()))
         return self._made[key]
@@ -123,6 +122,8 @@ def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
     shape = tuple(known(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None
+    if shape is not None and any(extent < 0 for extent in shape):
+        raise ValueError(f"{arg.name} would have the shape {list(shape)}")
     if array.shape != shape or array.dtype.name != arg.dtype:
         wanted = f"({', '.join(map(str, arg.shape))})" if shape is None else shape
         raise ValueError(f"{arg.name}: {array.dtype.name}{array.shape} given, {arg.dtype}{wanted} expected")

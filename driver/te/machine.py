@@ -1,4 +1,4 @@
-"""The accelerator as a program names it: its blocks, memories and intrinsics, and intrinsics that a program declares."""
+"""The accelerator as a program names it: blocks, memories and intrinsics; and intrinsics that a program declares."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from celosia.hw.config import Config
 
 @dataclass(frozen=True)
 class Copies:
-    """See Machine.dma_copy."""
+    """See Environment.dma_copy."""
 
-    machine: Machine
+    environment: Environment
 
 
-class Machine:
+class Environment:
     """The accelerator of a Config. Scopes are `inp_scope`, `wgt_scope`, `acc_scope`, `out_scope`, `vin_scope` and
     `par_scope`, element types `inp_dtype`, `wgt_dtype`, `acc_dtype` and `out_dtype`.
     """
@@ -67,9 +67,9 @@ class Machine:
         return self._known[f"load_{target}"]
 
 
-def accelerator(config: str | Config) -> Machine:
+def accelerator(config: str | Config) -> Environment:
     """The accelerator of a Config, or of a preset's name."""
-    return Machine(config if isinstance(config, Config) else Config.load(config))
+    return Environment(config if isinstance(config, Config) else Config.load(config))
 
 
 # What a program declares -------------------------------------------------------------------------------------------
@@ -119,14 +119,13 @@ class DeclaredIntrinsic(TensorIntrinsic):
         args = match(self, nest, first, lambda _: ANYWHERE)
         if self.instructions is None:
             return Intrinsic(self.name, args, self)
-        reason = f"no instruction does what {self.name} does"
+        reasons = [f"no instruction does what {self.name} does"]
         for each in self.instructions:
             try:
                 return each.match(nest, first, scope)
             except TileMismatch as error:
-                if isinstance(each, TileOperation) and each.reduces == self.reduces:
-                    reason = f"no instruction does what {self.name} does; {error}"
-        raise TileMismatch(reason)
+                reasons += [str(error)] if each.reduces == self.reduces else []
+        raise TileMismatch("; ".join(reasons[:2]))
 
     def broken(self, args: Args, scope: Callable[[Node], str]) -> str | None:
         """See loops.Declared; its tiles may lie anywhere."""

@@ -17,7 +17,8 @@ from celosia.compiler.expr.schedule import Stage as LoopStage
 from celosia.compiler.expr.schedule import create_schedule as plain
 from celosia.compiler.expr.trace import PRIMITIVES, Trace, TraceStep
 from celosia.compiler.expr.transform import topological
-from celosia.driver.te.machine import Copies, Machine
+from celosia.compiler.expr.walk import loaded
+from celosia.driver.te.machine import Copies
 from celosia.driver.te.nodes import SizedAxis, SizedNode, TensorExpr
 
 SCOPES = {"global": "workspace"}
@@ -65,8 +66,8 @@ class TensorSchedule:
         """Whether every size is a number."""
         nodes = [node for node in topological(self.outputs) if isinstance(node, SizedNode)]
         sizes = [size for node in nodes for size in node.sizes]
-        axes = [axis.size for stage in self.loops.stages.values() for axis in stage.roots if isinstance(axis, SizedAxis)]
-        return all(isinstance(size, int) for size in (*sizes, *axes))
+        axes = [axis for stage in self.loops.stages.values() for axis in stage.roots if isinstance(axis, SizedAxis)]
+        return all(isinstance(size, int) for size in (*sizes, *(axis.size for axis in axes)))
 
     def replayed(self, outputs: Sequence[Node], declared: dict[str, Declared]) -> Loops:
         """This schedule for `outputs`, which are its own but for their sizes. ValueError where it is none for them."""
@@ -97,8 +98,6 @@ class TensorSchedule:
 
 
 def _read(stage: LoopStage) -> set[str]:
-    from celosia.compiler.expr.walk import loaded
-
     return {tensor.name for tensor in loaded(stage.body)}
 
 
@@ -133,7 +132,7 @@ class StageView:
 
     def __getattr__(self, primitive: str) -> Callable[..., Any]:
         if primitive not in PRIMITIVES or not hasattr(LoopStage, primitive):
-            known = sorted(name for name in (*PRIMITIVES, *vars(StageView)) if hasattr(LoopStage, name))
+            known = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
             raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known)}")
         return lambda *args: getattr(self.stage, primitive)(*(_name(arg) for arg in args))
 
@@ -181,16 +180,18 @@ class StageView:
         self.stage.tensorize(_name(axis), intrinsic)
 
     def pragma(self, axis: Loop, copies: Copies) -> None:
-        """Let the accelerator's LOAD or STORE do the copy; `copies` is `dma_copy` of a Machine."""
-        machine: Machine = copies.machine
+        """Let the accelerator's LOAD or STORE do the copy; `copies` is `dma_copy` of a Environment."""
+        environment = copies.environment
         source = next(iter(_read(self.stage)))
         scope = self.owner.loops[source].scope if source in {t.name for t in self.owner.loops.stages} else "dram"
-        intrinsic = machine.copy(scope, self.stage.scope)
+        intrinsic = environment.copy(scope, self.stage.scope)
         inner = self.stage.order[self.stage.order.index(self.stage.axis(_name(axis))) :]
         for at in reversed(range(len(inner))):
             if prod(loop.extent for loop in inner[at:]) == intrinsic.size:
                 return self.tensorize(inner[at], intrinsic)
-        raise ValueError(f"{self.op.name}: no loops in {_name(axis)} copy {intrinsic.size} elements, as {intrinsic.name}")
+        raise ValueError(
+            f"{self.op.name}: no loops in {_name(axis)} copy {intrinsic.size} elements, as {intrinsic.name}"
+        )
 
 
 def _name(arg: Any) -> Any:
