@@ -110,7 +110,7 @@ def _sizes(args: Sequence[TensorExpr | Var], given: Sequence[Array | int]) -> di
     sizes: dict[Var, int] = {}
     for arg, value in zip(args, given):
         if isinstance(arg, Var):
-            sizes.setdefault(arg, int(value))  # type: ignore[arg-type]
+            sizes.setdefault(arg, int(value))
         elif isinstance(value, np.ndarray) and value.ndim == len(arg.shape):
             for size, extent in zip(arg.shape, value.shape):
                 if isinstance(size, Var):

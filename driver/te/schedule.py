@@ -159,7 +159,7 @@ class StageView:
 
     def fuse(self, *axes: Loop) -> Axis:
         """One loop over all; each follows the one before."""
-        return reduce(lambda outer, inner: self.stage.fuse(_name(outer), _name(inner)), axes)  # type: ignore[return-value, arg-type]
+        return reduce(lambda outer, inner: self.stage.fuse(_name(outer), _name(inner)), axes)  # type: ignore[return-value]
 
     def bind(self, axis: Loop, thread: ThreadAxis) -> None:
         """Run the loop as virtual threads."""
