@@ -46,6 +46,12 @@ class Options:
     tuned: Tuned | None = None
     optimise: str | float | None = None
     oracle: Oracle | None = None
+    without: str | Sequence[str] = ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names in `without`."""
+        return (self.without,) if isinstance(self.without, str) else tuple(self.without)
 
     def say(self, stage: str) -> None:
         """Tell `progress`, if there is one."""

@@ -2,9 +2,9 @@
 
 For each instruction the latest instruction of every other unit that it must come after is found from the addresses
 (reads after writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that
-unit only if it does not already know, directly or through others, that the instruction has ended. What is to run alone comes
-after the latest that computes, as well. The program order
-satisfies every dependence and never has more tokens under way than a semaphore holds, so that nothing can deadlock.
+unit only if it does not already know, directly or through others, that the instruction has ended. What is to run alone
+comes after the latest that computes, as well. The program order satisfies every dependence and never has more tokens
+under way than a semaphore holds, so that nothing can deadlock.
 """
 
 from __future__ import annotations
