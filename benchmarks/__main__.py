@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise` and `four_bits` (long), and `demo`, which sets up a fresh clone;
-`figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits` and `paper` (long), and `demo`, which sets up a fresh
+clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -52,7 +52,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "paper", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -117,6 +117,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of simspeed and compile_time: what to compare with (default: plain Verilog, nothing)",
     )
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
+    parser.add_argument("--short", action="store_true", help="of paper: smaller networks, minutes")
     parser.add_argument(
         "--only",
         choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation"))),
@@ -226,6 +227,11 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return packed_weights.rows(models, options.config, memory, say)
 
+    def paper_rows() -> Iterable[Row]:
+        from benchmarks import paper  # with Bokeh
+
+        return paper.rows(folder, options.short, say)
+
     def superoptimised() -> Iterable[Row]:
         from benchmarks import superoptimise  # with onnxruntime's quantiser
 
@@ -256,6 +262,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "differential": differential,
         "superoptimise": superoptimised,
         "four_bits": lambda: four_bits.rows(models, say),
+        "paper": paper_rows,
         "figures": lambda: (),
     }
 
