@@ -41,7 +41,6 @@ def without_hiding(program: Program) -> dict[str, Any]:
     for layer in decisions["layers"]:
         for part in layer["parts"]:
             part["ahead"] = 0
-            part.update({"earlier": [{**each, "ahead": 0} for each in part["earlier"]]} if part.get("earlier") else {})
     return decisions
 
 

@@ -63,6 +63,7 @@ def compile_(
     decisions: TakenDecisions = None,
     records: Records = "shipped",
     keep: opt.Keep = None,
+    without: opt.Without = None,
     shape: opt.ShapeOption = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
@@ -85,7 +86,7 @@ def compile_(
 
         program = compile_model(
             model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
-            keep=common.keep_of(keep), shapes=shapes, records=records,
+            keep=common.keep_of(keep), shapes=shapes, records=records, without=without or (),
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)
