@@ -84,6 +84,13 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
         yield from cpu.network_rows(MADE, models, options.seconds, say)
 
 
+def paper_rows(folder: Path | None, short: bool, say: Callable[[str], None]) -> Iterable[Row]:
+    """Those of all charts of the papers' page, or of its short form."""
+    from benchmarks import paper  # with Bokeh
+
+    return paper.rows(folder, short, say)
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options in `arguments`; ends the process with a sentence where a name is none."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n\n")[1])
@@ -227,11 +234,6 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return packed_weights.rows(models, options.config, memory, say)
 
-    def paper_rows() -> Iterable[Row]:
-        from benchmarks import paper  # with Bokeh
-
-        return paper.rows(folder, options.short, say)
-
     def superoptimised() -> Iterable[Row]:
         from benchmarks import superoptimise  # with onnxruntime's quantiser
 
@@ -262,7 +264,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "differential": differential,
         "superoptimise": superoptimised,
         "four_bits": lambda: four_bits.rows(models, say),
-        "paper": paper_rows,
+        "paper": lambda: paper_rows(folder, options.short, say),
         "figures": lambda: (),
     }
 

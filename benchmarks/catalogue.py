@@ -472,7 +472,9 @@ TABLES = (
 
 def _paper(name: str, what: str, unit: str, row: str, key: str, folders: tuple[str, ...] = MACHINE, factor: float = 1,
            least: float | None = None) -> Figure:  # fmt: skip
-    return Figure(f"paper-{name}", what, unit, folders, f"{BENCH} paper", (f"paper/{row}",), of(key, factor), least)
+    return Figure(
+        f"paper-{name}", what, unit, folders, f"{BENCH} paper", (f"paper/{row}",), of(key, factor), least=least
+    )
 
 
 def _without(network: str, side: str) -> Callable[[Details], float | None]:

@@ -71,7 +71,7 @@ class TimedConv:
         padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         windows = sliding_window_view(padded, (rows, columns), axis=(2, 3))[:, :, ::step, ::step]
         if self.groups > 1:
-            return np.einsum("nchwrs,crs->nchw", windows, weights[:, 0], optimize=True)
+            return np.asarray(np.einsum("nchwrs,crs->nchw", windows, weights[:, 0], optimize=True))
         n, _, height, width = windows.shape[:4]
         flat = windows.transpose(0, 2, 3, 1, 4, 5).reshape(n * height * width, -1)
         product = flat @ weights.reshape(len(weights), -1).T
@@ -84,7 +84,7 @@ def convolutions(path: Path) -> list[TimedConv]:
     shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
               for value in (*model.graph.value_info, *model.graph.input)}  # fmt: skip
     shapes |= {each.name: tuple(each.dims) for each in model.graph.initializer}
-    found = {}
+    found: dict[TimedConv, None] = {}
     for node in model.graph.node:
         if node.op_type != "Conv":
             continue

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from bokeh.models import ColumnDataSource, FactorRange, FixedTicker, Legend, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, FactorRange, FixedTicker, NumeralTickFormatter
 
 from celosia.driver.pages.figures import COLOURS, LAYER_COLOURS, Figure, hover, made_figure, roofline
 
@@ -40,7 +40,7 @@ def bars(
     kept = [(factor, top) for factor, top in zip(factors, tops) if top is not None]
     colour = dict(zip(series, LAYER_COLOURS))
     made = made_figure(
-        380, "xpan,xwheel_zoom,", x_range=FactorRange(*factors, group_padding=0.6), y_axis_label=what,
+        380, "xpan,xwheel_zoom,", x_range=FactorRange(factors=factors, group_padding=0.6), y_axis_label=what,
         y_axis_type="log" if log else "linear",
     )  # fmt: skip
     if not log:
@@ -78,7 +78,7 @@ def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
 
 
 def _legend_above(made: Any) -> None:
-    legend: Legend = made.legend[0]
+    legend = made.legend[0]
     made.add_layout(legend, "above")
     legend.orientation, legend.click_policy = "horizontal", "hide"
     legend.background_fill_alpha, legend.border_line_color = 0, None

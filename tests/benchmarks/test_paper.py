@@ -20,7 +20,6 @@ import celosia
 from celosia.driver.run.explain import layer_rows, predicted
 
 
-
 @pytest.fixture(autouse=True)
 def own_networks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper_chart, "MADE", tmp_path_factory.getbasetemp() / "networks")
