@@ -148,6 +148,10 @@ def _compared(each: TimedConv, seconds: float) -> tuple[float, float, float]:
 # Searches ----------------------------------------------------------------------------------------------------------
 
 
+LEAST_SEEN = 0.01
+"""Percent above the best that the figure tells from none."""
+
+
 def best_so_far(table: tune.Table, name: str, trials: int) -> Array:
     """Cycles of the best point after each trial of a search."""
     search = SEARCHES[name](table.space, np.random.default_rng(0))
@@ -156,7 +160,7 @@ def best_so_far(table: tune.Table, name: str, trials: int) -> Array:
         costs = [table.cost(number) for number in asked]
         search.tell([(n, cost if np.isfinite(cost) else None) for n, cost in zip(asked, costs)])
         found += costs
-    found += [np.inf] * (trials - len(found))
+    found += [min(found)] * (trials - len(found))
     return np.minimum.accumulate(np.array(found))
 
 
@@ -180,8 +184,8 @@ def search(size: PaperSize, folder: Path | None, say: Say) -> Chart:
         f"{size.shapes} convolutions of ResNet-18 on {config}, cycles of the timing model: the best so far over the "
         "best that any of these searches has found, geometric mean. Each begins anew, with one seed.",
     )  # fmt: skip
-    finite = {name: [float(value) for value in line if np.isfinite(value)] for name, line in lines.items()}
-    chart.figures.append(("Searches for schedules", "", curves(finite, "trials", "cycles over the best found")))
+    above = {name: [max(100 * float(each - 1), LEAST_SEEN) for each in line] for name, line in lines.items()}
+    chart.figures.append(("Searches for schedules", "", curves(above, "trials", "% of cycles above the best found")))
     for name, line in lines.items():
         details = {"config": config, "first": float(line[0]), "last": float(line[-1]), "curve": line.tolist()}
         text = ", ".join(f"{line[n - 1]:.3f} after {n}" for n in (1, 8, size.trials))

@@ -11,6 +11,8 @@ from bokeh.models import ColumnDataSource, FactorRange, FixedTicker, NumeralTick
 from celosia.driver.pages.figures import COLOURS, LAYER_COLOURS, Figure, hover, made_figure, roofline
 
 OFF = COLOURS["latency"]
+ACROSS = 4
+"""Entries of a legend side by side."""
 
 
 def two_rooflines(
@@ -64,8 +66,8 @@ def bars(
 
 
 def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
-    """A line for each name: its value after 1, 2, ... of `x`."""
-    made = made_figure(380, "pan,wheel_zoom,", x_axis_label=x, y_axis_label=y, x_axis_type="log")
+    """A line for each name: its value, above 0, after 1, 2, ... of `x`."""
+    made = made_figure(380, "pan,wheel_zoom,", x_axis_label=x, y_axis_label=y, x_axis_type="log", y_axis_type="log")
     for number, (name, values) in enumerate(lines.items()):
         colour = LAYER_COLOURS[number % len(LAYER_COLOURS)]
         source = ColumnDataSource({"x": list(range(1, len(values) + 1)), "y": list(values)})
@@ -73,6 +75,7 @@ def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
         made.add_tools(hover([drawn], [(name, "@y{0,0.[0000]}"), (x, "@x")]))
     made.xaxis.ticker = FixedTicker(ticks=[1, 2, 4, 8, 16, 32, 64])
     made.xaxis.formatter = NumeralTickFormatter(format="0")
+    made.yaxis.formatter = NumeralTickFormatter(format="0.[00]")
     _legend_above(made)
     return made
 
@@ -81,4 +84,5 @@ def _legend_above(made: Any) -> None:
     legend = made.legend[0]
     made.add_layout(legend, "above")
     legend.orientation, legend.click_policy = "horizontal", "hide"
+    legend.ncols = ACROSS
     legend.background_fill_alpha, legend.border_line_color = 0, None

@@ -145,7 +145,8 @@ def ablation(size: PaperSize, folder: Path | None, say: Say) -> Chart:
 
 
 def _ablation_row(key: str, ratios: Mapping[str, float], size: PaperSize, config: str) -> Row:
-    text = ", ".join(f"{what} {ratio:.3f}" for what, ratio in ratios.items())
+    changed = [f"{what} {ratio:.3f}" for what, ratio in ratios.items() if abs(ratio - 1) >= 0.0005]
+    text = "; ".join(changed) or "the same in these networks"
     details = {"config": config, "pass": key, "ratios": dict(ratios)}
     return Row(f"paper/without/{key}", f"without {key}, over with", "", text, None, size.command, details)
 
