@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo demo-generate torch test thorough check lint types unit bench bench-cpu bench-tune bench-explore bench-hw fuzz prove \
+.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore bench-hw fuzz prove \
 	post-synthesis format clean
 
 help:  ## Print this.
@@ -41,6 +41,9 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)  ## Measure; prints a table, and writes the figures that README and docs quote.
 	$(BIN)/python -m benchmarks
+
+paper: $(INSTALLED)  ## Measure what papers show, side by side, and draw it: bench/paper.html and docs/; SHORT=1 takes minutes.
+	$(BIN)/python -m benchmarks paper $(if $(SHORT),--short)
 
 bench-cpu: $(INSTALLED)  ## Measure the CPU backend beside onnxruntime, on one thread.
 	$(BIN)/python -m benchmarks cpu

@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `export` and `streams` (long), and `demo`, which sets up a
-fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `export`, `streams` and `paper` (long), and `demo`, which
+sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -54,7 +54,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "export", "streams", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "export", "streams", "paper", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -86,6 +86,13 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
     if models or not kernels:
         yield from cpu.model_rows(folder, models, options.seconds, say)
         yield from cpu.network_rows(MADE, models, options.seconds, say)
+
+
+def paper_rows(folder: Path | None, short: bool, say: Callable[[str], None]) -> Iterable[Row]:
+    """Those of all charts of the papers' page, or of its short form."""
+    from benchmarks import paper  # with Bokeh
+
+    return paper.rows(folder, short, say)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -121,6 +128,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of simspeed and compile_time: what to compare with (default: plain Verilog, nothing)",
     )
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
+    parser.add_argument("--short", action="store_true", help="of paper: smaller networks, minutes")
     parser.add_argument(
         "--only",
         choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation"))),
@@ -262,6 +270,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "four_bits": lambda: four_bits.rows(models, say),
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
+        "paper": lambda: paper_rows(folder, options.short, say),
         "figures": lambda: (),
     }
 

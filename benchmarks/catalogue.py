@@ -484,6 +484,62 @@ TABLES = (
            "python -m tests.compiler.narrow_models --count 250 --seed 1000"),
 )  # fmt: skip
 
+# The papers' charts -----------------------------------------------------------------------------------------------
+
+
+def _paper(name: str, what: str, unit: str, row: str, key: str, folders: tuple[str, ...] = MACHINE, factor: float = 1,
+           least: float | None = None) -> Figure:  # fmt: skip
+    return Figure(
+        f"paper-{name}", what, unit, folders, f"{BENCH} paper", (f"paper/{row}",), of(key, factor), least=least
+    )
+
+
+def _without(network: str, side: str) -> Callable[[Details], float | None]:
+    return lambda details: details["ratios"].get(f"{network}, {side}")
+
+
+PAPER = (
+    *(
+        _paper(f"hiding-{config}-{key}", f"ResNet-18 on `{config}`: {what}", unit, f"hiding/{config}", key, MACHINE,
+               factor, least)
+        for config in ("pynq", "ultra96")
+        for key, what, unit, factor, least in (
+            ("convolutions", "cycles of convolutions, without latency hiding over with", "", 1, 1.2),
+            ("whole", "all cycles, without over with", "", 1, None),
+            ("off_utilization", "share of the multipliers, without latency hiding", "%", 100, None),
+            ("on_utilization", "share of the multipliers, with it", "%", 100, None),
+        )
+    ),
+    *(
+        Figure(f"paper-without-{part}-{network}-{side.lower()}", f"{network}: {side} without {what}, over with", "",
+               folders, f"{BENCH} paper", (f"paper/without/{part}",), _without(network, side))
+        for part, what, network, side, folders in (
+            ("fusion", "fusion", "resnet18", "CPU", KERNELS), ("fusion", "fusion", "mobilenet_v2", "CPU", KERNELS),
+            ("layout", "blocked layouts", "resnet18", "CPU", KERNELS),
+            ("layout", "blocked layouts", "mobilenet_v2", "CPU", KERNELS),
+            ("blocks", "blocks on chip", "mobilenet_v2", "cycles", MACHINE),
+            ("memory", "reuse of memory", "resnet18", "bytes", MACHINE),
+            ("memory", "reuse of memory", "mobilenet_v2", "bytes", MACHINE),
+            ("records", "tuned schedules", "mobilenet_v2", "cycles", MACHINE),
+            ("superoptimiser", "the superoptimiser", "four_branches", "cycles", MACHINE),
+        )
+    ),
+    _paper("offload-arm", "ResNet-18: the board's CPU alone at least (an estimate), over CPU and `pynq`", "",
+           "offload/all", "over_arm"),
+    _paper("offload-cpu", "ResNet-18: one thread of the measuring CPU alone, over CPU and `pynq`", "",
+           "offload/all", "ratio"),
+    _paper("operators-resnet18", "convolutions of ResNet-18, float: times as fast as onnxruntime, geometric mean", "",
+           "operators/resnet18", "geomean", KERNELS, least=1),
+    _paper("operators-mobilenet", "convolutions of MobileNetV2, float: the same", "", "operators/mobilenet_v2",
+           "geomean", KERNELS, least=1),
+    _paper("operators-resnet18-numpy", "convolutions of ResNet-18, float: times as fast as numpy", "",
+           "operators/resnet18", "numpy", KERNELS),
+    _paper("language", "kernels of the tile language: times as fast as onnxruntime, geometric mean", "", "language",
+           "geomean", KERNELS, least=1),
+    _paper("language-numpy", "the same: times as fast as numpy", "", "language", "numpy", KERNELS),
+    _paper("minutes", "the page: minutes", "", "time", "minutes", EVERYTHING),
+)  # fmt: skip
+
 FIGURES = {
     "Cycles": CYCLES,
     "Bytes that differ": BYTES,
@@ -498,5 +554,6 @@ FIGURES = {
     "Weights of four bits in hardware": PACKED,
     "Weights of four bits": FOUR_BITS,
     "Models as C": EXPORT,
+    "The papers' charts": PAPER,
     "Tables of other pages": TABLES,
 }

@@ -6,7 +6,7 @@ python -m benchmarks language
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -199,9 +199,10 @@ def _layer(
 # The CPU -----------------------------------------------------------------------------------------------------------
 
 
-def cpu_rows(seconds: float, say: Say) -> Iterator[Row]:
-    """Kernels on one thread of this processor, beside onnxruntime and numpy."""
-    for name, (least, make) in CPU.items():
+def cpu_rows(seconds: float, say: Say, names: Sequence[str] = ()) -> Iterator[Row]:
+    """Kernels on one thread of this processor, all or those of `names`, beside onnxruntime and numpy."""
+    for name in names or CPU:
+        least, make = CPU[name]
         say(name)
         writer = _Writer()
         run, out, numpys = make(writer)
@@ -219,7 +220,8 @@ def cpu_rows(seconds: float, say: Say) -> Iterator[Row]:
         )
         what = f"{name} in the language on the CPU, one thread"
         met = ratio >= least and gap <= FLOAT
-        yield Row(f"language/cpu/{name}", what, f"at least {least} × onnxruntime", measured, met, COMMAND)
+        details = {"onnxruntime": ratio, "numpy": numpy_seconds / ours, "error": gap}
+        yield Row(f"language/cpu/{name}", what, f"at least {least} × onnxruntime", measured, met, COMMAND, details)
 
 
 Made = tuple[Callable[[], object], Array, Callable[[], object]]

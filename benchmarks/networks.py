@@ -165,6 +165,23 @@ class NetBuilder:
         self.channels[y], self.power[y] = self.channels[a], self.power[a] + self.power[b]
         return y
 
+    def basic_block(self, x: str, channels: int, stride: int) -> str:
+        """ResNet's: two convolutions of 3x3, and the input, or a convolution of 1x1 of it, added before the ReLU."""
+        y = self.conv(self.conv(x, channels, (3, 3), stride), channels, (3, 3), top=None)
+        own = x if stride == 1 and channels == self.channels[x] else self.conv(x, channels, (1, 1), stride, top=None)
+        both = self.add(y, own)
+        y = f"relu{len(self.nodes)}"
+        self._node("Relu", [both], y)
+        self.channels[y], self.power[y] = channels, self.power[both] / 2
+        return y
+
+    def max_pool(self, x: str, size: int, stride: int) -> str:
+        """The largest of `size` x `size`, padded by half of that."""
+        y, pads = f"pool{len(self.nodes)}", [size // 2] * 4
+        self._node("MaxPool", [x], y, kernel_shape=[size, size], strides=[stride, stride], pads=pads)
+        self.channels[y], self.power[y] = self.channels[x], self.power[x]
+        return y
+
     def separable(self, x: str, channels: int, stride: int = 1) -> str:
         """Depthwise 3x3, then 1x1."""
         return self.conv(self.conv(x, self.channels[x], (3, 3), stride, depthwise=True), channels)
@@ -228,6 +245,16 @@ def mobilenet_v2(size: int) -> onnx.ModelProto:
         for number in range(count):
             x = net.inverted_residual(x, channels, expand, 3, 1 if number else stride)
     return net.classify(net.conv(x, 1280), 1000)
+
+
+def resnet18(size: int) -> onnx.ModelProto:
+    """ResNet-18 (He et al., CVPR 2016, table 1) on size x size pixels, 1,000 classes."""
+    net = NetBuilder(f"resnet18_{size}", (1, 3, size, size))
+    x = net.max_pool(net.conv("input", 64, (7, 7), 2), 3, 2)
+    for channels in (64, 128, 256, 512):
+        for number in range(2):
+            x = net.basic_block(x, channels, 2 if channels > 64 and not number else 1)
+    return net.classify(x, 1000)
 
 
 def lite() -> onnx.ModelProto:
@@ -298,6 +325,7 @@ def yolo(size: int, classes: int = 80) -> onnx.ModelProto:
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mobilenet_v2_160": lambda: mobilenet_v2(160),
     "mobilenet_v2_224": lambda: mobilenet_v2(224),
+    "resnet18_224": lambda: resnet18(224),
     "ds_cnn": ds_cnn,
     "lite": lite,
     "depthwise": depthwise,

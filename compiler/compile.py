@@ -49,6 +49,7 @@ from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.superoptimise.price import DEAR, Price, price_of
+from celosia.compiler.switches import PARTS, leaving_out
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
@@ -76,6 +77,8 @@ PASSES = Pipeline(
     Pass("dead", "what nothing reads is removed", remove_dead),
 )
 """What happens to the graph before operators are placed, in order."""
+NEEDED = ("shapes", "fold", "integer", "dead")
+"""Passes that the others rely on."""
 
 
 @taking(Options)
@@ -103,9 +106,10 @@ def compile(source: Source, options: Options) -> Program:
     kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
     search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
     follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
-    seconds (compiler/superoptimise). oracle: opens a model in the runtime that compares the two; by default
-    onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"}, or
-    "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
+    seconds (compiler/superoptimise). without: names of passes and parts to leave out (PASSES, compiler/switches.py), to
+    see what each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two;
+    by default onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"},
+    or "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
     with sooner (compiler/placing.py), {"*": "cpu"} all that have no place.
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
@@ -117,7 +121,7 @@ def compile(source: Source, options: Options) -> Program:
     given = source
     if options.optimise is not None:
         options, source = replace(options, optimise=None), _optimised(source, options)
-    with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
+    with compiling_for(processor), _of_shapes(options.shapes), seldom_collected(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
@@ -256,10 +260,21 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
     macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
     turning = Pass("turn", "values of attention are turned by a product", partial(turn_values, cfg=cfg), inside=False)
-    pipeline = Pipeline(*PASSES, turning) if cfg.softmax else PASSES
+    pipeline = _passes(options) if not cfg.softmax else Pipeline(*_passes(options), turning)
     passes = pipeline.run(found.graph, kept.watched(watch))
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+
+
+def _passes(options: Options) -> Pipeline:
+    """Those that are not left out. ModelError where a name is none, or one that nothing does without."""
+    known = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
+    for name in options.left_out:
+        if name not in known:
+            raise ModelError(
+                f"nothing is compiled without {name!r}{did_you_mean(name, known)}; take {', '.join(known)}"
+            )
+    return PASSES.without(options.left_out)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
@@ -315,7 +330,8 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
         raise ModelError(str(error)) from None
     if options.check:
         say("checking")
-        _check(program, model, lowered, front.originals[0], lambda: specialise(source, options.shapes, cfg.batch).graph)
+        imported = lambda: specialise(source, options.shapes, cfg.batch).graph  # noqa: E731
+        _check(program, model, lowered, front.originals[0], imported, _passes(options))
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.batched = front.model.batched
@@ -331,9 +347,10 @@ def _name(source: Source) -> str:
 
 
 def _check(
-    program: Program, model: ir.Model, lowered: Lowered, original: Original, again: Callable[[], ir.Model]
-) -> None:
-    """Compare `program` with the graph that it was made of, and that with the model. SelfCheckError. again: imports."""
+    program: Program, model: ir.Model, lowered: Lowered, original: Original, again: Callable[[], ir.Model],
+    passes: Pipeline,
+) -> None:  # fmt: skip
+    """Compare `program` with the graph that `passes` made, and that with the model. SelfCheckError. again: imports."""
     selection = lowered.selection
     plans = [step for step in lowered.steps if isinstance(step, LaunchPlan)]
     checked = self_check(program, plans, selection, lowered.image.addresses)
@@ -341,7 +358,7 @@ def _check(
         units = units_of(program, model.graph, selection, checked.computed)
         check_rewriting(original, units, program.constants, checked.held)
     except RewriteError:  # and which pass was it?
-        PASSES.run(again(), lambda name, model: check_pass(original, name, model))
+        passes.run(again(), lambda name, model: check_pass(original, name, model))
         raise
 
 

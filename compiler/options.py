@@ -48,6 +48,12 @@ class Options:
     optimise: str | float | None = None
     place: Mapping[str, str] = field(default_factory=dict)
     oracle: Oracle | None = None
+    without: str | Sequence[str] = ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names in `without`."""
+        return (self.without,) if isinstance(self.without, str) else tuple(self.without)
 
     def say(self, stage: str) -> None:
         """Tell `progress`, if there is one."""

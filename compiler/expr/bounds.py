@@ -9,6 +9,7 @@ from celosia.compiler.expr.affine import Linear, from_linear, interval, linear
 from celosia.compiler.expr.loops import For, Stmt, children, exprs
 from celosia.compiler.expr.nodes import (
     INDEX,
+    Axis,
     Binary,
     Call,
     Cast,
@@ -166,6 +167,8 @@ def divisor(e: Expr) -> int:
     match e:
         case Const(value):
             return abs(int(value))
+        case Axis(extent=1):
+            return 0
         case Binary("add" | "sub" | "min" | "max", a, b) | Select(_, a, b):
             return gcd(divisor(a), divisor(b))
         case Binary("mul", a, b):

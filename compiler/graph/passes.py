@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -41,6 +41,10 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[Pass]:
         return iter(self.passes)
+
+    def without(self, names: Collection[str]) -> Pipeline:
+        """The same but for the passes of these names."""
+        return Pipeline(*(each for each in self.passes if each.name not in names))
 
     def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
         """Change `model`, whose nodes and values get unique names.

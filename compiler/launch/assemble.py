@@ -45,6 +45,7 @@ from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
+from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.config import Config
@@ -213,7 +214,8 @@ class Assembler:
             if value.is_graph_output() or any(use.node not in inside for use in value.uses())
         }  # fmt: skip
         steps = []
-        for members in group([self._cpu_node(node) for node in nodes], sorted(needed)):
+        apart = [self._cpu_node(node) for node in nodes]
+        for members in group(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
             steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
         return steps
 

@@ -35,6 +35,7 @@ from celosia.compiler.layer import (
     moved,
     padded_groups,
 )
+from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
@@ -67,7 +68,7 @@ def form_blocks(
 
     apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
     """
-    if not cfg.forward:
+    if not cfg.forward or not is_on("blocks"):
         return planner.decider
     cutter = _Cutter(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
     blocks: list[tuple[Sequence[Choice], Choice]] = []

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from celosia.compiler.program import ArenaPlan
+from celosia.compiler.switches import is_on
 
 ATTEMPTS = 10
 """How often buffers are placed anew where that leaves gaps."""
@@ -31,6 +32,10 @@ def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
     that leaves gaps, the buffer that ends highest goes to the front and all are placed again, up to ATTEMPTS times for
     each order; the smallest arena wins.
     """
+    if not is_on("memory"):
+        ends = list(accumulate((_aligned(item.size, alignment) for item in lifetimes), initial=0))
+        offsets = {item.buffer: start for item, start in zip(lifetimes, ends)}
+        return ArenaPlan(offsets, ends[-1], lower_bound(lifetimes))
     least = lower_bound(lifetimes, alignment)
     best: Places = {}
     for key in _FIRST:

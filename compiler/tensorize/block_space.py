@@ -144,8 +144,8 @@ def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
-    if d.ahead < 1 or d.part < 1:
-        return "ahead and part must be at least 1"
+    if d.ahead < 0 or d.part < 1:
+        return "ahead must be at least 0, and part at least 1"
     if d.order != "block":
         return f"order must be block, not {d.order}"
     if not _can_stay(p, d.y, d.x):

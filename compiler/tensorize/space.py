@@ -126,7 +126,7 @@ class Decisions:
     without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
     cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. "block": of a block
     of layers: images, rows, columns; the last sum in pieces of k, then n output blocks at a time. ahead: how many
-    tiles may load before the oldest of them has computed. part: blocks of activations that one LOAD brings.
+    tiles may load before the oldest of them has computed; 0: none. part: blocks of activations that one LOAD brings.
     """
 
     n: int
@@ -215,8 +215,8 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
         return f"n must be {p.out_blocks}, of whole rows, not {d.n}"
     if d.n % p.share and d.n != p.out_blocks:
         return f"n must be a multiple of {p.share}, not {d.n}"
-    if d.ahead < 1 or d.part < 1:
-        return "ahead and part must be at least 1"
+    if d.ahead < 0 or d.part < 1:
+        return "ahead must be at least 0, and part at least 1"
     allowed = ("weights", "input", "split", "pieces") if p.in_blocks else ("rows",)
     if d.order not in allowed:
         return f"order must be one of {', '.join(allowed)}, not {d.order}"

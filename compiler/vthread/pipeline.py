@@ -30,7 +30,8 @@ from celosia.hw.isa import Opcode
 from celosia.hw.scratchpads import depths
 
 AHEAD = 8
-"""Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said."""
+"""Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said. With 0 a tile loads once
+all that was before it has computed: nothing hides the time that loads take."""
 
 Phase = Callable[[], None]
 Load = Callable[[], Sequence[Phase | None]]
@@ -39,11 +40,13 @@ Load = Callable[[], Sequence[Phase | None]]
 
 @dataclass
 class Unencoded:
-    """One instruction before encoding; `layer` is the number of the layer it belongs to."""
+    """One instruction before encoding; `layer` is the number of the layer it belongs to. alone: it comes after all that
+    gemm and the vector unit were told before it."""
 
     opcode: Opcode
     fields: dict[str, int]
     layer: int = 0
+    alone: bool = False
 
 
 class Ring:
@@ -181,11 +184,14 @@ class Stream:
         self.running: deque[list[_Tile]] = deque()
         """Tiles in the midst of their phases, the latest first; those of a list go together."""
         self.loading: _Tile | None = None
+        self.alone = False
+        """Whether the next instruction is."""
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
         """Appends an instruction of the layer at hand."""
-        self.instructions.append(Unencoded(opcode, fields, self.layer))
+        self.instructions.append(Unencoded(opcode, fields, self.layer, self.alone))
+        self.alone = False
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
         """Keep entries of `ring` until the tile that is loading has computed. Returns `first`."""
@@ -212,8 +218,10 @@ class Stream:
 
     def start(self, layer: int, writes: object, load: Load, ahead: int = AHEAD) -> None:
         """Start a tile of `layer`, which writes storage `writes`: its loads now, the rest when its turn comes."""
+        self.alone = not ahead
         self.waiting.append(self._load(layer, writes, load))
-        while len(self.waiting) > ahead:
+        self.alone = False
+        while len(self.waiting) > ahead or (not ahead and self.running):
             self.advance()
 
     def follow(self, layer: int, writes: object, load: Load) -> None:

@@ -2,8 +2,9 @@
 
 For each instruction the latest instruction of every other unit that it must come after is found from the addresses
 (reads after writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that
-unit only if it does not already know, directly or through others, that the instruction has ended. The program order
-satisfies every dependence and never has more tokens under way than a semaphore holds, so that nothing can deadlock.
+unit only if it does not already know, directly or through others, that the instruction has ended. What is to run alone
+comes after the latest that computes, as well. The program order satisfies every dependence and never has more tokens
+under way than a semaphore holds, so that nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ NEVER = -1
 UNITS = range(len(Unit))
 UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # an IntEnum takes its time to compare
 LOAD, STORE = int(Unit.LOAD), int(Unit.STORE)
+COMPUTE = int(Unit.GEMM), int(Unit.VECTOR)
 
 
 class _Log:
@@ -101,10 +103,14 @@ def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int
     at_start: list[list[int]] = []
     tokens: dict[tuple[int, int], list[tuple[int, int]]] = {(u, v): [] for u in UNITS for v in UNITS}  # (giver, taker)
     capacity = (1 << cfg.token_bits) - 1
+    latest = [NEVER] * len(UNITS)
 
     for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _touched(cfg, instructions))):
         unit = UNIT_NUMBER[instruction.opcode]
         needed = list(known[unit])
+        if instruction.alone:
+            for other in COMPUTE:
+                needed[other] = max(needed[other], latest[other])
         for access in accesses:
             histories[access.memory].before(access, unit, needed)
         if moved is not None and moved.address < tracked_bytes:
@@ -128,7 +134,7 @@ def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int
                 known[unit][other] = producer
                 known[unit] = list(map(max, known[unit], at_start[producer]))
         instruction.fields["wait"] = wait
-        known[unit][unit] = index
+        known[unit][unit] = latest[unit] = index
         at_start.append(list(known[unit]))
 
         for access in accesses:

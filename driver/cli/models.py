@@ -63,6 +63,7 @@ def compile_(
     decisions: TakenDecisions = None,
     records: Records = "shipped",
     keep: opt.Keep = None,
+    without: opt.Without = None,
     shape: opt.ShapeOption = None,
     place: opt.Place = None,
     no_check: opt.NoCheck = False,
@@ -88,6 +89,7 @@ def compile_(
         program = compile_model(
             model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
             keep=common.keep_of(keep), shapes=shapes, records=records, place=common.place_of(place),
+            without=without or (),
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)

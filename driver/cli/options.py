@@ -63,6 +63,10 @@ Keep = Annotated[
     list[str] | None,
     typer.Option(metavar="TENSOR|all", help="Return this tensor inside the model, too, or all; may be repeated."),
 ]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PASS", help="Leave this pass out, to see what it is good for; may be repeated."),
+]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(

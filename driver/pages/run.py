@@ -103,7 +103,7 @@ def _page(
     found: Activity | None, how: str,
 ) -> Page:  # fmt: skip
     cfg = Config.from_dict(report["config"])
-    roofs = _roofs(cfg, report["memory_model"])
+    roofs = roofs_of(cfg, report["memory_model"])
     timed = [row for row in rows if row["cycles"]]
     sections = []
     if timed:
@@ -302,7 +302,7 @@ def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
 # Numbers ----------------------------------------------------------------------------------------------------
 
 
-def _roofs(cfg: Config, memory: str | None) -> dict[str, float]:
+def roofs_of(cfg: Config, memory: str | None) -> dict[str, float]:
     """Bytes a cycle at most, of loads, of stores, and of both together."""
     load, store = cfg.bus_bytes * cfg.ports, cfg.bus_bytes
     both: float = load + store

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celosia import language, models
+    from celosia import language, models, te
 
     __version__: str
     from celosia.compiler.program import Program
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "evaluate",
-    "explore", "from_torch", "language", "models", "quantize", "report", "tune", "tune_cpu", "tune_kernel",
+    "explore", "from_torch", "language", "models", "quantize", "report", "te", "tune", "tune_cpu", "tune_kernel",
 ]  # fmt: skip
 
-_MODULES = {"language": "celosia.language", "models": "celosia.models"}
+_MODULES = {"language": "celosia.language", "models": "celosia.models", "te": "celosia.te"}
 _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.config",

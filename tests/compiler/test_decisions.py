@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.gain import cycles
 
 import celosia
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.driver.runtime import Runtime
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.memory import ZYNQ_HP
 
 MODEL = demo_model_path()
 Json = dict[str, Any]
@@ -54,6 +57,31 @@ def test_other_decisions_make_another_program_of_the_same_result(program: Progra
     other = celosia.compile(MODEL, "tiny", decisions=decisions)  # checked, too
     assert other.image.tobytes() != program.image.tobytes()
     np.testing.assert_array_equal(logits(other), logits(program))
+
+
+def test_without_look_ahead_every_tile_waits_for_the_one_before(program: Program) -> None:
+    decisions = decisions_of(program)
+    for row in decisions["layers"]:
+        row["parts"][0]["ahead"] = 0
+    other = celosia.compile(MODEL, "tiny", decisions=decisions)  # checked, too
+    np.testing.assert_array_equal(logits(other), logits(program))
+    assert cycles(other, ZYNQ_HP) > 1.1 * cycles(program, ZYNQ_HP)
+
+
+@pytest.mark.parametrize("part", ("fusion", "memory"))
+def test_what_is_left_out_changes_no_bytes(program: Program, part: str) -> None:
+    other = celosia.compile(MODEL, "tiny", without=part)  # checked, too
+    np.testing.assert_array_equal(logits(other), logits(program))
+    assert (other.image_address > program.image_address) == (part == "memory")
+
+
+def test_what_cannot_be_left_out_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"nothing is compiled without 'fushion' \(did you mean 'fusion'\?\); take wires"
+    ):
+        celosia.compile(MODEL, "tiny", without=["fushion"])
+    with pytest.raises(ModelError, match="nothing is compiled without 'integer'"):
+        celosia.compile(MODEL, "tiny", without="integer")
 
 
 def test_layers_that_are_left_out_are_decided_by_the_compiler(program: Program) -> None:

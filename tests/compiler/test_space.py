@@ -86,8 +86,9 @@ def test_points_just_outside_say_why(cfg: Config, p: Problem, data: st.DataObjec
         for value in (0, -1, most + 1):
             why = why_not(cfg, p, replace(d, **{name: value}))
             assert why == f"{name} must be between 1 and {most}, not {value}"
-    for name in ("ahead", "part"):
-        assert why_not(cfg, p, replace(d, **{name: 0})) == "ahead and part must be at least 1"
+    for name, value in (("ahead", -1), ("part", 0)):
+        assert why_not(cfg, p, replace(d, **{name: value})) == "ahead must be at least 0, and part at least 1"
+    assert why_not(cfg, p, replace(d, ahead=0)) is None
     wrong = "rows" if p.in_blocks else data.draw(st.sampled_from(["weights", "input", "split", "pieces", "columns"]))
     why = why_not(cfg, p, replace(d, order=wrong))
     assert why is not None and why.startswith("order must be one of ") and why.endswith(f"not {wrong}")

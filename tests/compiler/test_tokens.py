@@ -167,6 +167,23 @@ def test_accumulation_stays_within_its_unit() -> None:
     """)
 
 
+def test_what_runs_alone_waits_for_all_that_computes() -> None:
+    """Though it touches nothing of theirs: the loads of a tile that is not to hide behind the one before it."""
+    text = """
+        load inp 0 4
+        load wgt 0 1
+        gemm 0 0 0 4
+        vector acc 0 0 4
+        load inp 4 4
+    """
+    stream = [parse(line) for line in text.strip().splitlines()]
+    stream[-1].alone = True
+    insert_tokens(CFG, stream, ARENA)
+    assert _tokens(stream[-1]) == "wait VECTOR"  # which has waited for gemm
+    assert with_tokens(text).splitlines()[-1].endswith("->")
+    verify(CFG, encode(CFG, stream), 2 * ARENA, (0, ARENA))
+
+
 AHEAD = """
     load wgt 0 1
     load inp 0 1

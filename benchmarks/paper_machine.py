@@ -1,0 +1,264 @@
+"""Charts of the accelerator: latency hiding, what each pass is good for, and the CPU alone beside CPU and accelerator.
+
+Cycles are the timing model's, which `python -m benchmarks timed` compares with the RTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import celosia
+from benchmarks import superoptimise
+from benchmarks.cpu import Feed, model_feed
+from benchmarks.gain import cycles as cycles_of
+from benchmarks.paper_chart import Chart, PaperSize, Say, floats, quantised
+from benchmarks.rows import Row
+from celosia.compiler.compile import NEEDED, PASSES
+from celosia.compiler.program import LaunchStep, Program
+from celosia.compiler.switches import PARTS
+from celosia.compiler.tensorize.decisions import decisions_of
+from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.driver.pages.figures import ROOFS
+from celosia.driver.pages.run import roofs_of
+from celosia.driver.run.explain import layer_rows, predicted
+from celosia.driver.runtime import Runtime
+from celosia.sim.memory import ZYNQ_HP
+
+LEAST_HIDING = 1.2
+"""Times as many cycles that convolutions take without latency hiding, at least."""
+
+# Latency hiding ----------------------------------------------------------------------------------------------------
+
+
+def without_hiding(program: Program) -> dict[str, Any]:
+    """Decisions under which a tile loads once all before it has computed; tiles and orders are those of `program`."""
+    decisions = decisions_of(program)
+    for layer in decisions["layers"]:
+        for part in layer["parts"]:
+            part["ahead"] = 0
+    return decisions
+
+
+def hiding(size: PaperSize, folder: Path | None, say: Say) -> Chart:
+    """The layers of a network on rooflines, with look-ahead and without."""
+    from benchmarks.paper_figures import two_rooflines
+
+    path, what = quantised(size.network, folder)
+    chart = Chart(
+        "Latency hiding",
+        f"Layers of {what} on a roofline, as in VTA's paper: a point with its latency hidden, a ring without. Without, "
+        "a tile loads when all before it has computed, which is what one set of buffers allows; with, loads go ahead. "
+        "Tiles and loop orders are the same.",
+    )  # fmt: skip
+    for config in size.configs:
+        say(f"{size.network} on {config}, with latency hiding and without")
+        program = celosia.compile(path, config)
+        other = celosia.compile(path, config, decisions=without_hiding(program))
+        on, off = (layer_rows(each, predicted(each)) for each in (program, other))
+        chart.rows.append(_hiding_row(program, on, off, size, config))
+        shown = [n for n, row in enumerate(on) if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
+        roofs = roofs_of(program.config, str(ZYNQ_HP))
+        figure = two_rooflines(
+            [on[n] for n in shown], [off[n] for n in shown], program.config.macs_per_cycle,
+            dict(zip(ROOFS, (roofs["both"], roofs["load"]))),
+        )  # fmt: skip
+        chart.figures.append((f"Latency hiding on {config}", "", figure))
+    chart.fact = f"{chart.rows[0].details['convolutions']:.2f} x", "cycles of convolutions, without latency hiding"
+    return chart
+
+
+def _hiding_row(
+    program: Program, on: list[dict[str, Any]], off: list[dict[str, Any]], size: PaperSize, config: str
+) -> Row:  # fmt: skip
+    """Of the whole network, with every layer in the details."""
+    convolutions = [n for n, row in enumerate(on) if row["macs"] and "conv" in row["what"]]
+    total = [sum(row["cycles"] for row in rows) for rows in (off, on)]
+    own = [sum(rows[n]["cycles"] for n in convolutions) for rows in (off, on)]
+    peak = [program.macs_accelerator / cycles / program.config.macs_per_cycle for cycles in total]
+    ratios = {on[n]["name"]: off[n]["cycles"] / on[n]["cycles"] for n in convolutions}
+    above = sum(ratio >= LEAST_HIDING for ratio in ratios.values())
+    ratio = own[0] / own[1]
+    details = {
+        "config": config, "convolutions": ratio, "whole": total[0] / total[1], "off": total[0], "on": total[1],
+        "off_utilization": peak[0], "on_utilization": peak[1], "least": min(ratios.values()), "layers": ratios,
+    }  # fmt: skip
+    text = (
+        f"{ratio:.2f}; {above} of {len(ratios)} convolutions at least {LEAST_HIDING}, least {min(ratios.values()):.2f};"
+        f" all of it {total[0]:,} to {total[1]:,} cycles, multipliers {peak[0]:.0%} to {peak[1]:.0%}"
+    )
+    what = f"{size.network} on {config}: cycles of convolutions, without latency hiding over with"
+    met = ratio >= LEAST_HIDING
+    return Row(f"paper/hiding/{config}", what, f"≥ {LEAST_HIDING}", text, met, size.command, details)
+
+
+# What each pass is good for ----------------------------------------------------------------------------------------
+
+RECORDS = "records"
+SEEN = 0.02
+"""What changes nothing by more is not drawn."""
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    """Arguments of `compile` by what is left out."""
+    names = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
+    return {"": {}, **{name: {"without": name} for name in names}, RECORDS: {"records": "none"}}
+
+
+def ablation(size: PaperSize, folder: Path | None, say: Say) -> Chart:
+    """Cycles, bytes of DRAM and seconds of the CPU without each pass, over those with all of them."""
+    from benchmarks.paper_figures import bars
+
+    config = size.configs[0]
+    chart = Chart(
+        "Without each pass",
+        f"What a network takes without a pass, over what it takes with all: above 1, the pass is good for something. "
+        f"Int8 networks on {config} in cycles and bytes of DRAM for activations; the float networks on one thread of "
+        "this CPU in seconds, all variants in turn. Not shown: what changes nothing by more than 2% in any network.",
+    )  # fmt: skip
+    found: dict[str, dict[str, float]] = {}
+    for name in (size.network, size.small):
+        path, _ = quantised(name, folder)
+        measured = _without_on_accelerator(path, name, config, say)
+        found[f"{name}, cycles"] = {key: each[0] / measured[""][0] for key, each in measured.items()}
+        found[f"{name}, bytes"] = {key: each[1] / measured[""][1] for key, each in measured.items()}
+        seconds = _without_on_cpu(floats(name), name, size, say)
+        found[f"{name}, CPU"] = {key: each / seconds[""] for key, each in seconds.items()}
+    rows = list(superoptimise.rows(folder, ("four_branches",), config, size.budget, say))
+    found["four_branches, cycles"] = {"superoptimiser": rows[0].details["ratio"]}
+    for key in (*variants(), "superoptimiser"):
+        ratios = {what: each[key] for what, each in found.items() if key in each}
+        if key:
+            chart.rows.append(_ablation_row(key, ratios, size, config))
+    shown = [
+        row.details["pass"] for row in chart.rows if any(abs(r - 1) > SEEN for r in row.details["ratios"].values())
+    ]
+    series = {what: [each.get(key) for key in shown] for what, each in found.items()}
+    chart.figures.append(("Without each pass", "", bars(shown, series, "without over with", one=True)))
+    fusion = found[f"{size.network}, CPU"]["fusion"]
+    chart.fact = f"{fusion:.2f} x", "CPU time without fusion"
+    return chart
+
+
+def _ablation_row(key: str, ratios: Mapping[str, float], size: PaperSize, config: str) -> Row:
+    changed = [f"{what} {ratio:.3f}" for what, ratio in ratios.items() if abs(ratio - 1) >= 0.0005]
+    text = "; ".join(changed) or "the same in these networks"
+    details = {"config": config, "pass": key, "ratios": dict(ratios)}
+    return Row(f"paper/without/{key}", f"without {key}, over with", "", text, None, size.command, details)
+
+
+def _without_on_accelerator(path: Path, name: str, config: str, say: Say) -> dict[str, tuple[int, int]]:
+    """(cycles, bytes of DRAM that launches write) of each variant."""
+    found = {}
+    for key, options in variants().items():
+        say(f"{name} on {config} without {key}" if key else f"{name} on {config}")
+        program = celosia.compile(path, config, check=False, **options)
+        found[key] = cycles_of(program, ZYNQ_HP), program.image_address + program.arena.size
+    return found
+
+
+def _without_on_cpu(path: Path, name: str, size: PaperSize, say: Say) -> dict[str, float]:
+    """Processor seconds of each variant, all in turn; those with the same kernels are one."""
+    model = onnx.load(path)
+    feed = model_feed("", model)
+    runs: dict[str, Runtime] = {}
+    made: dict[str, list[str]] = {}
+    alike: dict[str, str] = {}
+    for key, options in variants().items():
+        say(f"{name} on the CPU without {key}" if key else f"{name} on the CPU")
+        program = celosia.compile(model, accelerator=False, check=False, **options)
+        kernels = [kernel.loops for kernel in program.kernels]
+        if (same := next((other for other, known in made.items() if known == kernels), None)) is None:
+            made[key], runs[key] = kernels, Runtime(program, threads=1)
+        alike[key] = key if same is None else same
+    expected = runs[""].run(feed).outputs
+    for key, runtime in runs.items():
+        for output, value in runtime.run(feed).outputs.items():
+            if not np.allclose(value, expected[output], rtol=1e-3, atol=1e-3 * float(np.abs(expected[output]).max())):
+                raise RuntimeError(f"{name} without {key} gives another {output}")
+    seconds = by_turns([lambda r=r: r.run(feed) for r in runs.values()], size.seconds * len(runs))  # type: ignore[misc]
+    found = dict(zip(runs, seconds))
+    return {key: found[same] for key, same in alike.items()}
+
+
+# Offload -----------------------------------------------------------------------------------------------------------
+
+ARM_CORES, ARM_MHZ, ARM_MACS = 2, 667, 4
+"""The processor of a Zynq-7020 beside the accelerator: two Cortex-A9 whose NEON units multiply and add four 16-bit
+numbers a cycle at most. What that leaves out, memory and all else, only makes it slower."""
+
+
+def offload(size: PaperSize, folder: Path | None, say: Say) -> Chart:
+    """Milliseconds of each layer on the CPU alone, and on the accelerator."""
+    from benchmarks.paper_figures import bars
+
+    path, what = quantised(size.network, folder)
+    config = size.configs[0]
+    say(f"{size.network}: the CPU alone, and the CPU with {config}")
+    alone, program = celosia.compile(path, config, accelerator=False, check=False), celosia.compile(path, config)
+    feed = model_feed(size.network, onnx.load(path))
+    on_cpu = _step_seconds(alone, feed, size.seconds)
+    layers = layer_rows(program, predicted(program))
+    infos = [layer for launch in program.launches for layer in launch.layers]
+    clock = ZYNQ_HP.clock_mhz
+    home = {node: number for number, layer in enumerate(infos) for node in layer.nodes}
+    seconds = [0.0] * len(infos)
+    for step, spent in zip(alone.steps, on_cpu):
+        for number in {home[node.name] for node in step.nodes if node.name in home}:  # type: ignore[union-attr]
+            seconds[number] += spent / len({home[node.name] for node in step.nodes if node.name in home})  # type: ignore[union-attr]
+    accelerator = [row["cycles"] / clock / 1e6 for row in layers]
+    host = sum(
+        spent for step, spent in zip(program.steps, _step_seconds(program, feed, size.seconds))
+        if not isinstance(step, LaunchStep)
+    )  # fmt: skip
+    arm = [row["macs"] / (ARM_CORES * ARM_MHZ * 1e6 * ARM_MACS) for row in layers]
+    chart = Chart(
+        "Offload",
+        f"{what}: each layer on one thread of this CPU, on {config} at {clock} MHz by the timing model, and what the "
+        f"board's own processor takes at least, an estimate: {ARM_CORES} Cortex-A9 of {ARM_MHZ} MHz with "
+        f"{ARM_MACS} multiplications a cycle each, and nothing else. What stays on the CPU beside the accelerator is "
+        "measured on this CPU.",
+    )  # fmt: skip
+    names = [f"{number + 1} {row['what'].split(',')[0]}" for number, row in enumerate(layers)]
+    series = {
+        "this CPU": [1e3 * each or None for each in seconds],
+        f"{config} at {clock} MHz": [1e3 * each for each in accelerator],
+        "board's CPU, at least": [1e3 * each or None for each in arm],
+    }  # fmt: skip
+    chart.figures.append(("Offload", "", bars(names, series, "milliseconds", log=True)))
+    kinds: dict[str, list[float]] = {}
+    for row, *times in zip(layers, seconds, accelerator, arm):
+        found = kinds.setdefault(_kind(row), [0.0, 0.0, 0.0])
+        found[:] = [a + b for a, b in zip(found, times)]
+    kinds["all"] = [sum(on_cpu), sum(accelerator) + host, sum(arm)]
+    for kind, (own, far, least) in kinds.items():
+        details = {
+            "config": config,
+            "cpu": own,
+            "offloaded": far,
+            "arm": least,
+            "ratio": own / far,
+            "over_arm": least / far,
+        }
+        text = f"{own / far:.2f} of this CPU, at least {least / far:.1f} of the board's ({1e3 * far:.2f} ms)"
+        name = f"{size.network}, {kind}: times as fast on {config}"
+        chart.rows.append(Row(f"paper/offload/{kind}", name, "", text, None, size.command, details))
+    ratio = kinds["all"][2] / kinds["all"][1]
+    chart.fact = f"≥ {ratio:.1f} x", "the board's CPU alone, over CPU and accelerator (estimate)"
+    return chart
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    what = row["what"]
+    return next((kind for kind in ("conv", "product", "pool") if kind in what), "others")
+
+
+def _step_seconds(program: Program, feed: Feed, seconds: float) -> list[float]:
+    """Of each step, the fastest of several runs on one thread."""
+    runtime = Runtime(program, threads=1)
+    count = max(2, round(10 * seconds))
+    return [min(times) for times in zip(*(runtime.run(feed).step_seconds for _ in range(count)), strict=True)]

@@ -1,0 +1,130 @@
+"""Programs of schedules, for the CPU or an accelerator; sizes that are open come with the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.loops import Function
+from celosia.compiler.expr.lower import lower as lower_loops
+from celosia.compiler.expr.nodes import Var
+from celosia.compiler.tensorize.render import AcceleratorKernel, render
+from celosia.compiler.vthread.interleave import interleave
+from celosia.driver import kernels
+from celosia.driver.run.devices import open_device
+from celosia.driver.te.machine import DeclaredIntrinsic, Environment, accelerator
+from celosia.driver.te.nodes import TensorExpr, bound, known
+from celosia.driver.te.schedule import TensorSchedule
+from celosia.hw.config import Config
+from celosia.sim.device import Counters
+
+Array = NDArray[Any]
+Target = str | Config | Environment
+
+
+def build(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], target: Target = "cpu", device: str = "functional"
+) -> BuiltKernel:  # fmt: skip
+    """What is called with arrays (and numbers, for variables) in the order of `args`, and fills in the outputs.
+
+    target: "cpu", or the accelerator of a Config; device: what then runs it. ValueError for a schedule that cannot be
+    followed, at once or, where sizes are open, when they are known.
+    """
+    environment = None if target == "cpu" else target if isinstance(target, Environment) else accelerator(target)
+    kernel = BuiltKernel(s, args, environment, device)
+    if s.sized:
+        kernel.made({})
+    return kernel
+
+
+def lower(s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None) -> Function:
+    """The loops, to be printed. sizes: those of variables."""
+    return _lowered(s, args, dict(sizes or {}), None)
+
+
+def _lowered(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
+) -> Function:  # fmt: skip
+    new = bound(s.outputs, sizes)
+    declared = {
+        name: each.on(environment.cfg) if environment and isinstance(each, DeclaredIntrinsic) else each
+        for name, each in s.declared.items()
+    }
+    loops = s.replayed([new[output] for output in s.outputs], declared)
+    given = [arg.node for arg in args if isinstance(arg, TensorExpr) and arg.node not in s.outputs]
+    return lower_loops(loops, [new[node] for node in given if node in new])
+
+
+class BuiltKernel:
+    """A function of arrays, compiled for each shape when it first comes. counters: what the last run on an accelerator
+    measured.
+    """
+
+    def __init__(
+        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], environment: Environment | None, device: str
+    ) -> None:  # fmt: skip
+        nodes = [arg.node for arg in args if isinstance(arg, TensorExpr)]
+        if missing := [output.name for output in s.outputs if output not in nodes]:
+            raise ValueError(f"{missing[0]} is computed, but not among the arguments")
+        self.s, self.args, self.environment, self.device = s, tuple(args), environment, device
+        self.counters: Counters | None = None
+        self._made: dict[tuple[tuple[Var, int], ...], Any] = {}
+
+    def made(self, sizes: Mapping[Var, int]) -> Any:
+        """The code for these sizes: a CompiledKernel or an AcceleratorKernel."""
+        key = tuple(sizes.items())
+        if key not in self._made:
+            function = _lowered(self.s, self.args, sizes, self.environment)
+            if self.environment is not None:
+                self._made[key] = render(self.environment.cfg, function)
+            else:
+                self._made[key] = compile_function(guarded(interleave(function).expanded()))
+        return self._made[key]
+
+    def __call__(self, *given: Array | int) -> None:
+        """Fill in the outputs. ValueError for arrays of other shapes or types."""
+        if len(given) != len(self.args):
+            raise ValueError(f"{len(given)} arguments given, {len(self.args)} expected")
+        sizes = _sizes(self.args, given)
+        arrays = {
+            arg.node: _checked(arg, array, sizes) for arg, array in zip(self.args, given) if isinstance(arg, TensorExpr)
+        }
+        code = self.made(sizes)
+        outputs = self.s.outputs
+        inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node not in outputs]
+        if isinstance(code, AcceleratorKernel):
+            results, self.counters = kernels.run(code, open_device(self.device, code.cfg), *inputs)
+        else:
+            results = code(*inputs)
+        for output, result in zip(outputs, results):
+            np.copyto(arrays[output], result)
+
+
+def _sizes(args: Sequence[TensorExpr | Var], given: Sequence[Array | int]) -> dict[Var, int]:
+    """Of the variables, by what was given for them and by the dimensions of arrays."""
+    sizes: dict[Var, int] = {}
+    for arg, value in zip(args, given):
+        if isinstance(arg, Var):
+            sizes.setdefault(arg, int(value))
+        elif isinstance(value, np.ndarray) and value.ndim == len(arg.shape):
+            for size, extent in zip(arg.shape, value.shape):
+                if isinstance(size, Var):
+                    sizes.setdefault(size, extent)
+    return sizes
+
+
+def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
+    shape = tuple(known(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None
+    if shape is not None and any(extent < 0 for extent in shape):
+        raise ValueError(f"{arg.name} would have the shape {list(shape)}")
+    if array.shape != shape or array.dtype.name != arg.dtype:
+        wanted = f"({', '.join(map(str, arg.shape))})" if shape is None else shape
+        raise ValueError(f"{arg.name}: {array.dtype.name}{array.shape} given, {arg.dtype}{wanted} expected")
+    return array

@@ -1,0 +1,220 @@
+"""What is computed: variables for sizes, tensors of them, and reductions.
+
+Nodes are those of compiler.expr. Where a size is a variable, they stand there with a size for the time being, NOMINAL,
+so that mistakes are found in the line that makes them; `bound` makes the nodes anew for sizes that are known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from celosia.compiler.expr.affine import interval, linear
+from celosia.compiler.expr.interpret import evaluate
+from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Select, Value, Var, wrap
+from celosia.compiler.expr.nodes import Tensor as Node
+from celosia.compiler.expr.tensor import max as max_over
+from celosia.compiler.expr.tensor import min as min_over
+from celosia.compiler.expr.tensor import sum as sum_over
+from celosia.compiler.expr.transform import topological
+from celosia.compiler.expr.walk import rewrite, walk
+
+Size = int | Expr
+NOMINAL = 1 << 10
+"""What a variable is before it is known."""
+_numbers = count()
+
+
+@dataclass(frozen=True, eq=False)
+class SizedAxis(Axis):
+    size: Size = 1
+
+
+@dataclass(frozen=True, eq=False)
+class SizedNode(Node):
+    sizes: tuple[Size, ...] = ()
+
+
+class TensorExpr:
+    """A tensor: `t[i, j]` or `t(i, j)` is an element, `t.shape` its sizes, `t.op.axis` and `t.op.reduce_axis` its
+    loops before they are scheduled.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.name, self.dtype = node.name, node.dtype
+        self.shape: tuple[Size, ...] = node.sizes if isinstance(node, SizedNode) else node.shape
+
+    def __getitem__(self, index: Any) -> Expr:
+        return self.node[index]
+
+    def __call__(self, *index: Value) -> Expr:
+        """The element at `index`."""
+        return self.node[index]
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.shape))}): {self.dtype}"
+
+    @property
+    def op(self) -> TensorExpr:
+        """What computes it; that is the same here."""
+        return self
+
+    @property
+    def axis(self) -> tuple[Axis, ...]:
+        """The loops over its elements."""
+        return self.node.axes
+
+    @property
+    def reduce_axis(self) -> tuple[Axis, ...]:
+        """The loops of reductions in it."""
+        return tuple(_reduced(self.node.body))
+
+
+def _reduced(body: Expr | None) -> list[Axis]:
+    nodes = () if body is None else walk(body)
+    return list(dict.fromkeys(axis for node in nodes if isinstance(node, Reduce) for axis in node.axes))
+
+
+def var(name: str = "n") -> Var:
+    """A size that is known when arrays are given."""
+    return Var(name)
+
+
+def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
+    """The number that `size` is. sizes: of variables; left out, each is NOMINAL. ValueError for one that is open."""
+    if not isinstance(size, Expr):
+        return int(size)
+    names = {node for node in walk(size) if isinstance(node, Var)}
+    values: Mapping[Var, int] = dict.fromkeys(names, NOMINAL) if sizes is None else sizes
+    if unknown := [name.name for name in names if name not in values]:
+        raise ValueError(f"the size {unknown[0]} is not known: no array that is given has it as a dimension")
+    return int(evaluate(size, {name: values[name] for name in names}))
+
+
+def _shape(shape: Size | Sequence[Size]) -> tuple[Size, ...]:
+    return (shape,) if isinstance(shape, int | Expr) else tuple(shape)
+
+
+def placeholder(shape: Size | Sequence[Size], dtype: str = "float32", name: str | None = None) -> TensorExpr:
+    """An array that the caller brings."""
+    sizes = _shape(shape)
+    name = name or f"placeholder{next(_numbers)}"
+    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), dtype, sizes=sizes))
+
+
+def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
+    """An index to reduce over, for one compute; `dom` is (0, end)."""
+    begin, end = dom
+    name = name or f"r{next(_numbers)}"
+    if isinstance(begin, Expr) or begin != 0:
+        raise ValueError(f"{name} begins at {begin}, not at 0: add {begin} where it is used")
+    if known(end) < 0:
+        raise ValueError(f"{name} would have {end} steps")
+    return SizedAxis(name, extent=known(end), reduce=True, size=end)
+
+
+def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: str | None = None) -> TensorExpr:
+    """The tensor whose element at an index is `fcompute` of it. Loops are called as the parameters of `fcompute`."""
+    sizes = _shape(shape)
+    name = name or f"compute{next(_numbers)}"
+    parameters = inspect.signature(fcompute).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        names += [f"i{d}" for d in range(len(names), len(sizes))]
+    if len(names) != len(sizes):
+        raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
+    axes = tuple(SizedAxis(each, extent=known(size), size=size) for each, size in zip(names, sizes))
+    if any(axis.extent < 0 for axis in axes):
+        raise ValueError(f"{name} would have the shape {[axis.extent for axis in axes]}")
+    body = wrap(fcompute(*axes), "float32")
+    return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
+
+
+Axes = Axis | Sequence[Axis]
+
+
+def _axes(axis: Axes) -> tuple[Axis, ...]:
+    return (axis,) if isinstance(axis, Axis) else tuple(axis)
+
+
+def sum(expr: Expr, axis: Axes) -> Expr:
+    """Sum over `axis`; floats in any order."""
+    return sum_over(expr, _axes(axis))
+
+
+def max(expr: Expr, axis: Axes) -> Expr:
+    """Largest over `axis`."""
+    return max_over(expr, _axes(axis))
+
+
+def min(expr: Expr, axis: Axes) -> Expr:
+    """Least over `axis`."""
+    return min_over(expr, _axes(axis))
+
+
+# Sizes become known ---------------------------------------------------------------------------------------------
+
+
+def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]:
+    """Each tensor that `outputs` need, as it is where variables are `sizes`. ValueError for a size that is open, a
+    negative one, and an index that leaves its tensor.
+    """
+    made: dict[Node, Node] = {}
+    for node in topological(outputs):
+        assert isinstance(node, SizedNode)
+        shape = tuple(known(size, sizes) for size in node.sizes)
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"{node.name} would have the shape {list(shape)}")
+        if node.body is None:
+            made[node] = Node(node.name, shape, node.dtype)
+            continue
+        loops = {axis: _bound_axis(axis, sizes) for axis in (*node.axes, *_reduced(node.body))}
+        body = _bound_body(node.body, made, loops, sizes)
+        made[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
+        _check_inside(made[node].name, body)
+    return made
+
+
+def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
+    assert isinstance(axis, SizedAxis)
+    return Axis(axis.name, extent=known(axis.size, sizes), reduce=axis.reduce)
+
+
+def _bound_body(
+    body: Expr, made: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
+) -> Expr:  # fmt: skip
+    def change(e: Expr) -> Expr | None:
+        match e:
+            case Axis():
+                return loops[e]
+            case Var():
+                return Const(known(e, sizes), INDEX)
+            case Load():
+                return Load(made[e.tensor], e.index)
+            case Reduce():
+                return Reduce(e.kind, e.value, tuple(loops[axis] for axis in e.axes))
+        return None
+
+    return rewrite(body, change)
+
+
+def _check_inside(name: str, body: Expr) -> None:
+    """ValueError where an index leaves its tensor, unless a selection may drop what is read there."""
+    if isinstance(body, Select):
+        return
+    for child in body.children():
+        _check_inside(name, child)
+    if not isinstance(body, Load):
+        return
+    for dimension, (index, size) in enumerate(zip(body.index, body.tensor.shape)):
+        exact = all(atom is None or isinstance(atom, Axis) for atom in linear(index))
+        reach = interval(index) if exact and size else None
+        if reach is not None and (reach[0] < 0 or reach[1] >= size):
+            raise ValueError(
+                f"{name} reads {body.tensor.name} at {reach[0]} to {reach[1]} of dimension {dimension}, which has "
+                f"{size}: {body}"
+            )

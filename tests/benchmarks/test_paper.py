@@ -1,0 +1,87 @@
+"""The page of the papers' charts says what was measured, and only that."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import numpy_helper
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("bokeh")
+
+from benchmarks import paper, paper_chart, paper_cpu, paper_machine
+from benchmarks.paper_chart import SHORT, Chart
+from benchmarks.rows import Row
+
+import celosia
+from celosia.driver.run.explain import layer_rows, predicted
+
+
+@pytest.fixture(autouse=True)
+def own_networks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_chart, "MADE", tmp_path_factory.getbasetemp() / "networks")
+
+
+TINY = dataclasses.replace(SHORT, configs=("tiny",))
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "SHORT", TINY)
+    rows = list(paper.rows(None, True, quiet, tmp_path / "paper.html", None, ("hiding",)))
+    hiding, time = rows
+    assert hiding.key == "paper/hiding/tiny" and time.details["minutes"] > 0
+    assert hiding.details["off"] > hiding.details["on"] and hiding.details["off_utilization"] < 1
+    assert hiding.details["convolutions"] >= hiding.details["least"] > 1
+    text = (tmp_path / "paper.html").read_text(encoding="utf-8")
+    assert hiding.measured in text and "Latency hiding on tiny" in text and text.count("<section>") == 1
+
+
+def test_what_hides_nothing_misses() -> None:
+    """Planted: the side without latency hiding is as fast as the other."""
+    program = celosia.compile(celosia.models.demo_model_path(), "tiny", check=False)
+    rows = layer_rows(program, predicted(program))
+    row = paper_machine._hiding_row(program, rows, rows, TINY, "tiny")
+    assert row.met is False and row.details["convolutions"] == 1
+
+
+def test_a_variant_with_other_values_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: without fusion, what is computed is another thing."""
+    real = celosia.compile
+
+    def spoiled(model: Any, *args: Any, **options: Any) -> Any:
+        for each in model.graph.initializer if "without" in options else ():
+            array = numpy_helper.to_array(each)
+            each.CopyFrom(numpy_helper.from_array(array + array.dtype.type(0.1), each.name))
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(celosia, "compile", spoiled)
+    monkeypatch.setattr(paper_machine, "variants", lambda: {"": {}, "fusion": {"without": "fusion"}})
+    with pytest.raises(RuntimeError, match="ds_cnn without fusion gives another logits"):
+        paper_machine._without_on_cpu(paper_machine.floats("ds_cnn"), "ds_cnn", TINY, quiet)
+
+
+def test_the_convolutions_of_a_network_by_numpy() -> None:
+    found = paper_cpu.convolutions(paper_cpu.floats("ds_cnn"))
+    assert [each.name for each in found] == ["64x25x5 depthwise, 3x3", "64x25x5 to 64, 1x1"]
+    for each in (*found, paper_cpu.TimedConv((1, 3, 9, 9), (4, 3, 3, 3), 2, 1, 1)):
+        assert paper_cpu._compared(each, 0.0)[2] < 1e-5
+
+
+def test_a_page_holds_names_as_text() -> None:
+    row = Row("paper/x", "<b>what</b>", "", "1 & 2", None, "")
+    (section,) = paper.sections(Chart("Title", "Text", rows=[row]))
+    assert "&lt;b&gt;what" in section.html and "1 &amp; 2" in section.html
+
+
+@pytest.mark.thorough
+def test_all_charts_in_short(tmp_path: Path) -> None:
+    rows = list(paper.rows(None, True, quiet, tmp_path / "paper.html", None))
+    assert {row.key.split("/")[1] for row in rows} == {*paper.CHARTS, "without", "time"} - {"ablation"}
+    assert all(row.command == SHORT.command for row in rows)
