@@ -1,4 +1,4 @@
-"""Partly equivalent: a kernel without its outer taps is right where these see padding alone, the rest is computed apart.
+"""Partly equivalent: a kernel without its outer taps is right where they see padding alone; the rest is apart.
 
     rows of the result      0 ........ near ........ rows - far ........ rows
     taps that see an image  1 ... last | 0 ... last | 0 ... last - 1
@@ -63,7 +63,7 @@ def _rules(axis: int) -> list[RewriteRule]:
     of = ("rows", "columns")[axis - 2]
     one, two = _Windows(axis, 2), _Windows(axis, 3)
     before, whole = (one.whole(),), (0, one.taps)
-    at_both = STEP <= one.near, STEP <= one.far
+    at_both = one.near >= STEP, one.far >= STEP
     apart = joined(axis, joined(axis, one.first(), one.of(IMAGE, whole, (0, 0))), one.last())
     inner = two.reach - STEP
     meeting = joined(axis, joined(

@@ -1,7 +1,7 @@
 """Partly equivalent: pixels next to each other as channels of one, where a convolution has few of its own.
 
-A kernel that is larger by `by` - 1 has the windows of `by` x `by` pixels, and strides of `by` go on to the next ones: taps
-that windows share are read once, and channels fill the array. Where the rows are no multiple of `by`, more padding
+A kernel that is larger by `by` - 1 has the windows of `by` x `by` pixels, and strides of `by` go on to the next ones:
+taps that windows share are read once, and channels fill the array. Where the rows are no multiple of `by`, more padding
 makes them one, and what lies beyond is cut off.
 """
 
