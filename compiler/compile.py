@@ -177,6 +177,9 @@ def price(source: Source, options: Options) -> Price:
     with _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         front = _front(source, replace(options, check=False), known)
+        timed = _TIMED.setdefault(front.cfg, {})
+        timed |= front.planner.timed
+        front.planner.timed = timed
 
         def made(plan: LaunchLayers, planner: Planner) -> Image:
             return _decided(Network(front.cfg, *plan, planner), options, known)[0]
@@ -187,6 +190,10 @@ def price(source: Source, options: Options) -> Price:
             return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, Untileable):
             return DEAR
+
+
+_TIMED: dict[Config, dict[str, float]] = {}
+"""Cycles of chains of layers, as Planner.timed has them, for all models that are priced."""
 
 
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:

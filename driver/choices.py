@@ -27,5 +27,5 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""
 OPERATORS = ("all", "products")
 """What is quantised: every operator that can be, or products only."""
-SUPEROPTIMISERS = ("queue", "greedy")
+SUPEROPTIMISERS = ("queue", "greedy", "milp")
 """How `celosia optimise` searches."""

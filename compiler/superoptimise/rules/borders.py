@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules.merging import PADS, C, H, N, W, constants, convolution, joined, part
-from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
+from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize, SizeOf
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term
 
 STEP = OneOf("step", (1, 2, 3, 4, 6, 8, 12, 18, 24, 36))
 """The dilation, of rows and columns."""
+THIN, WIDE = 2, 24
+"""Rows and columns that a border has at least, and of how many times as many it is a border: others hardly save what
+one more convolution costs."""
 O = OpenSize("o")
 IMAGE = Leaf("x", (N, C, H, W))
 Span = tuple[Dim, Dim]
@@ -49,6 +52,10 @@ class _Windows:
         """Rows of the image."""
         return part(IMAGE, self.axis, start, stop)
 
+    def worth(self, border: Dim) -> tuple[SizeOf, SizeOf, SizeOf]:
+        """What is asked of a border: that it lacks a tap, is wide enough, and is no more than that."""
+        return border >= STEP, SizeOf("<=", THIN, border), self.rows <= WIDE * border
+
     def first(self) -> Composed:
         """The `near` first rows of the result, without the first tap."""
         return self.of(self.image(0, self.reach), (1, self.taps), (self.near - STEP, 0))
@@ -63,7 +70,7 @@ def _rules(axis: int) -> list[RewriteRule]:
     of = ("rows", "columns")[axis - 2]
     one, two = _Windows(axis, 2), _Windows(axis, 3)
     before, whole = (one.whole(),), (0, one.taps)
-    at_both = one.near >= STEP, one.far >= STEP
+    near, far = one.worth(one.near), one.worth(one.far)
     apart = joined(axis, joined(axis, one.first(), one.of(IMAGE, whole, (0, 0))), one.last())
     inner = two.reach - STEP
     meeting = joined(axis, joined(
@@ -78,28 +85,29 @@ def _rules(axis: int) -> list[RewriteRule]:
     return [
         RewriteRule(
             f"border {of} apart", says, before, (apart,),
-            (*at_both, one.near + one.far < one.rows, one.reach <= one.length), shifts=(-1,),
+            (*near, *far, one.near + one.far < one.rows, one.reach <= one.length), shifts=(-1,),
         ),
         RewriteRule(
             f"border {of} that meet apart", says, (two.whole(),), (meeting,),
-            (*at_both, two.near < two.rows, two.far < two.rows, two.rows < two.near + two.far, inner <= two.length),
+            (*two.worth(two.near), *two.worth(two.far), two.near < two.rows, two.far < two.rows,
+             two.rows < two.near + two.far, inner <= two.length),
             shifts=(-1,),
         ),
         RewriteRule(
             f"first {of} apart", says, before, (first,),
-            (at_both[0], one.near < one.rows, one.reach <= one.length), shifts=(-1,),
+            (*near, one.near < one.rows, one.reach <= one.length), shifts=(-1,),
         ),
         RewriteRule(
             f"last {of} apart", says, before, (last,),
-            (at_both[1], one.far < one.rows, one.reach <= one.length), shifts=(-1,),
+            (*far, one.far < one.rows, one.reach <= one.length), shifts=(-1,),
         ),
         RewriteRule(
             f"no first tap of {of}", gone, before, (one.of(IMAGE, (1, one.taps), (one.near - STEP, one.far)),),
-            (at_both[0], one.rows <= one.near), shifts=(-1,), tidy=True,
+            (near[0], one.rows <= one.near), shifts=(-1,), tidy=True,
         ),
         RewriteRule(
             f"no last tap of {of}", gone, before, (one.of(IMAGE, (0, one.taps - 1), (one.near, one.far - STEP)),),
-            (at_both[1], one.rows <= one.far), shifts=(-1,), tidy=True,
+            (far[0], one.rows <= one.far), shifts=(-1,), tidy=True,
         ),
     ]  # fmt: skip
 

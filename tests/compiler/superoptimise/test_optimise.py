@@ -155,7 +155,7 @@ def test_random_steps_on_random_models_leave_every_byte(seed: int) -> None:
 
 
 def test_greedy_takes_no_step_that_costs() -> None:
-    optimised = found(branches(True), greedy=True)
+    optimised = found(branches(True), way="greedy")
     gains = [row["gain"] for row in optimised.report["steps"]]
     assert gains and min(gains) > 0
 
