@@ -110,9 +110,10 @@ def compile(source: Source, options: Options) -> Program:
     OracleError for a model that it does not run, and SelfCheckError where the check finds a fault of Celosia.
     """
     processor = None if options.target is None else find_target(options.target)
-    given = source
+    given, derivation = source, ""
     if options.optimise is not None:
-        options, source = replace(options, optimise=None), _optimised(source, options)
+        source, derivation = _optimised(source, options)
+        options = replace(options, optimise=None)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
@@ -121,7 +122,7 @@ def compile(source: Source, options: Options) -> Program:
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
-    program.name = _name(given)
+    program.name, program.derivation = _name(given), derivation
     if processor is not None:
         options.say("linking kernels")
         require_numpy(program)
@@ -131,9 +132,10 @@ def compile(source: Source, options: Options) -> Program:
     return program
 
 
-def _optimised(source: Source, options: Options) -> Source:
-    """A model that takes fewer cycles, or `source`. Who does not ask for it imports none of this."""
+def _optimised(source: Source, options: Options) -> tuple[Source, str]:
+    """A model of fewer cycles and how it came to be, or `source`. Who does not ask for it imports none of this."""
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
+    from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
 
     if options.oracle is None:
@@ -146,7 +148,7 @@ def _optimised(source: Source, options: Options) -> Source:
         options.shapes, roughly=lambda each: price(each, cfg, records=None),
     )  # fmt: skip
     options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
-    return found.model if found.steps else source
+    return (found.model, text_in(found.model)) if found.steps else (source, "")
 
 
 def _measured(records: Records) -> Choices:

@@ -85,7 +85,7 @@ def _rules(axis: int) -> list[RewriteRule]:
     return [
         RewriteRule(
             f"border {of} apart", says, before, (apart,),
-            (*near, *far, one.near + one.far < one.rows, one.reach <= one.length), shifts=(-1,),
+            (*near, *far, one.near + one.far < one.rows), shifts=(-1,),
         ),
         RewriteRule(
             f"border {of} that meet apart", says, (two.whole(),), (meeting,),
