@@ -43,6 +43,7 @@ from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
+from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -61,6 +62,7 @@ KNOWN_MODELS = tuple(
             *WORKLOADS,
             *BRANCHES,
             *PUBLISHED,
+            *PARTLY,
             *WHOLE,
             *cpu.MODELS,
             *cpu.NETWORKS,
