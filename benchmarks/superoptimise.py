@@ -79,7 +79,7 @@ def made(name: str, folder: Path) -> Path:
 def rows(
     folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Row]:
-    """A row for each network, or those of `models`, and one for all but PARTLY."""
+    """A row for each network and one for all but PARTLY; or rows for those of `models`."""
     ratios = []
     with tempfile.TemporaryDirectory() as place:
         for name in models or (*(each for each in MADE if each not in WHOLE), *OTHERS):
@@ -87,7 +87,7 @@ def rows(
             row = _row(name, folder, Path(place), config, seconds)
             ratios += [row.details["ratio"]] if row.met is not None and name not in PARTLY else []
             yield row
-    if len(ratios) > 1:
+    if not models and len(ratios) > 1:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         head = "superoptimise/mean", f"{len(ratios)} networks: cycles before over after, geometric mean", "≥ 1.10"
         command = f"python -m benchmarks superoptimise --config {config} --seconds {seconds:g}"
