@@ -45,6 +45,7 @@ from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
+from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
@@ -63,6 +64,7 @@ KNOWN_MODELS = tuple(
             *WORKLOADS,
             *BRANCHES,
             *PUBLISHED,
+            *PARTLY,
             *WHOLE,
             *cpu.MODELS,
             *cpu.NETWORKS,

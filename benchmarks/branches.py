@@ -42,7 +42,7 @@ class Branchy:
 
     def conv(
         self, x: str, inputs: int, outputs: int, kernel: int | tuple[int, int] = 1, stride: int = 1, group: int = 1,
-        relu: bool = True, pad: int | None = None,
+        relu: bool = True, pad: int | None = None, dilation: int = 1,
     ) -> str:  # fmt: skip
         """A convolution with a bias, and Relu behind it; padded by half of its kernel."""
         sizes = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -50,7 +50,8 @@ class Branchy:
         w = self.random.normal(size=(outputs, inputs // group, *sizes)) / np.sqrt(fan)
         b = self.random.normal(size=outputs) * 0.1
         pads = [size // 2 if pad is None else pad for size in sizes] * 2
-        y = self.op("Conv", x, self.constant(w), self.constant(b), pads=pads, strides=[stride] * 2, group=group)
+        y = self.op("Conv", x, self.constant(w), self.constant(b), pads=pads, strides=[stride] * 2, group=group,
+                    dilations=[dilation] * 2)  # fmt: skip
         return self.op("Relu", y) if relu else y
 
     def pool(self, x: str, kernel: int = 3, stride: int = 1, kind: str = "MaxPool", pad: int | None = None) -> str:

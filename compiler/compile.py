@@ -118,9 +118,10 @@ def compile(source: Source, options: Options) -> Program:
     OracleError for a model that it does not run, and SelfCheckError where the check finds a fault of Celosia.
     """
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
-    given = source
+    given, derivation = source, ""
     if options.optimise is not None:
-        options, source = replace(options, optimise=None), _optimised(source, options)
+        source, derivation = _optimised(source, options)
+        options = replace(options, optimise=None)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
@@ -129,7 +130,7 @@ def compile(source: Source, options: Options) -> Program:
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
-    program.name = _name(given)
+    program.name, program.derivation = _name(given), derivation
     if processor is not None:
         program.machine = processor.machine
     if isinstance(options.target, str) and processor is not None:
@@ -140,9 +141,10 @@ def compile(source: Source, options: Options) -> Program:
     return program
 
 
-def _optimised(source: Source, options: Options) -> Source:
-    """A model that takes fewer cycles, or `source`. Who does not ask for it imports none of this."""
+def _optimised(source: Source, options: Options) -> tuple[Source, str]:
+    """A model of fewer cycles and how it came to be, or `source`. Who does not ask for it imports none of this."""
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
+    from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
 
     if options.oracle is None:
@@ -155,7 +157,7 @@ def _optimised(source: Source, options: Options) -> Source:
         options.shapes, roughly=lambda each: price(each, cfg, records=None),
     )  # fmt: skip
     options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
-    return found.model if found.steps else source
+    return (found.model, text_in(found.model)) if found.steps else (source, "")
 
 
 def _measured(records: Records) -> Choices:
@@ -186,6 +188,9 @@ def price(source: Source, options: Options) -> Price:
     with _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         front = _front(source, replace(options, check=False), known)
+        timed = _TIMED.setdefault(front.cfg, {})
+        timed |= front.planner.timed
+        front.planner.timed = timed
 
         def made(plan: LaunchLayers, planner: Planner) -> Image:
             return _decided(Network(front.cfg, *plan, planner), options, known)[0]
@@ -196,6 +201,10 @@ def price(source: Source, options: Options) -> Price:
             return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, Untileable):
             return DEAR
+
+
+_TIMED: dict[Config, dict[str, float]] = {}
+"""Cycles of chains of layers, as Planner.timed has them, for all models that are priced."""
 
 
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:

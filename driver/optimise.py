@@ -17,26 +17,30 @@ from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import SearchState
-from celosia.driver.oracle import opened, require
+from celosia.driver.choices import SUPEROPTIMISERS
+from celosia.driver.oracle import MissingLibrary, opened, require
 from celosia.hw.config import Config
 
 
 def optimise(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
-    shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), greedy: bool = False,
+    shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
     progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
 ) -> Optimised:  # fmt: skip
     """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
-    proved now, which needs z3. greedy: always the best next step, and never one that is dearer at first. Ctrl-C ends
-    the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what is
-    better gives the bytes of the original under onnxruntime, for random inputs.
+    proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
+    the best, too, greedy takes the best next step, milp many steps at once, which an integer program chooses. Ctrl-C
+    ends the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what
+    is better gives the bytes of the original under onnxruntime, for random inputs.
 
     Raises BudgetError, ModelError, ConfigError, RuleError, OracleError for a model that onnxruntime does not run, and
-    MissingLibrary where onnxruntime is not installed.
+    MissingLibrary where onnxruntime, or scipy for milp, is not installed.
     """
     require()
+    if search == "milp":
+        _require_scipy()
     cfg = Config.load(config)
     progress("reading the model")
 
@@ -53,8 +57,15 @@ def optimise(
         roughly=lambda model: price(model, cfg, records=None),
         own=rules,
         told=told,
-        greedy=greedy,
+        way=search,
     )
+
+
+def _require_scipy() -> None:
+    try:
+        import scipy.optimize  # noqa: F401
+    except ImportError:
+        raise MissingLibrary("to search by milp, scipy is needed: pip install 'celosia[superoptimise]'") from None
 
 
 @taking(Options)

@@ -106,7 +106,8 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "macs_total": self.macs_total,
             "placements": self.placements,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
-            "schedules": self.schedules, "machine": self.machine, "batched": list(self.batched),
+            "schedules": self.schedules, "derivation": self.derivation, "machine": self.machine,
+            "batched": list(self.batched),
         }  # fmt: skip
 
     @staticmethod
@@ -231,6 +232,7 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
     tensors = make(list[TensorInfo], manifest["tensors"])
     program: Program = make(
         Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
+        derivation=make(str, manifest.get("derivation", "")),  # which files without one may lack
         tensors={tensor.name: tensor for tensor in tensors},
         constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
         kernels=[_kernel(number, fields, blobs) for number, fields in enumerate(kernels)],

@@ -264,6 +264,8 @@ class Contents:
     passes: list[PassInfo] = field(default_factory=list)
     schedules: str = ""
     """What records or a search have decided of the layers' schedules, in a sentence."""
+    derivation: str = ""
+    """How a search has made the model that was compiled, as superoptimise/derivation.py writes it; "" without one."""
     arena: ArenaPlan = field(default_factory=ArenaPlan)
     """Where the tensors that steps hand to each other lie in the memory of the CPU."""
     machine: str = ""

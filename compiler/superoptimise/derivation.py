@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.program import Program
 
 KEY = "celosia.derivation"
 NUMBERS = ("cycles_before", "cycles", "host_before", "host")
@@ -25,9 +27,24 @@ def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
 
 def derivation_of(model: onnx.ModelProto, name: str) -> dict[str, Any] | None:
     """What was written into a model; None where nothing was. ModelError, with the model's name, for what is none."""
-    text = next((each.value for each in model.metadata_props if each.key == KEY), None)
-    if text is None:
-        return None
+    return parsed(text, name) if (text := text_in(model)) else None
+
+
+def derivation_in(path: Path) -> dict[str, Any] | None:
+    """The same of an ONNX file, or of the model that a Program was compiled from. ModelError, ProgramError."""
+    if Program.is_program(path):
+        text = Program.load(path).derivation
+        return parsed(text, str(path)) if text else None
+    return derivation_of(read(path), str(path))
+
+
+def text_in(model: onnx.ModelProto) -> str:
+    """The entry that `noted` wrote; "" where there is none."""
+    return next((each.value for each in model.metadata_props if each.key == KEY), "")
+
+
+def parsed(text: str, name: str) -> dict[str, Any]:
+    """A derivation as plain data. ModelError, with the name of the file that has it, for what is none."""
     try:
         return checked(json.loads(text))
     except ValueError as error:

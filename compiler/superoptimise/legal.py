@@ -86,6 +86,11 @@ def _phases(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
     yield from (shapes[0][axis] % given["by"] == 0 for axis in (2, 3))
 
 
+def _interleave(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
+    yield len(shapes[0]) == 4
+    yield shapes[0][1] % (given["by"] * given["by"]) == 0
+
+
 DEMANDS: dict[str, Demand] = {
     "convolve": _convolve,
     "multiply": _multiply,
@@ -99,6 +104,7 @@ DEMANDS: dict[str, Demand] = {
     "reshape": _reshape,
     "pad": _pad,
     "phases": _phases,
+    "interleave": _interleave,
     "spread": lambda shapes, given: iter([len(shapes[0]) == 0, *(size >= 1 for size in given["shape"])]),
 }
 

@@ -248,16 +248,25 @@ class _Builder:
         self.kinds[name] = TensorKind(tuple(shape), dtype)
         return name
 
-    def _meant(self, x: str) -> Meant | None:
+    def _read_as(self, x: str) -> Meant | None:
         """What `x` means to the product that reads it."""
         for each in self.match.matched:
             if each.op == "convolve" and each.inputs[0] == x:
                 return Meant(self.notes[0].x, int(self.constants[each.inputs[1]]))
         return None
 
+    def _made_as(self, x: str) -> Meant | None:
+        """What `x` means to the product that makes it, of those that are made here."""
+        for each in self.made:
+            if each.outputs[0] == x and isinstance(each.note, Written):
+                return Meant(each.note.y, int(self.constants[each.inputs[2]]))
+        return None
+
     def _note(self, op: str, inputs: tuple[str, ...]) -> Note:
         if op == "phases" and self.notes:
-            return self._meant(inputs[0])
+            return self._read_as(inputs[0])
+        if op == "interleave":
+            return self._made_as(inputs[0])
         if op != "requantise":
             found = (each.note for each in self.match.matched if each.op == op)
             return next(found, None)

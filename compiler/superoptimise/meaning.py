@@ -21,6 +21,7 @@ from celosia.compiler.superoptimise.elements import (
     minus,
 )
 from celosia.compiler.superoptimise.operators import Attributes, Shape
+from celosia.compiler.superoptimise.sizes import quotient
 
 Meaning = Callable[[Sequence[ElementAt], Sequence[Shape], Attributes, Index], Element]
 """Of operands, their shapes, attributes, and the place in the result."""
@@ -162,6 +163,21 @@ def _phases(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribute
     return found
 
 
+def _interleave(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
+    by = given["by"]
+    n, channel, row, column = at
+    channels = quotient(shapes[0][1], by * by)
+
+    def of_phase(number: int) -> Element:
+        return args[0]((n, channel + number * channels, row / by, column / by))  # z3's division of whole numbers
+
+    found = of_phase(by * by - 1)
+    for number in reversed(range(by * by - 1)):
+        i, j = divmod(number, by)
+        found = Either(z3.And(row % by == i, column % by == j), of_phase(number), found)
+    return found
+
+
 MEANINGS: dict[str, Meaning] = {
     "convolve": _convolve,
     "multiply": _multiply,
@@ -176,6 +192,7 @@ MEANINGS: dict[str, Meaning] = {
     "transpose": _transpose,
     "pad": _pad,
     "phases": _phases,
+    "interleave": _interleave,
     "spread": lambda args, shapes, given, at: args[0](()),
     "reshape": _reshape,
 }

@@ -1,15 +1,21 @@
-"""What a step saves by itself: the operations that it changes, with those next to them, as two small models."""
+"""What a step saves by itself: the operations that it changes, with those next to them, as two small models.
+
+Cycles hang on shapes, not on weights: a block that stands in a network ten times is priced once. It is an estimate, as
+all of a step's price is until the whole model's turn comes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import onnx
 from onnx import helper
 
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
+from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
 from celosia.compiler.superoptimise.price import DEAR, Price
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
@@ -18,7 +24,7 @@ PriceModel = Callable[[onnx.ModelProto], Price]
 
 @dataclass
 class Neighbourhoods:
-    """model: whose opsets the small ones have. known: prices of those that were asked for."""
+    """model: whose opsets the small ones have. known: prices of those that were asked for, by likeness."""
 
     model: onnx.ModelProto
     price: PriceModel
@@ -42,12 +48,13 @@ class Neighbourhoods:
         return None if old is DEAR else old.total - new.total
 
     def _priced(self, part: BytesGraph) -> Price:
-        if part.digest not in self.known:
+        alike = likeness(part)
+        if alike not in self.known:
             try:
-                self.known[part.digest] = self.price(OnnxWriter(part, self._skeleton(part)).write())
+                self.known[alike] = self.price(OnnxWriter(part, self._skeleton(part)).write())
             except (Unwritable, ModelError):
-                self.known[part.digest] = DEAR
-        return self.known[part.digest]
+                self.known[alike] = DEAR
+        return self.known[alike]
 
     def _skeleton(self, part: BytesGraph) -> onnx.ModelProto:
         def info(name: str) -> onnx.ValueInfoProto:
@@ -59,6 +66,42 @@ class Neighbourhoods:
         made.ir_version = self.model.ir_version
         made.functions.extend(self.model.functions)
         return made
+
+
+def likeness(part: BytesGraph) -> str:
+    """The same for graphs of the same operators on tensors of the same shapes, whatever their weights and scales."""
+    known = {name: f"input {number} {part.kinds[name]}" for number, name in enumerate(part.inputs)}
+    lines = []
+    for each in part.operations:
+        read = [known.get(name) or _constant(part, name) for name in each.inputs]
+        lines.append(f"{each.op} {read} {[(name, _plain(each, value)) for name, value in each.attributes]}")
+        if isinstance(each.note, Written):
+            lines[-1] += f" {each.note.operator} {each.note.qdq} {each.note.biased}"
+        mine = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
+        known |= {name: f"{mine}.{place}" for place, name in enumerate(each.outputs)}
+    lines = sorted(lines) + sorted(f"output {known.get(name)}" for name in part.outputs)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def _constant(part: BytesGraph, name: str) -> str:
+    array = part.constants.get(name)
+    return "none" if array is None else f"{array.dtype} {array.shape}"
+
+
+def _plain(each: GraphOp, value: Any) -> Any:
+    """An attribute without scales, and without names of tensors."""
+    if isinstance(value, ByteMap):
+        return (
+            value.operator,
+            value.attributes,
+            value.dtype,
+            value.qdq,
+            [each == value.result for each in value.operands],
+        )
+    if each.op == ONNX:
+        node = onnx.NodeProto.FromString(value)
+        return node.domain, node.op_type, [attribute.SerializeToString() for attribute in node.attribute]
+    return value
 
 
 def _numpy(name: str) -> object:

@@ -8,6 +8,7 @@
     largest(x)                   bytes: of each window; padding is left out
     concat, slice, transpose, reshape, pad(x, value)
     phases(x)                    bytes: every `by`-th row and column as channels of their own, as SpaceToDepth
+    interleave(x)                bytes: channels as every `by`-th row and column, as DepthToSpace
     spread(value)                a number as a tensor of some shape
 
 What each element is made of is said once more, for proofs, in meaning.py; tests compare the two.
@@ -164,6 +165,17 @@ def _phases_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
     return n, c * (by * by), quotient(h, by), quotient(w, by)
 
 
+def _interleave(args: Sequence[Array], attributes: Attributes) -> Array:
+    by = attributes["by"]
+    n, _, h, w = args[0].shape
+    return args[0].reshape(n, by, by, -1, h, w).transpose(0, 3, 4, 1, 5, 2).reshape(n, -1, h * by, w * by)
+
+
+def _interleaved_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+    (n, c, h, w), by = shapes[0], attributes["by"]
+    return n, quotient(c, by * by), h * by, w * by
+
+
 OPERATORS: dict[str, TermOperator] = {
     "convolve": TermOperator(_convolved, _convolve),
     "multiply": TermOperator(lambda shapes, given: (*shapes[0][:-1], shapes[2][1]), _multiply),
@@ -182,6 +194,7 @@ OPERATORS: dict[str, TermOperator] = {
     ),
     "pad": TermOperator(_padded, _pad),
     "phases": TermOperator(_phases_shape, _phases),
+    "interleave": TermOperator(_interleaved_shape, _interleave),
     "spread": TermOperator(
         lambda shapes, given: tuple(given["shape"]), lambda args, given: np.full(given["shape"], args[0])
     ),

@@ -106,14 +106,14 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 def optimise(
     source: Source, price: PriceModel, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    greedy: bool = False, roughly: PriceModel | None = None, further: Sequence[RewriteRule] | None = None,
+    way: str = "queue", roughly: PriceModel | None = None, further: Sequence[RewriteRule] | None = None,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
 
-    own: rules of the caller's, which are proved now. oracle: runs the original and the best one, and others where
-    that is not the same. roughly: in place of `price`, for parts of the model. further: rules that are tried where
-    `rules` leave nothing; by default the generated ones. Ctrl-C ends the search and keeps what it has. BudgetError,
-    ModelError, RuleError, and ValueError for a model that the oracle does not run.
+    way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
+    and others where that is not the same. roughly: in place of `price`, for parts of the model. further: rules that are
+    tried where `rules` leave nothing; by default the generated ones. Ctrl-C ends the search and keeps what it has.
+    BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
@@ -131,7 +131,7 @@ def optimise(
             return DEAR
 
     near = Neighbourhoods(original, roughly or price)
-    searching = Searching((*rules, *own), price_of, near.gain, budget, told, greedy, further)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, oracle)
     made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))

@@ -88,8 +88,9 @@ class RewriteRule:
 
     @cached_property
     def operators(self) -> frozenset[str]:
-        """Those of `before`."""
-        return frozenset(each.op for term in self.before for each in walk(term) if isinstance(each, Composed))
+        """Those of `before` that a graph has; `spread` is of constants, which have no operator."""
+        every = {each.op for term in self.before for each in walk(term) if isinstance(each, Composed)}
+        return frozenset(every - {"spread"})
 
     @cached_property
     def digest(self) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.together import chosen
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
@@ -36,11 +37,12 @@ class Derived:
 
 @dataclass(frozen=True)
 class Found:
-    """A graph, what it costs, and how it came to be."""
+    """A graph, what it costs, and how it came to be. gain: of the last step, by estimate."""
 
     graph: BytesGraph
     price: Price
     steps: tuple[Derived, ...] = ()
+    gain: float = 0.0
 
 
 @dataclass
@@ -62,16 +64,16 @@ Told = Callable[[SearchState], None]
 
 @dataclass
 class Searching:
-    """A search of one model. further: rules that are tried beside the others where these leave nothing, from the best
-    on and for a share of the time that was taken until then. found: all graphs that were the best when they were found,
-    the last one the best."""
+    """A search of one model. way: of WAYS. further: rules that are tried beside the others where these leave nothing,
+    from the best on and for a share of the time that was taken until then. found: all graphs that were the best when
+    they were found, the last one the best."""
 
     rules: Sequence[RewriteRule]
     price_of: PriceOf
     gain_of: GainOf
     budget: float
     told: Told = lambda state: None
-    greedy: bool = False
+    way: str = "queue"
     further: Sequence[RewriteRule] = ()
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -93,7 +95,7 @@ class Searching:
         return self.state
 
     def _from(self, found: Found) -> str:
-        return self._greedy(found) if self.greedy else self._queue(found)
+        return WAYS[self.way](self, found)
 
     def _further(self) -> str:
         """With all rules, as long as they find something in their time."""
@@ -150,6 +152,44 @@ class Searching:
                 return "nothing left"
             found = best
 
+    def _together(self, first: Found) -> str:
+        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
+        found = first
+        while True:
+            steps = []
+            for each in self._next(found):
+                steps += [each] if each.gain > 0 else []
+                if self._tell():
+                    return "budget"
+            if not steps:
+                return "nothing left"
+            number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
+            made = self._all_of([steps[each] for each in number], found)
+            best = self._priced(made) if made is not None else found
+            if best.price.total >= found.price.total:  # steps that are in each other's way
+                best = self._priced(max(steps, key=lambda each: each.gain))
+            if best.price.total >= found.price.total:
+                return "nothing left"
+            found = best
+
+    def _all_of(self, steps: Sequence[Found], found: Found) -> Found | None:
+        """`found` after the last step of each of `steps`, where it still fits; None where that is one of them."""
+        rules, made = {rule.name: rule for rule in self.using}, found
+        for step in steps:
+            last = step.steps[-1]
+            matched = (each for each in matches(rules[last.rule], made.graph) if _places(each) == last.where)
+            try:
+                graph, tidied = self.tidied(rewritten(made.graph, next(matched)))
+            except (StopIteration, NotTaken, ValueError):
+                continue
+            price = Price(made.price.cycles - step.gain, made.price.host)
+            derived = replace(last, tidied=tidied, price=price)
+            made = Found(graph, price, (*made.steps, derived), made.gain + step.gain)
+        if made is found or made.graph.digest in self.seen:
+            return next((step for step in steps if step.graph.digest == made.graph.digest), None)
+        self.seen.add(made.graph.digest)
+        return made
+
     def _priced(self, found: Found) -> Found:
         """`found` with what it costs in truth; noted where it is the best."""
         price = self.price_of(found.graph)
@@ -178,9 +218,8 @@ class Searching:
                 cost = found.price.total - (0 if gain is None else gain)
                 if cost <= ALPHA * self.found[-1].price.total:
                     price = Price(cost - found.price.host, found.price.host)
-                    yield Found(
-                        graph, price, (*found.steps, Derived(rule.name, rule.says, _places(match), tidied, price))
-                    )
+                    derived = Derived(rule.name, rule.says, _places(match), tidied, price)
+                    yield Found(graph, price, (*found.steps, derived), gain or 0)
 
     def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
         """`graph` after all rules that tidy up, and their names."""
@@ -204,6 +243,17 @@ class Searching:
                 except (NotTaken, ValueError):
                     continue
         return None
+
+
+WAYS: dict[str, Callable[[Searching, Found], str]] = {
+    "queue": Searching._queue, "greedy": Searching._greedy, "milp": Searching._together,
+}  # fmt: skip
+"""How a search goes on from a graph: each returns how it ended, and notes what is better than the best."""
+
+
+def _changed(before: Found, after: Found) -> frozenset[GraphOp]:
+    """The operations that are no longer there."""
+    return frozenset(before.graph.operations) - frozenset(after.graph.operations)
 
 
 def _places(match: Match) -> tuple[str, ...]:

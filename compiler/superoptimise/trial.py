@@ -16,8 +16,8 @@ from celosia.compiler.superoptimise.sizes import SizeOf, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
 Array = NDArray[Any]
-SPREAD = 5
-"""By how much a size may be more than the least one."""
+SPREAD, WIDE = 5, 80
+"""By how much a size may be more than the least one; and one of them, where that gives none that are legal."""
 TRIES = 3000
 """Random sizes that are looked at for legal ones."""
 
@@ -91,9 +91,12 @@ def difference(rule: RewriteRule, seed: int) -> str:
 
 def sizes_of(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Any]:
     """Values of its sizes for which the side before is legal and its conditions hold. NoTrial."""
-    for _ in range(TRIES):
+    for number in range(TRIES):
         values: dict[str, Any] = {each.name: each.among[rng.integers(len(each.among))] for each in rule.choices}
         values |= {each.name: int(each.least + rng.integers(SPREAD)) for each in rule.sizes}
+        if 2 * number > TRIES and rule.sizes:
+            wide = rule.sizes[rng.integers(len(rule.sizes))]
+            values[wide.name] = int(wide.least + rng.integers(WIDE))
         if all(value_of(each, values) for each in rule.where if isinstance(each, SizeOf)) and _legal(rule, values):
             return values
     raise NoTrial

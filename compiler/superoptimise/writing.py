@@ -324,11 +324,20 @@ def _slice(writer: OnnxWriter, each: GraphOp) -> None:
 
 @_writes("phases")
 def _phases(writer: OnnxWriter, each: GraphOp) -> None:
-    """On floats: runtimes have no SpaceToDepth of bytes."""
+    _by_blocks(writer, each, "SpaceToDepth")
+
+
+@_writes("interleave")
+def _interleave(writer: OnnxWriter, each: GraphOp) -> None:
+    _by_blocks(writer, each, "DepthToSpace")
+
+
+def _by_blocks(writer: OnnxWriter, each: GraphOp, op: str) -> None:
+    """On floats: runtimes have neither of bytes."""
     y = each.outputs[0]
     meant = each.note if isinstance(each.note, Meant) else Meant(1.0, 0)
     floats = writer.name(f"{y}_float")
-    writer.node("SpaceToDepth", [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
+    writer.node(op, [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
     writer.quantise(floats, y, meant)
 
 

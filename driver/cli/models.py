@@ -191,13 +191,13 @@ def inspect(
 
 
 def _show_derivation(model: Path) -> None:
-    """ModelError where `celosia optimise` has not made the model."""
+    """ModelError where `celosia optimise` has not made the model, or that of the Program."""
     common.check_source(model)
-    from celosia.compiler.graph.importer import ModelError, read
-    from celosia.compiler.superoptimise.derivation import derivation_of
+    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.superoptimise.derivation import derivation_in
     from celosia.driver.show import optimise as show
 
-    report = derivation_of(read(model), str(model))
+    report = derivation_in(model)
     if report is None:
         raise ModelError(f"{model} holds no derivation; write a model with `celosia optimise` and look at that")
     common.show(show.steps(report))
@@ -307,8 +307,7 @@ def report(
             program = common.program_of(source, config, stages, no_check, shapes=common.shapes_of(shape))
             stages("drawing")
             made = run.of_program(program, **behind)
-            if source.suffix == ".onnx":
-                made = derivation.with_derivation(made, source)
+            made = derivation.with_derivation(made, source)
         made.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")

@@ -21,7 +21,9 @@ Budget = Annotated[str, typer.Option(metavar="TIME", help="How long to search: 6
 Search = Annotated[
     str,
     opt.one_of(
-        names=SUPEROPTIMISERS, help="queue also goes on with graphs a little dearer than the best; greedy does not."
+        names=SUPEROPTIMISERS,
+        help="queue also goes on with graphs a little dearer than the best; greedy does not; "
+        "milp takes many steps at once, chosen by integer programming.",
     ),
 ]
 
@@ -75,7 +77,7 @@ def _optimised(
     from celosia.driver.show import optimise as show
 
     return driver.optimise(
-        model, config, budget=budget, shapes=shapes, greedy=search == SUPEROPTIMISERS[1], progress=stages,
+        model, config, budget=budget, shapes=shapes, search=search, progress=stages,
         told=lambda state: stages.now(show.line(state)),
     )  # fmt: skip
 

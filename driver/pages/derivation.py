@@ -8,9 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.graph.importer import read
 from celosia.compiler.program.files import reading
-from celosia.compiler.superoptimise.derivation import checked, derivation_of, tidied, total
+from celosia.compiler.superoptimise.derivation import checked, derivation_in, tidied, total
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.plain import from_json
@@ -43,8 +42,8 @@ def of_derivation(path: Path) -> Page:
 
 
 def with_derivation(page: Page, model: Path) -> Page:
-    """`page`, with a section more where `celosia optimise` has made the model. ModelError."""
-    report = derivation_of(read(model), str(model))
+    """`page`, with a section more where `celosia optimise` has made the model, or that of the Program. ModelError."""
+    report = derivation_in(model)
     return page if report is None else replace(page, sections=[*page.sections, section(report)])
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules.borders import BORDERS
 from celosia.compiler.superoptimise.rules.convolutions import CONVOLUTIONS
 from celosia.compiler.superoptimise.rules.merging import MERGING
 from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
+from celosia.compiler.superoptimise.rules.pixels import PIXELS
 from celosia.compiler.superoptimise.rules.sharing import SHARING
 
 GROUPS: dict[str, tuple[RewriteRule, ...]] = {
     "merging": MERGING, "convolutions": CONVOLUTIONS, "sharing": SHARING, "moving": MOVING, "parts": PARTS,
+    "borders": BORDERS, "pixels": PIXELS,
 }  # fmt: skip
 RULES = tuple(rule for group in GROUPS.values() for rule in group)
 """All of them."""

@@ -69,6 +69,7 @@ class RandomModel:
             kernel, outputs = r.choice([1, 1, 3]), r.choice([4, 8, 12])
             stride = r.choice([1, 1, 1, 2]) if min(self.sizes[x]) >= 6 else 1
             group = r.choice([1, 1, 2, 4]) if self.channels[x] % 4 == 0 else 1
+            dilation = r.choice([1, 2, 3]) if stride == 1 else 1
             y = self.made.conv(
                 x,
                 self.channels[x],
@@ -78,6 +79,8 @@ class RandomModel:
                 kernel,
                 strides=[stride] * 2,
                 group=group,
+                dilations=[dilation] * 2,
+                pads=[dilation * (kernel // 2)] * 4,
             )
             self.keep(y, outputs, tuple((s + 2 * (kernel // 2) - kernel) // stride + 1 for s in self.sizes[x]))
 

@@ -11,19 +11,21 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import price
+from celosia.compiler.compile import network_of, price
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.superoptimise.budget import BudgetError
-from celosia.compiler.superoptimise.derivation import KEY, derivation_of
+from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
+from celosia.compiler.superoptimise.neighbourhood import likeness
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.compiler.tune.measure import TIMED
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 
@@ -129,6 +131,57 @@ def test_constants_are_added_once() -> None:
     assert not difference(model, OnnxWriter(tidied, model).write(), opened)
 
 
+def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
+    """A model for each kind of partly equivalent rule, by how the rule's name begins. Sizes are odd."""
+
+    def made(size: int, outputs: int, kernel: int, **given: Any) -> onnx.ModelProto:
+        m = Quantised((1, 16, size, size), qdq)
+        return m.model(m.conv(m.conv("x", 16, 64, 0.05), 64, outputs, 0.05, kernel=kernel, **given))
+
+    dilated = {"pads": [8] * 4, "dilations": [8, 8]}
+    return {
+        "border rows apart": made(19, 64, 3, **dilated), "border columns that meet": made(13, 64, 3, **dilated),
+        "no first tap": made(7, 64, 3, **dilated), "pixels as channels, 4 x 4": made(18, 1, 5),
+        "pixels as channels, 2 x 2, of what is beyond 16s": made(17, 19, 3),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
+def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> None:
+    for kind, model in partly(qdq).items():
+        graph = graph_of(model)
+        tidier = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
+        rule = next(each for each in RULES if each.name.startswith(kind))
+        after = tidier.tidied(rewritten(graph, next(matches(rule, graph))))[0]
+        made = OnnxWriter(after, model).write()
+        assert not difference(model, made, opened), kind
+        assert price(made, "pynq").cycles < 0.95 * price(model, "pynq").cycles, kind
+
+
+def test_an_integer_program_takes_many_steps_at_once() -> None:
+    m = Quantised((1, 64, 16, 16))
+    model = m.model(*(m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)))
+    optimised = found(model, way="milp")
+    assert len(optimised.steps) >= 2 and not optimised.refused
+    assert optimised.state.priced < len(optimised.steps) + 3
+    assert not difference(model, optimised.model, opened)
+    assert optimised.after.total < optimised.before.total
+
+
+def test_parts_alike_are_priced_once() -> None:
+    """Whatever their weights; another shape is another part, and so is what is quantised otherwise."""
+    graphs = [graph_of(branches(True, seed=seed)) for seed in (1, 2)]
+    other, bytes_alone = graph_of(branches(True, (0.04, 0.05))), graph_of(branches(False))
+    assert graphs[0].digest != graphs[1].digest and likeness(graphs[0]) == likeness(graphs[1])
+    assert len({likeness(each) for each in (graphs[0], other, bytes_alone)}) == 3
+
+
+def test_what_is_remembered_of_layers_changes_no_price() -> None:
+    model = branches(True, (0.04, 0.05))
+    first, network = price(model, "pynq", records=None), network_of(model, "pynq", records=None)
+    assert first == price(model, "pynq", records=None) and first.cycles == network.cycles(network.image, TIMED)
+
+
 def test_padding_goes_into_the_convolution() -> None:
     m = Quantised((1, 8, 6, 6))
     padded = m.node("Pad", [m.floats("x"), m.constant([0, 0, 1, 2, 0, 0, 0, 1], np.int64)])
@@ -155,7 +208,7 @@ def test_random_steps_on_random_models_leave_every_byte(seed: int) -> None:
 
 
 def test_greedy_takes_no_step_that_costs() -> None:
-    optimised = found(branches(True), greedy=True)
+    optimised = found(branches(True), way="greedy")
     gains = [row["gain"] for row in optimised.report["steps"]]
     assert gains and min(gains) > 0
 
@@ -215,10 +268,17 @@ def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert optimised.after.cycles < optimised.before.cycles
 
 
-def test_compile_takes_a_budget() -> None:
+def test_compile_takes_a_budget(tmp_path: Path) -> None:
     model = branches(True)
     program = celosia.compile(model, "pynq", optimise="20s", check=False)
     assert program.name == "model" and [len(launch.layers) for launch in program.launches] == [1]
+    program.save(tmp_path / "four.celosia")
+    told = derivation_in(tmp_path / "four.celosia")
+    assert told is not None and {step["rule"] for step in told["steps"]} == {"merge convolutions"}
+    program.derivation = "{"
+    program.save(tmp_path / "broken.celosia")
+    with pytest.raises(ModelError, match=r"the derivation in .*broken\.celosia cannot be read"):
+        derivation_in(tmp_path / "broken.celosia")
     with pytest.raises(ValueError, match="'soon' is no time; write it as 90s, 30m or 2h"):
         celosia.compile(model, "pynq", optimise="soon")
 

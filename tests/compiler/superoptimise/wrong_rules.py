@@ -6,7 +6,10 @@ rounding; each says what is wrong with it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
+from celosia.compiler.superoptimise.rules.borders import BORDERS
 from celosia.compiler.superoptimise.rules.convolutions import WZ, padded, spread
 from celosia.compiler.superoptimise.rules.merging import (
     IMAGE,
@@ -27,6 +30,7 @@ from celosia.compiler.superoptimise.rules.merging import (
     part,
 )
 from celosia.compiler.superoptimise.rules.moving import F, G, mapped, reshaped, transposed
+from celosia.compiler.superoptimise.rules.pixels import PIXELS
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
@@ -73,6 +77,35 @@ def requantised(acc: Term, m: Term = FIRST[3], z: Term = Z) -> Composed:
     return apply("requantise", acc, m, z, axis=1)
 
 
+def kept(rule: RewriteRule, name: str, *conditions: int) -> RewriteRule:
+    """`rule` with some of its conditions only."""
+    return replace(rule, name=name, where=tuple(rule.where[each] for each in conditions))
+
+
+def _rule(name: str) -> RewriteRule:
+    return next(each for each in (*BORDERS, *PIXELS) if each.name == name)
+
+
+def _inner(term: Term) -> Term:
+    assert isinstance(term, Composed)
+    return term.args[0]
+
+
+def _strided(term: Term) -> Composed:
+    """A convolution of strides two in place of one of strides one."""
+    assert isinstance(term, Composed) and isinstance(term.args[0], Composed)
+    acc = term.args[0]
+    return replace(
+        term, args=(apply("convolve", *acc.args, **{**dict(acc.attributes), "strides": (2, 2)}), *term.args[1:])
+    )
+
+
+APART, GONE, PIXELS_OF_TWO = (
+    _rule("border rows apart"),
+    _rule("no last tap of columns"),
+    _rule("pixels as channels, 2 x 2"),
+)
+WHOLE = PIXELS_OF_TWO.after[0]
 ONE, TWO = convolution(IMAGE, *FIRST), convolution(IMAGE, *SECOND)
 WIDE = padded(Leaf("w", (O, C, *KERNEL), True), WZ, (0, 0, 1, 1, 0, 0, 1, 1))
 UNIFORM = Leaf("w", (O, C, *KERNEL), True), spread(WZ, O), Leaf("b", (O,), True), Leaf("m", (O,), True)
@@ -147,6 +180,12 @@ WRONG = (
           (matrices(1, ROW, *ROWS), matrices(1, ROW, *ROWS))),
     wrong("a constant is added before rounding", mapped(F, requantised(accumulated(*FIRST[:3]))), requantised(
         apply("plus", accumulated(*FIRST[:3]), Leaf("one", (), True)))),
+    kept(GONE, "a tap goes that sees some of the image", 0),
+    kept(APART, "borders that overlap are apart", 0, 1, 2, 3, 4, 5),
+    kept(APART, "a border that is narrower than a step", 1, 2, 4, 5, 6),
+    replace(PIXELS_OF_TWO, name="pixels as channels, and what lies beyond", after=(_inner(_inner(WHOLE)),)),
+    replace(PIXELS_OF_TWO, name="pixels as channels of one another", after=(_inner(_inner(_inner(WHOLE))),)),
+    wrong("pixels as channels of strides two", _strided(PIXELS_OF_TWO.before[0]), WHOLE),
     wrong("constants are multiplied", apply("plus", apply("plus", LAST, Leaf("c1", (), True)), Leaf("c2", (), True)),
           apply("plus", LAST, Leaf("c1", (), True))),
 )  # fmt: skip
