@@ -444,9 +444,9 @@ EXPORT = (
         for name, label in (("demo", "the demo ResNet-8"), ("mobilenet_v2", "MobileNetV2"),
                             ("cpu_steps", "floats on the CPU between two launches"))
     ),
-    Figure("export-lines", "lines of the C runtime, devices among them", "", ("driver/export",), f"{BENCH} export*",
+    Figure("export-lines", "lines of the C runtime, devices among them", "", ("driver/export",), f"{BENCH} export",
            tuple(f"export/runtime/{target}" for target in TARGETS), worst("lines"), most=1000),
-    Figure("export-code", "its code in bytes, the largest of six targets", "", ("driver/export",), f"{BENCH} export*",
+    Figure("export-code", "its code in bytes, the largest of six targets", "", ("driver/export",), f"{BENCH} export",
            tuple(f"export/runtime/{target}" for target in TARGETS), worst("bytes"), most=32 << 10),
 )  # fmt: skip
 

@@ -97,6 +97,7 @@ class RtlRegisters:
             self.device.control.write(name, value)
 
     def wait(self) -> None:
+        """`WAIT_CYCLES` pass, or fewer: until the interrupt."""
         self.device.advance(self.WAIT_CYCLES)
 
 
