@@ -201,7 +201,7 @@ def _run_of(stream: IO[bytes]) -> Future[Result]:
     future: Future[Result] = Future()
     try:
         future.set_result(load_result(stream))
-    except (RuntimeError, *ERRORS.values()) as error:
+    except tuple([RuntimeError, *ERRORS.values()]) as error:
         future.set_exception(error)
     return future
 

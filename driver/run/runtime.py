@@ -154,6 +154,7 @@ class ProgramRuntime(Running):
 
     def abandon(self, whether: bool) -> None:
         """Whether nobody waits for a run of the device any more, so that it need not end."""
+        self._resident = Resident(self.program.config)  # the run before may be another lane's
         if isinstance(self._device, Shared):
             self._device.abandoned = whether
 
