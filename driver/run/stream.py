@@ -71,7 +71,8 @@ class Results(Iterator[Result]):
     """Results of samples, in their order.
 
     Where a run fails, `next` raises its error, which says for which sample, and goes on with the sample behind it when
-    it is called again. Threads end with the last result, with `close`, or when an exception ends the waiting.
+    it is called again. Threads end with the last result, with `close`, when an exception ends the waiting, and when
+    nobody holds this any more; a traceback does.
 
     lost: what was said of accelerators that the stream goes on without. ended: whether nothing follows.
     """
