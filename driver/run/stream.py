@@ -27,8 +27,9 @@ Sample = Mapping[str, Array] | Array | Exception
 """Inputs by name, or the array of the only one; or why there are none."""
 Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
-LANES = 2
-"""Of an accelerator: one that it works for, and one whose inputs, outputs and CPU steps are done meanwhile."""
+LANES = 3
+"""Of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever ends first:
+with two, each delay of a thread is one of the stream."""
 LOOK_SECONDS = 0.1
 """Between two looks at what is waited for."""
 START_SECONDS = 1.0
