@@ -34,7 +34,7 @@ from celosia.sim.timed import TimedDevice
 
 Array = NDArray[Any]
 Inputs = Sequence[Mapping[str, Array]]
-IMAGES, TURNS = 40, 5
+IMAGES, TURNS = 80, 3
 """Of a round; rounds of each side."""
 DIFFERENT = 2
 """Images that differ from each other."""

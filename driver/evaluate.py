@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,10 +199,11 @@ def _run(
     with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
         runtime.open()
         started = time.perf_counter()
-        for result in runtime.run_each(joined(), trace=False):
-            outputs += engine.apart(result.outputs, sizes.popleft())
-            cycles += [each.cycles for each in result.counters if each.cycles is not None]
-            count(len(outputs), len(samples))
+        with closing(runtime.run_each(joined(), trace=False)) as results:
+            for result in results:
+                outputs += engine.apart(result.outputs, sizes.popleft())
+                cycles += [each.cycles for each in result.counters if each.cycles is not None]
+                count(len(outputs), len(samples))
         seconds = time.perf_counter() - started
     return _Run(outputs, seconds, sum(cycles) / len(outputs) if cycles else None)
 

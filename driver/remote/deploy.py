@@ -27,6 +27,8 @@ from celosia.driver.run.result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
 
+FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
+"""Of a run on the board."""
 FOLDER = "~/celosia"
 """Where files go on the board."""
 PYTHON = (3, 10)
@@ -201,7 +203,7 @@ def _run_of(stream: IO[bytes]) -> Future[Result]:
     future: Future[Result] = Future()
     try:
         future.set_result(load_result(stream))
-    except (RuntimeError, *ERRORS.values()) as error:
+    except FAILURES as error:
         future.set_exception(error)
     return future
 

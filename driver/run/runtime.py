@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -80,8 +81,7 @@ class ProgramRuntime(Running):
             self._name, self._open = own, self._opener(own)
         else:
             self.attach(own)
-        self.others = [type(self)(program, each, self.threads, **options) for each in others]
-        """On the other devices, which share streams of samples with the first one."""
+        self.others = [type(self)(program, each, self.threads, **options) for each in others]  # share streams
         for other in self.others:
             other.turns = Turns(self.turns.cpu)
 
@@ -154,6 +154,7 @@ class ProgramRuntime(Running):
 
     def abandon(self, whether: bool) -> None:
         """Whether nobody waits for a run of the device any more, so that it need not end."""
+        self._resident = Resident(self.program.config)  # the run before may be another lane's
         if isinstance(self._device, Shared):
             self._device.abandoned = whether
 
@@ -171,7 +172,8 @@ class ProgramRuntime(Running):
             raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
         parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
         samples = ({name: part[number] for name, part in parts.items()} for number in range(next(iter(runs.values()))))
-        results = [result.outputs for result in self.run_each(samples, trace=False)]
+        with closing(self.run_each(samples, trace=False)) as stream:
+            results = [result.outputs for result in stream]
         return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
 
     def _runs(self, name: str, array: Array) -> int:

@@ -27,8 +27,9 @@ Sample = Mapping[str, Array] | Array | Exception
 """Inputs by name, or the array of the only one; or why there are none."""
 Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
-LANES = 2
-"""Of an accelerator: one that it works for, and one whose inputs, outputs and CPU steps are done meanwhile."""
+LANES = 3
+"""Of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever ends first:
+with two, each delay of a thread is one of the stream."""
 LOOK_SECONDS = 0.1
 """Between two looks at what is waited for."""
 START_SECONDS = 1.0
@@ -71,7 +72,8 @@ class Results(Iterator[Result]):
     """Results of samples, in their order.
 
     Where a run fails, `next` raises its error, which says for which sample, and goes on with the sample behind it when
-    it is called again. Threads end with the last result, with `close`, or when an exception ends the waiting.
+    it is called again. Threads end with the last result, with `close`, when an exception ends the waiting, and when
+    nobody holds this any more; a traceback does.
 
     lost: what was said of accelerators that the stream goes on without. ended: whether nothing follows.
     """

@@ -13,6 +13,7 @@ from benchmarks.decoders import quantised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import celosia
 from celosia.compiler.program import Pack, Program, ProgramError
 from celosia.compiler.program.activations import pack_activation
 from celosia.compiler.program.check import check
@@ -97,6 +98,19 @@ def test_a_step_writes_the_rows_that_are_new(gpt: Path) -> None:
         device.failing = False
         expected = decoder.session().feed([*session.tokens, 1])
         np.testing.assert_array_equal(session.feed([1]), expected)
+
+
+def test_a_stream_forgets_what_lies_there(gpt: Path) -> None:
+    """Its runs are in several memories: which one the next step finds is not known."""
+    with Decoder(gpt, length=64) as decoder:
+        program = decoder.program()
+    caches = {pack.cache for launch in program.launches for pack in launch.pack if pack.cache}
+    zeros = {each.name: np.zeros(each.shape, each.dtype) for each in program.inputs}
+    ones = zeros | {name: np.ones_like(zeros[name]) for name in caches}
+    runtime, unchanged = celosia.Runtime(program), dict.fromkeys(caches, range(0))
+    assert len(list(runtime.run_each([ones] * 4))) == 4
+    found, expected = runtime.run_on(zeros, unchanged).outputs, celosia.Runtime(program).run(zeros).outputs
+    assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
 
 
 def test_rows_that_are_not_written_are_missed(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,10 +54,16 @@ def samples(program: Program) -> Arrays:
     return [{tensor.name: rng.normal(size=tensor.shape).astype(np.float32)} for _ in range(7)]
 
 
+def lanes() -> set[threading.Thread]:
+    """The threads of streams."""
+    return {each for each in threading.enumerate() if each.name == "celosia-lane"}
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    before = lanes()
     yield
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("celosia-lane")]
+    assert lanes() <= before
 
 
 def one_by_one(program: Program, samples: Arrays) -> list[bytes]:
@@ -271,12 +277,11 @@ class Interrupting(FunctionalDevice):
 
 
 def test_an_interrupt_ends_it(program: Program, samples: Arrays) -> None:
-    device = Interrupting(TINY)
+    device, before = Interrupting(TINY), lanes()
     results = celosia.Runtime(program, device).run_each(samples)
     with pytest.raises(KeyboardInterrupt):
         next(results)
-    no_lane = not [each for each in threading.enumerate() if each.name.startswith("celosia-lane")]
-    assert no_lane and not device.abandoned and list(results) == []
+    assert lanes() <= before and not device.abandoned and list(results) == []
 
 
 def test_a_stream_that_is_left_ends(program: Program, samples: Arrays) -> None:
