@@ -58,7 +58,7 @@ def _rest(width: int) -> RewriteRule:
     full = width * (O // width)
     rest = O - full
     w, b, m = (part(each, 0, 0, full) for each in (WEIGHTS, BIAS, M))
-    last = _as_channels((rest, *(part(each, 0, full, O) for each in (WEIGHTS, BIAS, M))), 2)
+    last = _as_channels((rest, part(WEIGHTS, 0, full, O), part(BIAS, 0, full, O), part(M, 0, full, O)), 2)
     after = joined(1, convolution(IMAGE, w, spread(WZ, full), b, m, **PLAIN), last)
     return RewriteRule(
         f"pixels as channels, 2 x 2, of what is beyond {width}s", f"{SAYS}, for the last channels alone",
