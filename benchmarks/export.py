@@ -120,15 +120,18 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
     bridge = Bridge(command, RtlRegisters(cfg) if device == "rtl" else FunctionalRegisters(cfg))
     opened = time.perf_counter() - begun
     rng, wrong, count = np.random.default_rng(1), 0, 0
-    with celosia.Runtime(program, "functional") as runtime:
-        for _ in range(RUNS):
-            inputs = {each.name: rng.normal(size=each.shape).astype(each.dtype) for each in program.inputs}
-            wanted = runtime.run(inputs).outputs
-            arrays = outputs_like(wanted)
-            code = bridge.run([*inputs.values()], arrays)
-            count += sum(each.nbytes for each in arrays)
-            wrong += count if code else sum(map(different, arrays, wanted.values()))
-    bridge.close()
+    try:
+        with celosia.Runtime(program, "functional") as runtime:
+            for _ in range(RUNS):
+                inputs = {each.name: rng.normal(size=each.shape).astype(each.dtype) for each in program.inputs}
+                wanted = runtime.run(inputs).outputs
+                arrays = outputs_like(wanted)
+                code = bridge.run([*inputs.values()], arrays)
+                count += sum(each.nbytes for each in arrays)
+                wrong += count if code else sum(map(different, arrays, wanted.values()))
+        bridge.close()
+    finally:
+        bridge.kill()  # an emulator does not end with its input
     return {
         "different": wrong, "bytes": count, "open_seconds": opened, "config": config,
         "memory": made.model.places.memory_bytes, "device_bytes": made.model.device_bytes(),
