@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.hw.config import Config
-from celosia.hw.packing import FACTORS, HIGHEST, LOWEST, packing
+from celosia.hw.packing import FACTORS, QUOTIENTS, packing
 from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
@@ -94,7 +94,7 @@ def weights(cfg: Config, layer: Conv) -> Bytes:
 
 def stored_weights(cfg: Config, layer: Conv) -> tuple[Bytes, bool]:
     """`weights` as they lie in DRAM, and whether they are packed: where `cfg` can expand them, the input blocks of each
-    output block are whole packs, and each group of weights is a factor times whole numbers of four bits."""
+    output block are whole packs, and each group of weights is a factor times numbers of as many bits."""
     entries = weights(cfg, layer)
     places = layer.weights.shape[2] * layer.weights.shape[3]
     if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
@@ -104,32 +104,34 @@ def stored_weights(cfg: Config, layer: Conv) -> tuple[Bytes, bool]:
 
 
 def packed_weights(cfg: Config, entries: Bytes) -> Bytes | None:
-    """Entries of wgt as packs, see `hw/packing.py`; None where a group of them is no factor times four bits. Of several
-    factors the smallest.
+    """Entries of wgt as packs, see `hw/packing.py`; None where a group of them is no factor times numbers of so few
+    bits. Of several factors the smallest.
 
     entries: uint8, of whole packs.
     """
     p = packing(cfg)
-    packs = entries.view(np.int8).reshape(-1, p.entries, p.groups, p.run)
-    low, high = packs.min(axis=(1, 3)).astype(np.int16), packs.max(axis=(1, 3)).astype(np.int16)
-    least = np.maximum(np.maximum(-(low // -LOWEST), -(-high // HIGHEST)), 1)  # with which they fit four bits
-    common = np.gcd.reduce(packs.astype(np.int16), axis=(1, 3))
-    factors = np.zeros_like(least)
-    for factor in range(FACTORS, 0, -1):
-        factors[(common % factor == 0) & (factor >= least)] = factor
+    packs = entries.reshape(-1, p.entries, p.groups, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    factors, found = np.zeros(len(packs), np.uint8), np.zeros_like(packs)
+    for factor in range(1, FACTORS + 1):
+        numbers = np.full(256, 255, np.uint8)
+        numbers[np.array(QUOTIENTS[p.bits]) * factor & 255] = range(1 << p.bits)
+        left = np.flatnonzero(factors == 0)
+        quotients = numbers[packs[left]]
+        fits = (quotients != 255).all(axis=1)
+        factors[left[fits]], found[left[fits]] = factor, quotients[fits]
     if not factors.all():
         return None
-    found = np.zeros((len(packs), p.pack_bytes), np.uint8)
-    found[:, : p.groups // 2] = _pairs((factors - 1).astype(np.uint8))
-    quotients = (packs // factors[:, None, :, None]).astype(np.int8).reshape(len(packs), -1)
-    found[:, p.factor_bytes :] = _pairs(quotients.view(np.uint8) & 15)
-    return found.reshape(-1)
+    packed = np.zeros((len(factors) // p.groups, p.pack_bytes), np.uint8)
+    packed[:, : p.groups // 2] = _together((factors - 1).reshape(-1, p.groups), 4)
+    quotients = found.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2).reshape(len(packed), -1)
+    packed[:, p.factor_bytes :] = _together(quotients, p.bits)
+    return packed.reshape(-1)
 
 
-def _pairs(halves: Bytes) -> Bytes:
-    """[..., bytes] of numbers of four bits [..., 2 * bytes], the first one of two in the lower half."""
-    pairs: Bytes = halves[..., ::2] | halves[..., 1::2] << np.uint8(4)
-    return pairs
+def _together(numbers: Bytes, bits: int) -> Bytes:
+    """[..., bytes] of numbers of so many bits [..., 8 / bits * bytes], the first one in a byte's lowest bits."""
+    parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits, np.uint8)
+    return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:

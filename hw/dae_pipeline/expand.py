@@ -9,7 +9,7 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.layout import ERROR_BITS, WritePort, write_port
-from celosia.hw.packing import FACTORS, packing
+from celosia.hw.packing import FACTORS, QUOTIENTS, packing
 from celosia.hw.pipeline import EXPAND_STAGES
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
@@ -47,7 +47,9 @@ class PackFactors(wiring.Component):
         word, number = Signal(range(max(2, ahead))), Signal(range(max(2, behind)))
         words = [Reg(len(self.unit.payload.data), name=f"factors{i}") for i in range(ahead)]
         takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (2 * self._packing.unit))  # units that have the same factors
+        own = max(
+            1, self._packing.run // (self._packing.times * self._packing.unit)
+        )  # units that have the same factors
         last = self._packing.groups // self._packing.unit_factors * own
         m.d.comb += [
             self.rest.valid.eq(self.unit.valid & ~takes),
@@ -64,12 +66,12 @@ class PackFactors(wiring.Component):
 
 
 class WeightExpander(wiring.Component):
-    """Writes a unit to wgt, three cycles later: as it is, or expanded to two.
+    """Writes a unit to wgt, three cycles later: as it is, or expanded to several.
 
     Members
     -------
-    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has two bits.
-    expand : In(1)          whether its data are weights of four bits.
+    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has a bit for each.
+    expand : In(1)          whether its data are packed weights.
     factors : In            theirs, less one.
     wgt : Out(WritePort)
     """
@@ -86,20 +88,26 @@ class WeightExpander(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        write, wgt, lanes, data_ = self.write, self.wgt, 2 * self._packing.unit, self.write.data[: self._grain]
+        write, wgt, lanes, data_ = (
+            self.write,
+            self.wgt,
+            self._packing.times * self._packing.unit,
+            self.write.data[: self._grain],
+        )
         for stage in range(EXPAND_STAGES):
             enable, addr, mask = Signal(name=f"enable{stage}"), Reg(len(wgt.addr)), Reg(len(wgt.mask))
             m.d.sync += [enable.eq(write.en), addr.eq(write.addr), mask.eq(write.mask)]
             write = WritePort(len(addr), len(wgt.data), self._grain).create()
             m.d.comb += [write.en.eq(enable), write.addr.eq(addr), write.mask.eq(mask)]
+        bits = self._packing.bits
         # First what a product is made of: what is not expanded and multiples of 0, or nothing and those of a factor.
-        tables = [_multiples(m, self.expand, self.factors.word_select(i, FACTOR_BITS), i)
+        tables = [_multiples(m, bits, self.expand, self.factors.word_select(i, FACTOR_BITS), i)
                   for i in range(self._packing.unit_factors)]  # fmt: skip
         word, plain, bytes_ = Reg(self._grain), Reg(self._grain), []
         m.d.sync += [word.eq(data_), plain.eq(Mux(self.expand, 0, data_))]
         for lane in range(lanes):
-            times, byte = tables[lane * len(tables) // lanes], plain.word_select(lane % (lanes // 2), 8)
-            bytes_.append(_product(m, times, word.word_select(lane, 4), byte))
+            times, byte = tables[lane * len(tables) // lanes], plain.word_select(lane % self._packing.unit, 8)
+            bytes_.append(_product(m, times, word.word_select(lane, bits), byte))
         result = Reg(8 * lanes)
         m.d.sync += result.eq(Cat(bytes_))
         m.d.comb += [
@@ -109,11 +117,11 @@ class WeightExpander(wiring.Component):
         return m
 
 
-def _multiples(m: Module, expand: Value, factor: Value, number: int) -> list[Signal]:
-    """0, k, 2 k and 3 k of `factor`, k - 1, a cycle later, and 0, k, -2 k and -k a cycle after that; all are 0 where
-    nothing is to be expanded. They are looked up: four bits are few."""
+def _multiples(m: Module, bits: int, expand: Value, factor: Value, number: int) -> list[Signal]:
+    """What QUOTIENTS count times k of `factor`, k - 1, a cycle later; of four bits 0, k, 2 k and 3 k, and 0, k, -2 k
+    and -k a cycle after that. All are 0 where nothing is to be expanded. They are looked up: four bits are few."""
     found = []
-    for place, times in enumerate((0, 1, 2, 3, 0, 1, -2, -1)):
+    for place, times in enumerate((0, 1, 2, 3, 0, 1, -2, -1) if bits == 4 else QUOTIENTS[bits]):
         value = Reg(8, name=f"times{number}_{place}")
         values = Array(Const(times * (k + 1) & 255, 8) for k in range(FACTORS))
         m.d.sync += value.eq(Mux(expand, values[factor], 0))
@@ -126,8 +134,11 @@ def _multiples(m: Module, expand: Value, factor: Value, number: int) -> list[Sig
 
 
 def _product(m: Module, times: list[Signal], weight: Value, plain: Value) -> Value:
-    """A byte: `plain`, or, where that is 0, `weight` times k. First its lower two bits times k, then, four times as
-    much, the upper two: with the sign of the weight they count 0, 1, -2 and -1."""
+    """A byte: `plain`, or, where that is 0, `weight` times k. Of four bits first the lower two times k, then, four
+    times as much, the upper two: with the sign of the weight they count 0, 1, -2 and -1."""
     low, upper = Reg(8), Reg(2)
+    if len(weight) < 4:
+        m.d.sync += low.eq(Array(times)[weight] | plain)
+        return low
     m.d.sync += [low.eq(Array(times[:4])[weight[:2]] | plain), upper.eq(weight[2:])]
     return Cat(low[:2], (low[2:] + Array(times[4:])[upper][:6])[:6])

@@ -96,9 +96,11 @@ class Writer(wiring.Component):
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
         step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
-        if self._flags:  # whose units are half of an element
-            halved = Cat(f[name] for name in self._flags).any()
-            step_end = Mux(halved, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
+        steps = 1 << self._step_shift(Buffer.WGT)
+        if self._spread:  # whose units are half of an element
+            step_end = Mux(f.spread, steps // 2 - 1, step_end)
+        if self.expands:
+            step_end = Mux(f.expand, steps // packing(self._cfg).times - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
@@ -210,9 +212,11 @@ class Writer(wiring.Component):
         return step.spread if self._spread and self._lane else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Where in its element a step writes: at the first of two places, where it is expanded."""
+        """Where in its element a step writes: at the first of several places, where it is expanded."""
         place = step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
-        return Mux(step.expand & ~step.outside, step.step << 1, place) if self.expands else place
+        if not self.expands:
+            return place
+        return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).times), place)
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """The parts of an element that padding fills: not those that the other lane may have filled again since."""
@@ -234,14 +238,20 @@ class Writer(wiring.Component):
                 value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
                 if self.expands and buffer == Buffer.WGT:
-                    pair = Cat(~write.step[0] | write.expand, write.step[0] | write.expand).replicate(steps // 2)
-                    mask = _spread(_one_of(write.step[1:], steps // 2), 2) & pair | self._padded(write, steps)
+                    mask = self._expanded(write, steps) | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask),
                 port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
+
+    def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
+        """The parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
+        times = packing(self._cfg).times
+        bits = exact_log2(times)
+        own = _one_of(write.step[:bits], times) | write.expand.replicate(times)
+        return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)
 
     def _expander(self, m: Module, write: data.View[data.StructLayout]) -> Any:
         """The port through which wgt is written a cycle later, by units that may be expanded."""

@@ -17,24 +17,29 @@ from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config, ConfigError
 from celosia.hw.isa import Buffer, Opcode, encode
 from celosia.hw.legality import why_illegal
-from celosia.hw.packing import packing
+from celosia.hw.packing import QUOTIENTS, packing
 from celosia.sim.packing import expand
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
 
 PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
-SHAPES = [CONFIGS[name] for name in PACKED] + [replace(cfg, weight_bits=4) for cfg in PRESETS.values()]
+SHAPES = [CONFIGS[name] for name in PACKED]
+SHAPES += [
+    replace(PRESETS[name], weight_bits=bits) for name in PRESETS for bits in (4, 2, 1) if name != "tiny" or bits == 4
+]
 
 
 def entries(cfg: Config, packs: int, seed: int) -> NDArray[np.int8]:
     """[packs, entries, runs, run] of wgt, whose groups have factors."""
     rng, p = np.random.default_rng(seed), packing(cfg)
     factors = rng.integers(1, 17, (packs, 1, p.groups, 1))
-    return (rng.integers(-8, 8, (packs, p.entries, p.groups, p.run)) * factors).astype(np.int8)
+    return (rng.choice(QUOTIENTS[p.bits], (packs, p.entries, p.groups, p.run)) * factors).astype(np.int8)
 
 
-@pytest.mark.parametrize("cfg", SHAPES, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.bus_bytes}")
+@pytest.mark.parametrize(
+    "cfg", SHAPES, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.bus_bytes}-{cfg.weight_bits}"
+)
 def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
     p, weights = packing(cfg), entries(cfg, 7, cfg.block_in)
     found = pack.packed_weights(cfg, weights.view(np.uint8).reshape(-1))
@@ -143,7 +148,7 @@ def test_what_is_illegal() -> None:
 
 
 def test_configs_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="weight_bits = 4 needs entries of wgt of two beats"):
+    with pytest.raises(ConfigError, match="weight_bits = 4 needs entries of wgt of 2 beats"):
         Config(block_in=4, block_out=4, bus_bytes=16, weight_bits=4)
     with pytest.raises(ConfigError, match="weight_bits must be a power of two, not 5"):
         Config(weight_bits=5)
