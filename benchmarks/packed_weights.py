@@ -18,9 +18,10 @@ from benchmarks import decoders
 from benchmarks.decoders import DECODERS
 from benchmarks.rows import Row
 from benchmarks.transformers import PROMPT, TOKENS, growing
+from celosia.compiler.tensorize.codebooks import multiples
 from celosia.driver.oracle import session
 from celosia.hw.config import Config
-from celosia.hw.packing import FACTORS, GROUP, QUOTIENTS
+from celosia.hw.packing import BOOKS, GROUP
 from celosia.sim.memory import MemoryModel
 
 Array = NDArray[Any]
@@ -45,12 +46,12 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
 def few_bits(weights: Array, bits: int) -> Array:
     """int8 [inputs, outputs] near `weights`: of each 32 inputs of an output a factor times numbers of so few bits. None
     is -128, which is no weight that onnxruntime's quantiser makes."""
-    numbers = np.sort(QUOTIENTS[bits])
+    numbers = np.sort(multiples(bits)[-1].view(np.int8))
     inputs, outputs = weights.shape
     groups = np.zeros((-(-inputs // GROUP) * GROUP, outputs), np.int16)
     groups[:inputs] = weights
     groups = groups.reshape(-1, GROUP, outputs)
-    factors = np.clip(np.ceil(np.abs(groups).max(axis=1, keepdims=True) / numbers[-1]), 1, FACTORS)
+    factors = np.clip(np.ceil(np.abs(groups).max(axis=1, keepdims=True) / numbers[-1]), 1, BOOKS)
     nearest = np.abs(groups[..., None] / factors[..., None] - numbers).argmin(axis=-1)
     made: Array = np.maximum(numbers[nearest], np.where(factors * numbers[0] > -128, numbers[0], numbers[1])) * factors
     near: Array = made.reshape(-1, outputs)[:inputs].astype(np.int8)

@@ -129,6 +129,10 @@ def _check_together(cfg: Config) -> None:
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, "
             f"{cfg.block_out // 4}, not {cfg.softmax}"
         )
+    if cfg.block_in * cfg.weight_bits < 4:
+        raise ConfigError(
+            f"weight_bits = {cfg.weight_bits} needs block_in = {4 // cfg.weight_bits} at least, not {cfg.block_in}"
+        )
     beats = 8 // cfg.weight_bits
     if beats > 1 and cfg.block_in * cfg.block_out < beats * cfg.bus_bytes:
         raise ConfigError(
@@ -162,7 +166,7 @@ class Config:
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
-    weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits, and a factor each 32, to wgt; 8: it does not.
+    weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
     """
 
     batch: int = 1

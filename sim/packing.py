@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.packing import QUOTIENTS, packing
+from celosia.hw.packing import NIBBLE_BITS, NIBBLES, packing
 
 
 def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -19,14 +21,15 @@ def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return parts.reshape(*data.shape[:-1], -1)
 
 
-def expand(cfg: Config, data: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Entries of wgt [..., entries, block_out * block_in] int8, of whole packs in data [..., bytes] uint8.
+def expand(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[Any]:
+    """Entries of wgt [..., entries, block_out * block_in], of whole packs in data [..., bytes] uint8.
 
-    Each weight is q * k modulo 256, of one of QUOTIENTS and a factor k from 1 to 16.
+    book: [entries, weights of half a byte], of the type of the result.
     """
     p = packing(cfg)
     packs = data.reshape(*data.shape[:-1], -1, p.pack_bytes)
-    factors = numbers(packs[..., : p.factor_bytes], 4)[..., : p.groups].astype(np.int16) + 1
-    weights = np.array(QUOTIENTS[p.bits], np.int16)[numbers(packs[..., p.factor_bytes :], p.bits)]
-    runs = weights.reshape(*packs.shape[:-1], p.entries, p.groups, p.run) * factors[..., None, :, None]
-    return runs.astype(np.int8).reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)
+    heads = numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.groups].astype(np.intp)
+    nibbles = numbers(packs[..., p.head_bytes :], NIBBLE_BITS)
+    places = nibbles.reshape(*packs.shape[:-1], p.entries, p.groups, -1) + NIBBLES * heads[..., None, :, None]
+    found: NDArray[Any] = book[places]
+    return found.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)

@@ -44,9 +44,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     matrix = _is_matrix(layer)
     blocks = pack.blocks(layer.y.channels, cfg.block_out)
     if isinstance(layer, Conv) and not depthwise(cfg, layer):
-        parts, packed = pack.stored_weights(cfg, layer)
+        stored = pack.stored_weights(cfg, layer)
         for run in pack.runs(cfg, layer):
-            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts, packed)
+            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, stored)
         return
     definer = Definer(cfg, layer, matrix, 0, blocks)
     if isinstance(layer, ActivationProduct):

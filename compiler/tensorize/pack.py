@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
+from celosia.compiler.tensorize.codebooks import coded, entries
+from celosia.compiler.tensorize.constants import ALIGN
 from celosia.hw.config import Config
-from celosia.hw.packing import FACTORS, QUOTIENTS, packing
+from celosia.hw.packing import NIBBLE_BITS, packing
 from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
@@ -92,40 +94,52 @@ def weights(cfg: Config, layer: Conv) -> Bytes:
     return np.concatenate(parts)
 
 
-def stored_weights(cfg: Config, layer: Conv) -> tuple[Bytes, bool]:
-    """`weights` as they lie in DRAM, and whether they are packed: where `cfg` can expand them, the input blocks of each
-    output block are whole packs, and each group of weights is a factor times numbers of as many bits."""
-    entries = weights(cfg, layer)
+class StoredWeights(NamedTuple):
+    """`weights` as they lie in DRAM. book_bytes: where they are packed, of the codebooks that lie in front of them."""
+
+    data: Bytes
+    book_bytes: int = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether LOAD is to expand them."""
+        return self.book_bytes > 0
+
+    @property
+    def first(self) -> int:
+        """Where the weights begin, at a bound of ALIGN bytes."""
+        return -(-self.book_bytes // ALIGN) * ALIGN
+
+
+def stored_weights(cfg: Config, layer: Conv) -> StoredWeights:
+    """Packed, where `cfg` can expand them, the input blocks of each output block are whole packs, and each group of
+    weights finds its values in one of a few codebooks."""
+    whole = weights(cfg, layer)
     places = layer.weights.shape[2] * layer.weights.shape[3]
     if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
-        return entries, False
-    packed = packed_weights(cfg, entries)
-    return (entries, False) if packed is None else (packed, True)
+        return StoredWeights(whole)
+    return packed_weights(cfg, whole) or StoredWeights(whole)
 
 
-def packed_weights(cfg: Config, entries: Bytes) -> Bytes | None:
-    """Entries of wgt as packs, see `hw/packing.py`; None where a group of them is no factor times numbers of so few
-    bits. Of several factors the smallest.
+def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
+    """Entries of wgt as codebooks and packs, see `hw/packing.py`; None where there are not enough codebooks.
 
-    entries: uint8, of whole packs.
+    whole: uint8, of whole packs.
     """
     p = packing(cfg)
-    packs = entries.reshape(-1, p.entries, p.groups, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
-    factors, found = np.zeros(len(packs), np.uint8), np.zeros_like(packs)
-    for factor in range(1, FACTORS + 1):
-        numbers = np.full(256, 255, np.uint8)
-        numbers[np.array(QUOTIENTS[p.bits]) * factor & 255] = range(1 << p.bits)
-        left = np.flatnonzero(factors == 0)
-        quotients = numbers[packs[left]]
-        fits = (quotients != 255).all(axis=1)
-        factors[left[fits]], found[left[fits]] = factor, quotients[fits]
-    if not factors.all():
+    groups = whole.reshape(-1, p.entries, p.groups, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    made = coded(groups, p.bits)
+    if made is None:
         return None
-    packed = np.zeros((len(factors) // p.groups, p.pack_bytes), np.uint8)
-    packed[:, : p.groups // 2] = _together((factors - 1).reshape(-1, p.groups), 4)
-    quotients = found.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2).reshape(len(packed), -1)
-    packed[:, p.factor_bytes :] = _together(quotients, p.bits)
-    return packed.reshape(-1)
+    book = entries(made.books, p.bits).ravel()
+    found = StoredWeights(np.zeros(0, np.uint8), len(book))
+    data = np.zeros(found.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
+    data[: len(book)] = book
+    packs = data[found.first :].reshape(-1, p.pack_bytes)
+    packs[:, : p.groups // 2] = _together(made.choices.reshape(-1, p.groups), NIBBLE_BITS)
+    numbers = made.found.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2)
+    packs[:, p.head_bytes :] = _together(numbers.reshape(len(packs), -1), p.bits)
+    return found._replace(data=data)
 
 
 def _together(numbers: Bytes, bits: int) -> Bytes:

@@ -30,11 +30,11 @@ from celosia.compiler.layer import (
     padded_groups,
 )
 from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.packing import QUOTIENTS
 from celosia.sim.fsim import FunctionalDevice
 
 Int8 = NDArray[np.int8]
@@ -237,10 +237,13 @@ def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requant
 
 
 def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int8:
-    """Weights [outputs, inputs, ...] of so few bits, times a factor of each output; of a matrix, of each 32 inputs."""
+    """Weights [outputs, inputs, ...] of so few bits, times a factor of each output; of a matrix, of each 32 inputs. Or
+    of as many values as there are."""
+    if rng.random() < 0.4:
+        return rng.choice(rng.integers(-128, 128, 1 << bits).astype(np.int8), shape)
     matrix = shape[2:] == (1, 1) and rng.random() < 0.5
     factors = rng.integers(1, 17, (shape[0], -(-shape[1] // 32) if matrix else 1)).repeat(32 if matrix else shape[1], 1)
-    return (rng.choice(QUOTIENTS[bits], shape) * factors[:, : shape[1], None, None]).astype(np.int8)
+    return (rng.choice(multiples(bits)[-1].view(np.int8), shape) * factors[:, : shape[1], None, None]).astype(np.int8)
 
 
 def table(rng: np.random.Generator) -> Int8:
