@@ -119,25 +119,21 @@ class WeightExpander(wiring.Component):
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
         """What these entries of book hold, two cycles later. Each block RAM looks up two of them, one through the port
         that writes it."""
-        enable, data_ = Signal(name="enable_book"), Reg(len(self.book.data), name="data_book")
+        fills, word, size = Signal(), Reg(len(self.book.data)), self._book.address_bits
         m.d.comb += self.book.ready.eq(1)
-        m.d.sync += [enable.eq(self.book.en & self.book.mask[0]), data_.eq(self.book.data)]
+        m.d.sync += [fills.eq(self.book.en & self.book.mask[0]), word.eq(self.book.data)]
+        attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count
+        memories = [Memory(shape=len(word), depth=self._book.depth, init=[], attrs=attrs) for _ in entries[::2]]
+        places = [Reg(size, name=f"place{number}") for number in range(len(entries))]
         found = []
-        for number in range(0, len(entries), 2):
-            attrs = {
-                "ram_style": "block",
-                "no_rw_check": 1,
-            }  # what is read of a place in the cycle of its write is unused
-            memory = Memory(shape=len(data_), depth=self._book.depth, init=[], attrs=attrs)
-            m.submodules[f"book{number // 2}"] = memory
-            to, place = memory.write_port(), Reg(self._book.address_bits, name=f"place{number}")
-            m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entries[number]))
-            m.d.comb += [to.en.eq(enable), to.addr.eq(place), to.data.eq(data_)]
-            for entry in range(number, number + 2):
-                of = memory.read_port()
-                if entry > number:
-                    place = Reg(self._book.address_bits, name=f"place{entry}")
-                    m.d.sync += place.eq(entries[entry])
-                m.d.comb += [of.en.eq(1), of.addr.eq(place)]
-                found.append(of.data)
+        for number, (place, entry) in enumerate(zip(places, entries)):
+            memory, first = memories[number // 2], number % 2 == 0
+            m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if first else entry)
+            if first:
+                m.submodules[f"book{number // 2}"] = memory
+                to = memory.write_port()
+                m.d.comb += [to.en.eq(fills), to.addr.eq(place), to.data.eq(word)]
+            of = memory.read_port()
+            m.d.comb += [of.en.eq(1), of.addr.eq(place)]
+            found.append(of.data)
         return Cat(found)
