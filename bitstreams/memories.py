@@ -34,7 +34,7 @@ class Memory(NamedTuple):
         """
         blocks = _blocks(self.depth, self.bits, self.grain)
         if self.book:
-            return blocks
+            return -(-self.bits // 18) / 2
         return 0 if self.depth <= 64 or 2 * self.luts < 257 * blocks else blocks
 
     @property
