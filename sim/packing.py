@@ -17,7 +17,7 @@ def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     >>> numbers(np.array([0x2B], np.uint8), 4).tolist(), numbers(np.array([0x2B], np.uint8), 2).tolist()
     ([11, 2], [3, 2, 2, 0])
     """
-    parts: NDArray[np.uint8] = data[..., None] >> np.arange(0, 8, bits, np.uint8) & np.uint8((1 << bits) - 1)
+    parts: NDArray[np.uint8] = data[..., None] >> np.arange(0, 8, bits).astype(np.uint8) & np.uint8((1 << bits) - 1)
     return parts.reshape(*data.shape[:-1], -1)
 
 

@@ -49,16 +49,23 @@ def groups(w8: NDArray[np.int8], axis: int) -> list[NDArray[np.int8]]:
 @given(
     outputs=st.integers(1, 6), inputs=st.integers(1, 70), kernel=st.sampled_from([(), (3,), (3, 2)]),
     axis=st.integers(0, 1), seed=st.integers(0, 99), spread=st.sampled_from([0.0, 1e-30, 1.0, 1e30]),
+    bits=st.sampled_from([4, 2, 1]),
 )  # fmt: skip
-def test_every_group_is_four_bits_times_a_factor(
-    outputs: int, inputs: int, kernel: tuple[int, ...], axis: int, seed: int, spread: float
+def test_every_group_is_few_bits_times_a_factor(
+    outputs: int, inputs: int, kernel: tuple[int, ...], axis: int, seed: int, spread: float, bits: int
 ) -> None:
     rng = np.random.default_rng(seed)
     w = (rng.standard_t(3, (outputs, inputs, *kernel)) * spread).astype(np.float32)
     w = np.moveaxis(w, 0, axis) if not kernel else w
-    found = in_four_bits(w, axis if not kernel else 0)
+    found = in_four_bits(w, axis if not kernel else 0, bits=bits)
     assert found.w8.shape == w.shape and found.w8.dtype == np.int8 and np.all(found.scale > 0)
-    assert all(factor_of(group) is not None for group in groups(found.w8, axis if not kernel else 0))
+    parts = groups(found.w8, axis if not kernel else 0)
+    if bits == 4:
+        assert all(factor_of(group) is not None for group in parts)
+    levels = {2: (-3, -1, 1, 3), 1: (-1, 1)}.get(bits, range(-8, 8))
+    sets = [set(group.tolist()) for group in parts]
+    assert all(any(each <= {q * k for q in levels} for k in range(1, 17)) or each == {0} for each in sets)
+    assert len(sets) == sets.count({0}) if spread == 0 else bits == 4 or {0} not in sets
 
 
 def test_the_check_sees_a_group_that_has_no_factor() -> None:
