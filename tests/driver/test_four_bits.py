@@ -258,7 +258,7 @@ def test_the_command_says_what_it_costs(tmp_path: Path) -> None:
 
 
 def test_other_numbers_of_bits_are_refused(tmp_path: Path) -> None:
-    for bits, per_channel, words in ((3, True, "8 or 4 bits, not 3"), (4, False, "leave --per-tensor out")):
+    for bits, per_channel, words in ((3, True, "8 or 4 or 2 or 1 bits, not 3"), (4, False, "leave --per-tensor out")):
         with pytest.raises(ValueError, match=words):
             celosia.quantize(
                 tmp_path / "f.onnx", {"x": images()}, tmp_path / "w.onnx", weights=bits, per_channel=per_channel
@@ -271,13 +271,14 @@ def test_the_comparison_sees_a_bias_in_old_steps(tmp_path: Path, monkeypatch: py
         test_biases_follow_their_weights(tmp_path)
 
 
-def test_the_hardware_packs_what_quantize_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [4, 2, 1])
+def test_the_hardware_packs_what_quantize_makes(tmp_path: Path, bits: int) -> None:
     """Nothing but these weights joins the two: on a Config that expands weights each product's are packed."""
     encoder = Encoder(16, 2, 16, 64)
-    path, made = tmp_path / "encoder.onnx", tmp_path / "w4.onnx"
+    path, made = tmp_path / "encoder.onnx", tmp_path / "few.onnx"
     onnx.save(encoder.model(), path)
-    quantize(path, {"x": np.concatenate([sample(encoder.shape, seed) for seed in range(4)])}, made, weights=4)
-    program = celosia.compile(made, config=replace(PRESETS["pynq"], weight_bits=4))
+    quantize(path, {"x": np.concatenate([sample(encoder.shape, seed) for seed in range(4)])}, made, weights=bits)
+    program = celosia.compile(made, config=replace(PRESETS["pynq"], weight_bits=bits))
     products = [info for launch in program.launches for info in launch.layers if info.what.startswith("conv")]
     assert sum(info.what.count("conv") for info in products) == 6  # two of them are one layer
     assert all("packed weights" in info.what for info in products)
