@@ -77,7 +77,7 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     (run,) = pack.runs(cfg, conv)
     definer = Definer(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
-    level, problem = definer.products(conv, near, run, *pack.stored_weights(cfg, conv))
+    level, problem = definer.products(conv, near, run, pack.stored_weights(cfg, conv))
     levels, layer = [definer.added(level, conv.epilogue)], block.layers[0]
     for number, following in enumerate(maps, 1):
         assert isinstance(following, Map)

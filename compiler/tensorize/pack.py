@@ -144,7 +144,7 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
 
 def _together(numbers: Bytes, bits: int) -> Bytes:
     """[..., bytes] of numbers of so many bits [..., 8 / bits * bytes], the first one in a byte's lowest bits."""
-    parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits, np.uint8)
+    parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits).astype(np.uint8)
     return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
