@@ -142,6 +142,10 @@ for name, cfg in CONFIGS.items():
         Mutant(FILE, "& (self.unit.payload.error == Error.NONE)", ""),
         Mutant(FILE, "takes = self.packed & begins", "takes = begins"),
         *((Mutant(FILE, "(number % last) >>", "((number + 1) % last) >>"),) if parts > 1 else ()),
-        *((Mutant(FILE, "Mux(word == i, self", "Mux(word == 0, self"),) if packing(cfg).units[0] > 1 else ()),
+        *(
+            (Mutant(FILE, "Mux(word == i, self", "Mux(word == 0, self"),)
+            if packing(cfg).groups > 2 * packing(cfg).unit
+            else ()
+        ),
         depth=1,
     )(partial(heads, cfg))
