@@ -72,6 +72,8 @@ KNOWN_MODELS = tuple(
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
             "fc_1000x512",
+            "fc_1000x512_2",
+            "fc_1000x512_1",
             *four_bits.WHAT,
             *export.MODELS,
             "half",

@@ -275,17 +275,19 @@ SOFTMAX = tuple(
 )  # fmt: skip
 PACKED = tuple(
     Figure(
-        f"packed-{name}-{part}", f"{label}, weights of four bits, on `pynq`: {what}", unit, MACHINE,
+        f"packed-{name}-{part}", f"{label}, weights of {bits} bits, on `pynq`: {what}", unit, MACHINE,
         f"{BENCH} packed --models {name} --config pynq --memory zynq-hp", (f"packed/{name}",), value, most=most,
         least=least,
     )
-    for name, label in (
-        ("fc_1000x512", "a product of 1000x512 with a row"), ("gpt_10m", "a step of a GPT of 10.6 M parameters"),
+    for name, label, bits, number, ratio in (
+        ("fc_1000x512", "a product of 1000x512 with a row", "four", 4, 0.53),
+        ("gpt_10m", "a step of a GPT of 10.6 M parameters", "four", 4, 0.53),
+        ("fc_1000x512_2", "a product of 1000x512 with a row", "two", 2, 0.30),
     )
     for part, what, unit, value, most, least in (
         ("plain", "cycles as they are", "cycles", of("plain"), None, None),
-        ("cycles", "cycles with weight_bits = 4", "cycles", of("packed"), None, None),
-        ("ratio", "cycles over those as they are", "", of("ratio"), 0.53, None),
+        ("cycles", f"cycles with weight_bits = {number}", "cycles", of("packed"), None, None),
+        ("ratio", "cycles over those as they are", "", of("ratio"), ratio, None),
         ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 93),
     )
 )  # fmt: skip

@@ -14,12 +14,13 @@ from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 class Memory(NamedTuple):
     """A memory as it is declared. grain: bits that are written on their own. clocked: its reads are registers, those of
-    block RAM or flip-flops."""
+    block RAM or flip-flops. book: which is to be block RAM, and is read at two places at once."""
 
     depth: int
     bits: int
     grain: int
     clocked: bool = True
+    book: bool = False
 
     @property
     def blocks(self) -> float:
@@ -32,6 +33,8 @@ class Memory(NamedTuple):
         (0, 0, 30.0)
         """
         blocks = _blocks(self.depth, self.bits, self.grain)
+        if self.book:
+            return -(-self.bits // 18) / 2
         return 0 if self.depth <= 64 or 2 * self.luts < 257 * blocks else blocks
 
     @property
@@ -56,6 +59,8 @@ def of_pad(cfg: Config, pad: Scratchpad) -> list[Memory]:
         return [Memory(pad.depth // 2, pad.width, pad.width)] * 2 * cfg.softmax
     if pad.name == "lut":  # each lane has a copy, a grain wide
         return [Memory(pad.depth * pad.width // pad.grain, pad.grain, pad.grain)] * cfg.lanes
+    if pad.name == "book":  # a block RAM looks up two halves of the bytes of the bus
+        return [Memory(pad.depth, pad.width, pad.width, book=True)] * cfg.bus_bytes
     return [Memory(pad.bank_depth, pad.width, pad.grain)] * pad.banks
 
 

@@ -21,7 +21,7 @@ WAYS = ("yosys", "rtl")
 """How a front may be confirmed."""
 ACTIVATIONS = ("int8", "uint8")
 """Types of activations; the first is the default."""
-WEIGHTS = (8, 4)
+WEIGHTS = (8, 4, 2, 1)
 """Bits of weights; the first is the default."""
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""

@@ -1,16 +1,16 @@
-"""Weights of four bits in a model of int8: w8 = q * k, q from -8 to 7, a factor k from 1 to 16 for each group.
+"""Weights of four bits, or two or one, in a model of int8: w8 = q * k, q one of LEVELS, a factor k for each group.
 
-What is written is int8 with a scale for each output channel, as before, so whoever runs int8 runs it; it takes 4.125
-bits a weight where an accelerator expands it. A group is GROUP input channels of an output channel, at all places of a
-kernel. Steps and factors are those with the least squared error, what is clipped included; errors of weights are made
-up for by others where samples say how inputs go together.
+What is written is int8 with a scale for each output channel, as before, so whoever runs int8 runs it; it takes as many
+bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an output channel, at
+all places of a kernel. Steps and factors are those with the least squared error, what is clipped included; errors of
+weights are made up for by others where samples say how inputs go together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,10 +21,23 @@ from celosia.driver.moments import moments
 
 Array = NDArray[Any]
 GROUP = 32
-LEAST, MOST, FACTORS = -8, 7, 16
-"""Of q; and the largest k."""
+
+
+class Levels(NamedTuple):
+    """The numbers q, from least to most in steps; factors: the largest k."""
+
+    least: int
+    most: int
+    step: int
+    factors: int
+
+
+LEVELS = {4: Levels(-8, 7, 1, 16), 2: Levels(-3, 3, 2, 15), 1: Levels(-1, 1, 2, 15)}
+"""By bits. Fewer than four have no zero, which most weights are not near to; so groups of zeros, such as those of
+channels that fill up a block, take the sixteenth of an accelerator's codebooks."""
 TRIED = 16
-"""Steps that are tried for each output channel; one is such that the largest weight is -8 times the largest factor."""
+"""Steps that are tried for each output channel; one is such that the largest weight is the least q times the largest
+factor."""
 DAMPING = 0.01
 """Of the mean square of inputs, added to each: correlations are those of samples."""
 ROWS = 1 << 20
@@ -39,17 +52,17 @@ class FourBits:
     scale: NDArray[np.float32]
 
 
-def in_four_bits(w: Array, axis: int, moments: Array | None = None) -> FourBits:
+def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 4) -> FourBits:
     """Float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts inputs.
 
-    moments: as driver/moments.py says, of the n inputs of an output; errors then count by what they do to outputs, and
-    weights that are not rounded yet make up for those that are (GPTQ: Frantar et al., ICLR 2023).
+    bits: of LEVELS. moments: as driver/moments.py says, of the n inputs of an output; errors then count by what they do
+    to outputs, and weights that are not rounded yet make up for those that are (GPTQ: Frantar et al., ICLR 2023).
 
     >>> found = in_four_bits(np.arange(-8, 8, dtype=np.float32).reshape(1, 16) * 0.5, 0)
     >>> bool(np.array_equal(found.w8 * found.scale[:, None], np.arange(-8, 8).reshape(1, 16) * 0.5))
     True
     """
-    rows = np.moveaxis(w, axis, 0).astype(np.float32)
+    rows, levels = np.moveaxis(w, axis, 0).astype(np.float32), LEVELS[bits]
     outputs, inputs = rows.shape[:2]
     flat, places = rows.reshape(outputs, -1), int(np.prod(rows.shape[2:]))
     weight = np.ones(flat.shape[1], np.float32) if moments is None else _importance(moments)
@@ -60,15 +73,22 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None) -> FourBits:
     step = max(1, ROWS // max(flat.shape[1], 1))
     for first in range(0, outputs, step):
         part = slice(first, first + step)
-        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, more)).reshape(groups, width))
+        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, more)).reshape(groups, width), levels)
     each = np.repeat(factors, width, axis=1)[:, : flat.shape[1]]
-    w8 = _rounded(flat / scale[:, None], each) if moments is None else _compensated(flat, scale, each, moments)
+    if moments is None:
+        w8 = _rounded(flat / scale[:, None], each, levels)
+    else:
+        w8 = _compensated(flat, scale, each, moments, levels)
+    if levels.step > 1:
+        w8 *= np.repeat(grouped.any(axis=2), width, axis=1)[:, : flat.shape[1]]
     return FourBits(np.ascontiguousarray(np.moveaxis(w8.astype(np.int8).reshape(rows.shape), 0, axis)), scale)
 
 
-def _rounded(scaled: Array, factors: Array) -> Array:
-    """The nearest whole number of LEAST to MOST, times the factor."""
-    nearest: Array = np.clip(np.rint(scaled / factors), LEAST, MOST) * factors
+def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
+    """The nearest of the levels, times the factor."""
+    least, most, step, _ = levels
+    first = step - 1
+    nearest: Array = np.clip(np.rint((scaled / factors - first) / step) * step + first, least, most) * factors
     return nearest
 
 
@@ -78,33 +98,35 @@ def _importance(moments: Array) -> Array:
     return np.asarray(np.maximum(squares, 1e-6 * squares.mean() + 1e-30), np.float32)
 
 
-def _best(rows: Array, weight: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """For weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of the
     squared errors of elements [groups, elements]."""
     magnitude = np.abs(rows).max((1, 2))
-    widest = np.where(magnitude == 0, np.float32(1), magnitude / np.float32(-LEAST * FACTORS)).astype(np.float32)
+    widest = np.where(magnitude == 0, np.float32(1), magnitude / np.float32(-levels.least * levels.factors)).astype(
+        np.float32
+    )
     least = np.full(len(rows), np.inf)
     factors, scale = np.ones(rows.shape[:2], np.int64), widest.copy()
     for share in np.linspace(0.5, 1.25, TRIED, dtype=np.float32):
         tried = widest * share
-        found, error = _with_step(rows / tried[:, None, None], weight)
+        found, error = _with_step(rows / tried[:, None, None], weight, levels)
         error *= tried.astype(np.float64) ** 2
         better = error < least
         factors[better], scale[better], least[better] = found[better], tried[better], error[better]
     return factors, scale
 
 
-def _with_step(scaled: Array, weight: Array) -> tuple[NDArray[np.int64], Array]:
+def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], Array]:
     """The best factors for weights in such steps, and the errors of outputs."""
     factors, least = np.ones(scaled.shape[:2], np.int64), np.full(scaled.shape[:2], np.inf)
-    for factor in range(1, FACTORS + 1):
-        error = ((_rounded(scaled, np.asarray(factor)) - scaled) ** 2 * weight).sum(-1)
+    for factor in range(1, levels.factors + 1):
+        error = ((_rounded(scaled, np.asarray(factor), levels) - scaled) ** 2 * weight).sum(-1)
         better = error < least
         factors[better], least[better] = factor, error[better]
     return factors, least.sum(-1)
 
 
-def _compensated(flat: Array, scale: Array, factors: Array, moments: Array) -> Array:
+def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
     """Round one input after the other, those that matter most first; what is left makes up for the error of each."""
     order = np.argsort(-np.diag(moments), kind="stable")
     spread = moments[np.ix_(order, order)].copy()
@@ -112,7 +134,7 @@ def _compensated(flat: Array, scale: Array, factors: Array, moments: Array) -> A
     inverse = np.linalg.cholesky(np.linalg.inv(spread)).T
     left, w8 = flat[:, order] / scale[:, None].astype(np.float64), np.empty(flat.shape)
     for place, column in enumerate(order):
-        w8[:, column] = _rounded(left[:, place], factors[:, column])
+        w8[:, column] = _rounded(left[:, place], factors[:, column], levels)
         error = (left[:, place] - w8[:, column]) / inverse[place, place]
         left[:, place + 1 :] -= error[:, None] * inverse[place, place + 1 :]
     return w8
@@ -122,11 +144,11 @@ def _compensated(flat: Array, scale: Array, factors: Array, moments: Array) -> A
 
 
 def with_four_bits(
-    quantised: onnx.ModelProto, floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]] = ()
+    quantised: onnx.ModelProto, floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]] = (), bits: int = 4
 ) -> dict[str, Any]:
     """Change a QDQ model, as onnxruntime's quantiser made it of `floats`: the weights of convolutions and products.
 
-    samples: what `floats` is run on to know which errors matter.
+    samples: what `floats` is run on to know which errors matter. bits: of LEVELS.
 
     Those of depthwise and transposed convolutions stay as they are, for the accelerator does not load them as others,
     and what several operators read differently. Returns `matrices`, how many weights were changed, and `sqnr_db`, of
@@ -141,7 +163,7 @@ def with_four_bits(
         name = dequantise.input[0].removesuffix("_quantized")
         w = numpy_helper.to_array(real[name]) if name in real else model.reals(dequantise)
         axis = _outputs(readers[0])
-        found = in_four_bits(w, axis, known.get(name) if len(readers) == 1 else None)
+        found = in_four_bits(w, axis, known.get(name) if len(readers) == 1 else None, bits)
         model.replace(dequantise, found, axis)
         for reader in readers:
             model.rescale_bias(reader, found.scale, real)

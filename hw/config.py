@@ -69,7 +69,7 @@ _LIMITS = {
     "ports": _Limits(1, 2),
     "pump": _Limits(1, 2),
     "softmax": _Limits(0, 16, powers=False),
-    "weight_bits": _Limits(4, 8),
+    "weight_bits": _Limits(1, 8),
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
@@ -129,10 +129,15 @@ def _check_together(cfg: Config) -> None:
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, "
             f"{cfg.block_out // 4}, not {cfg.softmax}"
         )
-    if cfg.weight_bits < 8 and cfg.block_in * cfg.block_out < 2 * cfg.bus_bytes:
+    if cfg.block_in * cfg.weight_bits < 4:
         raise ConfigError(
-            f"weight_bits = {cfg.weight_bits} needs entries of wgt of two beats, 2 * bus_bytes = {2 * cfg.bus_bytes}, "
-            f"not of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
+            f"weight_bits = {cfg.weight_bits} needs block_in = {4 // cfg.weight_bits} at least, not {cfg.block_in}"
+        )
+    beats = 8 // cfg.weight_bits
+    if beats > 1 and cfg.block_in * cfg.block_out < beats * cfg.bus_bytes:
+        raise ConfigError(
+            f"weight_bits = {cfg.weight_bits} needs entries of wgt of {beats} beats, {beats} * bus_bytes = "
+            f"{beats * cfg.bus_bytes}, not of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
         )
 
 
@@ -161,7 +166,7 @@ class Config:
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
-    weight_bits: 4: LOAD expands packed weights on their way to wgt, of four bits and a factor each 32; 8: it does not.
+    weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
     """
 
     batch: int = 1

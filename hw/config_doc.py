@@ -78,9 +78,10 @@ FIELDS = {
         "softmax runs on the CPU",
     ),
     "weight_bits": (
-        "4: LOAD expands weights of four bits, with a factor for each 32 of them, on their way to wgt; 8: it does not",
-        "two small multipliers for each byte of the bus, 400 LUTs of `pynq`; weights that are such take 33/64 of the "
-        "bus and of DRAM",
+        "4, 2 or 1: LOAD expands weights of so many bits on their way to wgt, by one of 16 codebooks for each 32 of "
+        "them; 8: it does not",
+        "half a block RAM for each byte of the bus, and LUTs, 400 of `pynq` with 4; layers whose weights are such take "
+        "33/64, 17/64 or 9/64 of the bus and of DRAM",
     ),
 }
 """For each field what it is, and what it costs or brings."""

@@ -48,6 +48,7 @@ class Buffer(IntEnum):
     LUT = 5
     TAP = 6
     EXP = 7
+    BOOK = 8
 
 
 class ReduceOp(IntEnum):
@@ -212,12 +213,14 @@ def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
     sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
     spread = [Field("spread", 1, "WGT only: half of each element comes through each read port.")] * pads["wgt"].spread
     expand = [Field("expand", 1, "WGT only: the elements lie packed in DRAM, and x_size counts whole packs of them.")]
+    destinations = [buffer.name for buffer in Buffer if buffer in buffers(cfg) or buffer <= Buffer.EXP]
+    named = f"Destination: {', '.join(destinations[:-1])} or {destinations[-1]}."
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
             *_header(),
-            Field("buffer", 3, "Destination: INP, WGT, ACC, VIN, PAR, LUT, TAP or EXP."),
+            Field("buffer", max(Buffer.EXP, *buffers(cfg)).bit_length(), named),
             Field("widen", 1, "ACC only: the elements are int8 and become int32."),
             *spread,
             *expand * (cfg.weight_bits < 8),

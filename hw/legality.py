@@ -70,7 +70,8 @@ def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
 
 def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
     """Rules about what not every Config has."""
-    has_not = [buffer for buffer in range(8) if buffer not in buffers(cfg)]
+    numbers = 1 << next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "buffer")
+    has_not = [buffer for buffer in range(numbers) if buffer not in buffers(cfg)]
     load: dict[str, Broken] = {"the buffer does not exist": _one_of("buffer", has_not)} if has_not else {}
     if not cfg.int32:
         load["int32 for ACC needs a Config with int32 = true"] = lambda f: (

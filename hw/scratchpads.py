@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from celosia.hw.config import Config
+from celosia.hw.packing import BOOKS, NIBBLES, nibble_weights
 
 TABLE_SIZE = 256
 """Entries of a table of lut: one for each int8."""
@@ -165,6 +166,9 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
         pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
     if cfg.softmax:
         pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="float32", far=True))
+    if cfg.weight_bits < 8:
+        weights = (nibble_weights(cfg),)
+        pads.append(_scratchpad(cfg, "book", BOOKS * NIBBLES, weights, "load", "load", far=True))
     return MappingProxyType({pad.name: pad for pad in pads})
 
 

@@ -188,7 +188,7 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
-    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in range(8)], np.int64)
+    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in Buffer], np.int64)
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
-from celosia.hw.packing import packing
+from celosia.hw.packing import NIBBLE_BITS, NIBBLES, packing
 
 
-def _nibbles(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[..., 2 * bytes] of [..., bytes]: of each byte the lower half, then the upper one."""
-    halves: NDArray[np.uint8] = np.stack([data & 15, data >> 4], axis=-1)
-    return halves.reshape(*data.shape[:-1], -1)
+def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """[..., 8 / bits * bytes] of [..., bytes] uint8: the numbers of so many bits in each byte, the lowest ones first.
+
+    >>> numbers(np.array([0x2B], np.uint8), 4).tolist(), numbers(np.array([0x2B], np.uint8), 2).tolist()
+    ([11, 2], [3, 2, 2, 0])
+    """
+    parts: NDArray[np.uint8] = data[..., None] >> np.arange(0, 8, bits).astype(np.uint8) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*data.shape[:-1], -1)
 
 
-def expand(cfg: Config, data: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Entries of wgt [..., entries, block_out * block_in] int8, of whole packs in data [..., bytes] uint8.
+def expand(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[Any]:
+    """Entries of wgt [..., entries, block_out * block_in], of whole packs in data [..., bytes] uint8.
 
-    Each weight is q * k modulo 256, of q from -8 to 7 and a factor k from 1 to 16.
+    book: [entries, weights of half a byte], of the type of the result.
     """
     p = packing(cfg)
     packs = data.reshape(*data.shape[:-1], -1, p.pack_bytes)
-    factors = _nibbles(packs[..., : p.factor_bytes])[..., : p.groups].astype(np.int16) + 1
-    weights = (_nibbles(packs[..., p.factor_bytes :]).astype(np.int16) ^ 8) - 8
-    runs = weights.reshape(*packs.shape[:-1], p.entries, p.groups, p.run) * factors[..., None, :, None]
-    return runs.astype(np.int8).reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)
+    heads = numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.groups].astype(np.intp)
+    nibbles = numbers(packs[..., p.head_bytes :], NIBBLE_BITS)
+    places = nibbles.reshape(*packs.shape[:-1], p.entries, p.groups, -1) + NIBBLES * heads[..., None, :, None]
+    found: NDArray[Any] = book[places]
+    return found.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)

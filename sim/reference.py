@@ -57,6 +57,7 @@ class State:
     par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
     tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
     exp [depth, 1] float32, see `FLOAT`; [0, 1] where the Config has no softmax.
+    book [depth, weights of half a byte] int8, see `hw/packing.py`; [0, 1] where the Config has weight_bits = 8.
     """
 
     cfg: Config
@@ -69,6 +70,7 @@ class State:
     lut: Int8 = field(init=False)
     tap: Int8 = field(init=False)
     exp: NDArray[np.float32] = field(init=False)
+    book: Int8 = field(init=False)
 
     def __post_init__(self) -> None:
         for name, pad in scratchpads(self.cfg).items():
@@ -77,6 +79,8 @@ class State:
             self.tap = np.zeros((0, 1, self.cfg.block_out), np.int8)
         if not self.cfg.softmax:
             self.exp = np.zeros((0, 1), np.float32)
+        if self.cfg.weight_bits == 8:
+            self.book = np.zeros((0, 1), np.int8)
 
     def randomise(self, rng: np.random.Generator) -> None:
         """Fill all scratchpads with random bytes, as silicon may hold before anything is written."""
@@ -126,7 +130,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         if stop > len(dram):
             raise IndexError(f"LOAD reads bytes {start} to {stop - 1}, the limit is {len(dram)}")
         bytes_ = dram[start:stop]
-        row = expand(cfg, bytes_) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
+        row = expand(cfg, bytes_, state.book) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
         block[z, f["pad_top"] + y, f["pad_left"] : f["pad_left"] + f["x_size"]] = row
     for z, y, x in np.ndindex(block.shape[:3]):
         target[(f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]) % len(target)] = block[z, y, x]

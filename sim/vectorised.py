@@ -335,7 +335,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         return reference.load(state, dram, f)
     if expands:
         packed = _dram_view(dram, start, rows, f["x_size"], size, np.uint8)
-        values: Array = expand(state.cfg, packed.reshape(*packed.shape[:2], -1))
+        values: Array = expand(state.cfg, packed.reshape(*packed.shape[:2], -1), state.book)
     else:
         values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):

@@ -36,7 +36,7 @@ from celosia.hw.isa import (
     has,
     instruction_bytes,
 )
-from celosia.hw.packing import packing
+from celosia.hw.packing import BOOKS, NIBBLES, packing
 from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.device import Device
 
@@ -64,7 +64,7 @@ CONFIGS = {
     ),
     "4x8-softmax2": Config(block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, **SMALL),
     "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, **SMALL),
-    "4x8-ports2-weights4": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=4, int32=False, **SMALL),
+    "4x8-ports2-weights2": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=2, int32=False, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
@@ -214,6 +214,7 @@ class Generator:
             (Buffer.LUT, cfg.lut_count),
             (Buffer.TAP, cfg.tap_depth),
             (Buffer.EXP, POWERS),
+            (Buffer.BOOK, BOOKS * NIBBLES),
         ):
             if buffer not in buffers(cfg):
                 continue
@@ -253,6 +254,7 @@ class Generator:
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
             Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth, Buffer.EXP: POWERS,
+            Buffer.BOOK: BOOKS * NIBBLES,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
         if self.rich and buffer != Buffer.PAR and rng.random() < 0.1:
@@ -516,7 +518,7 @@ def _spaces(cfg: Config) -> dict[str, _Space]:
     for name, depth, pieces in (
         ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
         ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
-        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", POWERS, 1),
+        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", POWERS, 1), ("book", BOOKS * NIBBLES, 1),
     ):  # fmt: skip
         found[name] = _Space(start, depth * pieces, pieces)
         start += depth * pieces

@@ -16,6 +16,7 @@ ALLOWED = {
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "Unencoded",  # the stream, as what add() makes
+    "celosia.compiler.vthread.books": "Unencoded",  # codebooks in front of the weights that need them
     "celosia.compiler.launch.image": "words",  # of layers
 }
 """Modules that may make instructions, with the kinds (see `made`) that each may."""

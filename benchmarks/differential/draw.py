@@ -20,7 +20,7 @@ SMALL = ConfigSpace(
         "ports": (1, 2), "inp_depth": (64, 256), "wgt_depth": (32, 128), "acc_depth": (64, 256),
         "vin_depth": (64, 256), "out_depth": (32, 128), "par_depth": (8, 32), "lut_count": (1, 2, 4),
         "packed": (False, True), "taps": (0, 1, 3, 5), "tap_depth": (8, 32), "forward": (False, True),
-        "residual_cycles": (1, 2, 4), "pump": (1, 2), "softmax": (0, 0, 2, 4), "weight_bits": (4, 8),
+        "residual_cycles": (1, 2, 4), "pump": (1, 2), "softmax": (0, 0, 2, 4), "weight_bits": (1, 2, 4, 8, 8),
     },
     Config(),
 )  # fmt: skip

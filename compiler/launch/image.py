@@ -15,6 +15,7 @@ from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT
 from celosia.compiler.tensorize.tiles import PipelineTile, PlacedPlan
+from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream, Stuck
@@ -160,6 +161,8 @@ class _Emitter:
         self.cfg, self.layers, self.planner = cfg, layers, planner
         self.parts: list[list[LayerPart]] = [[] for _ in layers]
         self.constants, self.addresses, self.cold = constants, addresses, cold
+        self.books: dict[int, NDArray[np.uint8]] = {}
+        """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
         self.refused: dict[int, str] = {}
         self.settled = False
@@ -225,6 +228,8 @@ class _Emitter:
                 homes[own[tensor.name]] = place.home
             else:
                 base = self.constants.place(place.home)
+                if place.book_bytes:
+                    self.books[base] = place.home[: place.book_bytes]
             addresses[own[tensor.name]] = base + place.offset
 
         def before_load(tensor: Tensor) -> None:
@@ -349,8 +354,8 @@ def build(
     refused = {(n, layer): why for n, emitter in enumerate(emitters) for layer, why in emitter.refused.items()}
     if refused:
         raise LayerErrors(refused)
-    for stream in streams:
-        stream.instructions = by_need(cfg, stream.instructions)
+    for emitter, stream in zip(emitters, streams, strict=True):
+        stream.instructions = load_books(cfg, by_need(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+ALIGN = 64
+"""Bytes, to whose multiples blobs are put."""
+
 
 @dataclass
 class Constants:
@@ -18,11 +21,11 @@ class Constants:
     known: dict[bytes, int] = field(default_factory=dict)
 
     def place(self, blob: NDArray[np.uint8]) -> int:
-        """DRAM address of `blob`, aligned to 64 bytes."""
+        """DRAM address of `blob`, a multiple of ALIGN."""
         key = blob.tobytes()
         if key not in self.known:
             self.known[key] = self.base + self.size
-            padded = np.zeros(-(-len(blob) // 64) * 64, np.uint8)
+            padded = np.zeros(-(-len(blob) // ALIGN) * ALIGN, np.uint8)
             padded[: len(blob)] = blob
             self.parts.append(padded)
             self.size += len(padded)

@@ -44,9 +44,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     matrix = _is_matrix(layer)
     blocks = pack.blocks(layer.y.channels, cfg.block_out)
     if isinstance(layer, Conv) and not depthwise(cfg, layer):
-        parts, packed = pack.stored_weights(cfg, layer)
+        stored = pack.stored_weights(cfg, layer)
         for run in pack.runs(cfg, layer):
-            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, parts, packed)
+            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, stored)
         return
     definer = Definer(cfg, layer, matrix, 0, blocks)
     if isinstance(layer, ActivationProduct):
@@ -77,7 +77,7 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     (run,) = pack.runs(cfg, conv)
     definer = Definer(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
-    level, problem = definer.products(conv, near, run, *pack.stored_weights(cfg, conv))
+    level, problem = definer.products(conv, near, run, pack.stored_weights(cfg, conv))
     levels, layer = [definer.added(level, conv.epilogue)], block.layers[0]
     for number, following in enumerate(maps, 1):
         assert isinstance(following, Map)

@@ -258,12 +258,12 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.WeightRun, parts: Blob, packed: bool) -> Definition:
-        """One run of output blocks. parts, packed: see `pack.stored_weights`."""
+    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> Definition:
+        """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
                          run.input * self.cfg.inp_pieces)  # fmt: skip
-        level, problem = self.products(layer, near, run, parts, packed)
+        level, problem = self.products(layer, near, run, stored)
         return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
     def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
@@ -275,24 +275,25 @@ class Definer:
         if self.scope == "vin":
             return self.sums(layer, near)
         run = pack.runs(self.cfg, layer)[0]
-        level, problem = self.products(layer, near, run, *pack.stored_weights(self.cfg, layer))
+        level, problem = self.products(layer, near, run, pack.stored_weights(self.cfg, layer))
         return self.added(level, layer.epilogue), problem
 
     def products(
-        self, layer: Conv, near: Tensor, run: pack.WeightRun, parts: Blob, packed: bool
+        self, layer: Conv, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights
     ) -> tuple[Level, Problem]:
         """Products of gemm."""
         cfg, w = self.cfg, self.window
         taps = w.kernel[0] * w.kernel[1]
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
-        entry = element_bytes(cfg, Buffer.WGT, expand=packed)
-        weights = self._constant(parts, shape, "int8", "weights", run.weights * taps * entry)
-        if packed:  # a value has no bytes of its own
+        entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
+        first = stored.first + run.weights * taps * entry
+        weights = self._constant(stored.data, shape, "int8", "weights", first)
+        if stored.packed:  # a value has no bytes of its own
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
-            self.places[weights] = replace(place, strides=strides)
+            self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
         level, problem = self._gemm(layer, near, run, weights, layer.requantise)
-        return level, replace(problem, packed=packed)
+        return level, replace(problem, packed=stored.packed)
 
     def product(self, layer: ActivationProduct) -> Definition:
         """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Conv, Requantise, Window
+from celosia.compiler.tensorize.codebooks import coded, entries
+from celosia.compiler.tensorize.constants import ALIGN
 from celosia.hw.config import Config
-from celosia.hw.packing import FACTORS, HIGHEST, LOWEST, packing
+from celosia.hw.packing import NIBBLE_BITS, packing
 from celosia.hw.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
@@ -92,44 +94,58 @@ def weights(cfg: Config, layer: Conv) -> Bytes:
     return np.concatenate(parts)
 
 
-def stored_weights(cfg: Config, layer: Conv) -> tuple[Bytes, bool]:
-    """`weights` as they lie in DRAM, and whether they are packed: where `cfg` can expand them, the input blocks of each
-    output block are whole packs, and each group of weights is a factor times whole numbers of four bits."""
-    entries = weights(cfg, layer)
+class StoredWeights(NamedTuple):
+    """`weights` as they lie in DRAM. book_bytes: where they are packed, of the codebooks that lie in front of them."""
+
+    data: Bytes
+    book_bytes: int = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether LOAD is to expand them."""
+        return self.book_bytes > 0
+
+    @property
+    def first(self) -> int:
+        """Where the weights begin, at a bound of ALIGN bytes."""
+        return -(-self.book_bytes // ALIGN) * ALIGN
+
+
+def stored_weights(cfg: Config, layer: Conv) -> StoredWeights:
+    """Packed, where `cfg` can expand them, the input blocks of each output block are whole packs, and each group of
+    weights finds its values in one of a few codebooks."""
+    whole = weights(cfg, layer)
     places = layer.weights.shape[2] * layer.weights.shape[3]
     if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
-        return entries, False
-    packed = packed_weights(cfg, entries)
-    return (entries, False) if packed is None else (packed, True)
+        return StoredWeights(whole)
+    return packed_weights(cfg, whole) or StoredWeights(whole)
 
 
-def packed_weights(cfg: Config, entries: Bytes) -> Bytes | None:
-    """Entries of wgt as packs, see `hw/packing.py`; None where a group of them is no factor times four bits. Of several
-    factors the smallest.
+def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
+    """Entries of wgt as codebooks and packs, see `hw/packing.py`; None where there are not enough codebooks.
 
-    entries: uint8, of whole packs.
+    whole: uint8, of whole packs.
     """
     p = packing(cfg)
-    packs = entries.view(np.int8).reshape(-1, p.entries, p.groups, p.run)
-    low, high = packs.min(axis=(1, 3)).astype(np.int16), packs.max(axis=(1, 3)).astype(np.int16)
-    least = np.maximum(np.maximum(-(low // -LOWEST), -(-high // HIGHEST)), 1)  # with which they fit four bits
-    common = np.gcd.reduce(packs.astype(np.int16), axis=(1, 3))
-    factors = np.zeros_like(least)
-    for factor in range(FACTORS, 0, -1):
-        factors[(common % factor == 0) & (factor >= least)] = factor
-    if not factors.all():
+    groups = whole.reshape(-1, p.entries, p.groups, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    made = coded(groups, p.bits)
+    if made is None:
         return None
-    found = np.zeros((len(packs), p.pack_bytes), np.uint8)
-    found[:, : p.groups // 2] = _pairs((factors - 1).astype(np.uint8))
-    quotients = (packs // factors[:, None, :, None]).astype(np.int8).reshape(len(packs), -1)
-    found[:, p.factor_bytes :] = _pairs(quotients.view(np.uint8) & 15)
-    return found.reshape(-1)
+    book = entries(made.books, p.bits).ravel()
+    found = StoredWeights(np.zeros(0, np.uint8), len(book))
+    data = np.zeros(found.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
+    data[: len(book)] = book
+    packs = data[found.first :].reshape(-1, p.pack_bytes)
+    packs[:, : p.groups // 2] = _together(made.choices.reshape(-1, p.groups), NIBBLE_BITS)
+    numbers = made.found.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2)
+    packs[:, p.head_bytes :] = _together(numbers.reshape(len(packs), -1), p.bits)
+    return found._replace(data=data)
 
 
-def _pairs(halves: Bytes) -> Bytes:
-    """[..., bytes] of numbers of four bits [..., 2 * bytes], the first one of two in the lower half."""
-    pairs: Bytes = halves[..., ::2] | halves[..., 1::2] << np.uint8(4)
-    return pairs
+def _together(numbers: Bytes, bits: int) -> Bytes:
+    """[..., bytes] of numbers of so many bits [..., 8 / bits * bytes], the first one in a byte's lowest bits."""
+    parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits).astype(np.uint8)
+    return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:

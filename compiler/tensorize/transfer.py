@@ -25,11 +25,13 @@ class Dim:
 @dataclass(frozen=True)
 class DramPlace:
     """Where a tensor lies in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants;
-    strides: bytes from one index to the next in each dimension; 0 of values within an entry of packed weights."""
+    strides: bytes from one index to the next in each dimension; 0 of values within an entry of packed weights.
+    book_bytes: at the begin of `home`, of the codebooks by which these are expanded."""
 
     home: Storage | NDArray[np.uint8]
     offset: int
     strides: tuple[int, ...]
+    book_bytes: int = 0
 
 
 def coalesce(dims: list[Dim], piece: int) -> list[Dim]:

@@ -333,7 +333,7 @@ Weights = Annotated[
     opt.one_of(
         "--weights",
         names=tuple(map(str, WEIGHTS)),
-        help="Bits of weights. 4: still int8, but such that `weight_bits = 4` loads them at twice the rate.",
+        help="Bits of weights. 4, 2, 1: still int8, but such that `weight_bits` of as many loads them faster.",
     ),
 ]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]

@@ -147,6 +147,7 @@ _SCRATCHPADS = {
     "inp": "activations for the multipliers",
     "wgt": "weights",
     "tap": "weights of depthwise convolutions",
+    "book": "codebooks of packed weights",
     "acc": "int32 sums",
     "vin": "operands of the vector unit",
     "out": "results to be stored",

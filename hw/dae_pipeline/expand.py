@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from amaranth import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.layout import ERROR_BITS, WritePort, write_port
-from celosia.hw.packing import FACTORS, packing
+from celosia.hw.packing import BOOKS, NIBBLE_BITS, packing
 from celosia.hw.pipeline import EXPAND_STAGES
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 
-FACTOR_BITS = exact_log2(FACTORS)
+CHOICE_BITS = exact_log2(BOOKS)
 
 
 def unit_layout(bus_bytes: int) -> data.StructLayout:
@@ -23,37 +24,38 @@ def unit_layout(bus_bytes: int) -> data.StructLayout:
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
-class PackFactors(wiring.Component):
-    """Takes the factors in front of each pack out of the units, and gives each unit of weights those of its own.
+class PackHeads(wiring.Component):
+    """Takes the head of each pack out of the units, and gives each unit of weights the codebooks of its groups.
 
     Members
     -------
     unit : In(stream)       all that comes.
     packed : In(1)          whether what comes next is of a pack; else it passes as it is.
-    rest : Out(stream)      without the units of factors.
-    factors : Out           of `rest`, less one. What comes with an error passes, so that it is told.
+    rest : Out(stream)      without the units of heads.
+    choices : Out           of `rest`, the number of each group's codebook. What comes with an error passes, so that it
+                            is told.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
         unit = stream.Signature(unit_layout(cfg.bus_bytes))
-        bits = FACTOR_BITS * self._packing.unit_factors
-        super().__init__({"unit": In(unit), "packed": In(1), "rest": Out(unit), "factors": Out(bits)})
+        bits = CHOICE_BITS * self._packing.unit_groups
+        super().__init__({"unit": In(unit), "packed": In(1), "rest": Out(unit), "choices": Out(bits)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         ahead, behind = self._packing.units
-        begins = Signal(init=1)  # factors come next
+        begins = Signal(init=1)  # a head comes next
         word, number = Signal(range(max(2, ahead))), Signal(range(max(2, behind)))
-        words = [Reg(len(self.unit.payload.data), name=f"factors{i}") for i in range(ahead)]
+        words = [Reg(len(self.unit.payload.data), name=f"head{i}") for i in range(ahead)]
         takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (2 * self._packing.unit))  # units that have the same factors
-        last = self._packing.groups // self._packing.unit_factors * own
+        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # units of the same groups
+        last = self._packing.groups // self._packing.unit_groups * own
         m.d.comb += [
             self.rest.valid.eq(self.unit.valid & ~takes),
             self.rest.payload.eq(self.unit.payload),
             self.unit.ready.eq(takes | self.rest.ready),
-            self.factors.eq(Cat(words).word_select((number % last) >> exact_log2(own), len(self.factors))),
+            self.choices.eq(Cat(words).word_select((number % last) >> exact_log2(own), len(self.choices))),
         ]
         with m.If(self.unit.valid & takes):
             m.d.sync += [word.eq(Mux(word == ahead - 1, 0, word + 1)), begins.eq(word != ahead - 1)]
@@ -64,70 +66,74 @@ class PackFactors(wiring.Component):
 
 
 class WeightExpander(wiring.Component):
-    """Writes a unit to wgt, three cycles later: as it is, or expanded to two.
+    """Writes a unit to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
 
     Members
     -------
-    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has two bits.
-    expand : In(1)          whether its data are weights of four bits.
-    factors : In            theirs, less one.
+    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has a bit for each that it
+                            becomes.
+    expand : In(1)          whether its data are packed weights.
+    choices : In            their groups' codebooks.
+    book : In(WritePort)    of codebooks: what comes later, through `write`, finds it; not at the same time as `write`.
     wgt : Out(WritePort)
     """
 
     def __init__(self, cfg: Config) -> None:
-        pad = scratchpads(cfg)["wgt"]
-        self._packing, self._grain = packing(cfg), pad.grain
+        pads = scratchpads(cfg)
+        pad = pads["wgt"]
+        self._packing, self._grain, self._book = packing(cfg), pad.grain, pads["book"]
         super().__init__({
             "write": In(WritePort(pad.address_bits, pad.width, pad.grain)),
             "expand": In(1),
-            "factors": In(FACTOR_BITS * self._packing.unit_factors),
+            "choices": In(CHOICE_BITS * self._packing.unit_groups),
+            "book": In(write_port(self._book)),
             "wgt": Out(write_port(pad)),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        write, wgt, lanes, data_ = self.write, self.wgt, 2 * self._packing.unit, self.write.data[: self._grain]
+        write, wgt, data_ = self.write, self.wgt, self.write.data[: self._grain]
         for stage in range(EXPAND_STAGES):
             enable, addr, mask = Signal(name=f"enable{stage}"), Reg(len(wgt.addr)), Reg(len(wgt.mask))
             m.d.sync += [enable.eq(write.en), addr.eq(write.addr), mask.eq(write.mask)]
             write = WritePort(len(addr), len(wgt.data), self._grain).create()
             m.d.comb += [write.en.eq(enable), write.addr.eq(addr), write.mask.eq(mask)]
-        # First what a product is made of: what is not expanded and multiples of 0, or nothing and those of a factor.
-        tables = [_multiples(m, self.expand, self.factors.word_select(i, FACTOR_BITS), i)
-                  for i in range(self._packing.unit_factors)]  # fmt: skip
-        word, plain, bytes_ = Reg(self._grain), Reg(self._grain), []
-        m.d.sync += [word.eq(data_), plain.eq(Mux(self.expand, 0, data_))]
-        for lane in range(lanes):
-            times, byte = tables[lane * len(tables) // lanes], plain.word_select(lane % (lanes // 2), 8)
-            bytes_.append(_product(m, times, word.word_select(lane, 4), byte))
-        result = Reg(8 * lanes)
-        m.d.sync += result.eq(Cat(bytes_))
+        # What is looked up, or written; what is found, beside what passes as it is; one of the two.
+        expand, expanded = Reg(), Reg()
+        plain, passed = Reg(self._grain), Reg(self._grain)
+        m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
+        nibbles = len(data_) // NIBBLE_BITS
+        each = len(self.choices) // CHOICE_BITS
+        found = self._look_up(m, [
+            Cat(data_.word_select(i, NIBBLE_BITS), self.choices.word_select(i * each // nibbles, CHOICE_BITS))
+            for i in range(nibbles)
+        ])  # fmt: skip
+        result = Reg(len(found))
+        m.d.sync += result.eq(Mux(expanded, found, passed.replicate(len(found) // len(passed))))
         m.d.comb += [
             self.write.ready.eq(1), wgt.en.eq(write.en), wgt.addr.eq(write.addr), wgt.mask.eq(write.mask),
             wgt.data.eq(result.replicate(len(wgt.data) // len(result))),
         ]  # fmt: skip
         return m
 
-
-def _multiples(m: Module, expand: Value, factor: Value, number: int) -> list[Signal]:
-    """0, k, 2 k and 3 k of `factor`, k - 1, a cycle later, and 0, k, -2 k and -k a cycle after that; all are 0 where
-    nothing is to be expanded. They are looked up: four bits are few."""
-    found = []
-    for place, times in enumerate((0, 1, 2, 3, 0, 1, -2, -1)):
-        value = Reg(8, name=f"times{number}_{place}")
-        values = Array(Const(times * (k + 1) & 255, 8) for k in range(FACTORS))
-        m.d.sync += value.eq(Mux(expand, values[factor], 0))
-        if place >= 4:
-            held = Reg(8, name=f"held{number}_{place}")
-            m.d.sync += held.eq(value)
-            value = held
-        found.append(value)
-    return found
-
-
-def _product(m: Module, times: list[Signal], weight: Value, plain: Value) -> Value:
-    """A byte: `plain`, or, where that is 0, `weight` times k. First its lower two bits times k, then, four times as
-    much, the upper two: with the sign of the weight they count 0, 1, -2 and -1."""
-    low, upper = Reg(8), Reg(2)
-    m.d.sync += [low.eq(Array(times[:4])[weight[:2]] | plain), upper.eq(weight[2:])]
-    return Cat(low[:2], (low[2:] + Array(times[4:])[upper][:6])[:6])
+    def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
+        """What these entries of book hold, two cycles later. Each block RAM looks up two of them, one through the port
+        that writes it."""
+        fills, word, size = Signal(), Reg(len(self.book.data)), self._book.address_bits
+        m.d.comb += self.book.ready.eq(1)
+        m.d.sync += [fills.eq(self.book.en & self.book.mask[0]), word.eq(self.book.data)]
+        attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count
+        memories = [Memory(shape=len(word), depth=self._book.depth, init=[], attrs=attrs) for _ in entries[::2]]
+        places = [Reg(size, name=f"place{number}") for number in range(len(entries))]
+        found = []
+        for number, (place, entry) in enumerate(zip(places, entries)):
+            memory, first = memories[number // 2], number % 2 == 0
+            m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if first else entry)
+            if first:
+                m.submodules[f"book{number // 2}"] = memory
+                to = memory.write_port()
+                m.d.comb += [to.en.eq(fills), to.addr.eq(place), to.data.eq(word)]
+            of = memory.read_port()
+            m.d.comb += [of.en.eq(1), of.addr.eq(place)]
+            found.append(of.data)
+        return Cat(found)

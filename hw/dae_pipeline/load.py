@@ -59,7 +59,7 @@ class Lane(wiring.Component):
         m = Module()
         cfg = self._cfg
         # The parts that need not answer to the bus are reset on an error.
-        rows = Rows(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else 0)
+        rows = Rows(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
         writer, aligner = Writer(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
         jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
         places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two

@@ -30,10 +30,10 @@ class Rows(wiring.Component):
     block. alone: whether the row has one element.
 
     stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says, and its rows
-    stay as they are; 0: none is.
+    stay as they are; None: none is.
     """
 
-    def __init__(self, max_shift: int, stretch: int = 0) -> None:
+    def __init__(self, max_shift: int, stretch: int | None = None) -> None:
         self._max_shift, self._stretch = max_shift, stretch
         self.bytes_bits = max(OFFSET_BITS, X_BITS + YZ_BITS + max_shift)
         shift_bits = max_shift.bit_length()
@@ -108,7 +108,7 @@ class Rows(wiring.Component):
 
     def _stretched(self, block: Any, elements: Value) -> Value:
         """What is as many bytes, shifted, as these elements of `block`: of one that is stretched, those of a row."""
-        if not self._stretch:
+        if self._stretch is None:
             return elements
         low, high = self._stretch, self._stretch + X_BITS + 1
         return Cat(
@@ -129,7 +129,7 @@ class Rows(wiring.Component):
                 waiting.eq(self.block.valid),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq(touch & ~new.stretch if self._stretch else touch),
+                merged.eq(touch if self._stretch is None else touch & ~new.stretch),
             ]
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
-from celosia.hw.dae_pipeline.expand import FACTOR_BITS, PackFactors, WeightExpander, unit_layout
+from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeads, WeightExpander, unit_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
 from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
@@ -23,8 +23,9 @@ from celosia.hw.scratchpads import Scratchpad, scratchpads
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
-    """The members through which `buffers` are written."""
-    return {pad.name: Out(load_port(cfg, pad)) for pad in (_pad(cfg, buffer) for buffer in buffers)}
+    """The members through which `buffers` are written; codebooks stay inside."""
+    outside = (_pad(cfg, buffer) for buffer in buffers if buffer != Buffer.BOOK)
+    return {pad.name: Out(load_port(cfg, pad)) for pad in outside}
 
 
 def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
@@ -68,15 +69,15 @@ class Writer(wiring.Component):
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:
         self._cfg, self._buffers, self._lane = cfg, buffers, lane
         self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
-        self._facts = {"index": INDEX_BITS, "post": 4, "buffer": 3, "widen": 1, "pad_value": 8}
+        bits = {field.name: field.width for field in formats(cfg)[Opcode.LOAD].fields}
+        self._facts = {"index": INDEX_BITS, "post": 4, "buffer": bits["buffer"], "widen": 1, "pad_value": 8}
         self.expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and lane == cfg.ports - 1
         flags = {"spread": self._spread, "expand": self.expands}
         self._flags = [name for name, has in flags.items() if has]
         self._facts |= dict.fromkeys(self._flags, 1)
         self._tag = data.StructLayout(self._facts)
-        element_bits = next(f.width for f in formats(cfg)[Opcode.LOAD].fields if f.name == "sram_base")
         self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
-        self.walker = Walker(element_bits, self._step_bits, self._tag, padded=True)
+        self.walker = Walker(bits["sram_base"], self._step_bits, self._tag, padded=True)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": In(stream.Signature(unit_layout(cfg.bus_bytes))),
@@ -96,9 +97,11 @@ class Writer(wiring.Component):
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
         step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
-        if self._flags:  # whose units are half of an element
-            halved = Cat(f[name] for name in self._flags).any()
-            step_end = Mux(halved, (1 << self._step_shift(Buffer.WGT)) // 2 - 1, step_end)
+        steps = 1 << self._step_shift(Buffer.WGT)
+        if self._spread:  # whose units are half of an element
+            step_end = Mux(f.spread, steps // 2 - 1, step_end)
+        if self.expands:
+            step_end = Mux(f.expand, steps // packing(self._cfg).times - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
@@ -133,12 +136,13 @@ class Writer(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
-                **({"expand": 1, "factors": FACTOR_BITS * packing(cfg).unit_factors} if self.expands else {}),
+                **({"expand": 1, "choices": CHOICE_BITS * packing(cfg).unit_groups} if self.expands else {}),
             }), PARTING,
         )  # fmt: skip
         self._take(m, plan, leaving, self._units(m, plan, leaving))
         write, failed = leaving.o.payload, Signal()
-        taken = Cat(write.enable[b] & port.ready for b, port in zip(self._buffers, self.pads.values()))
+        ports_ = self.pads | self._expander(m, write)
+        taken = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
         m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
         done, error = self._told(m)
         # An error is told in its turn, after the ends of all steps before it.
@@ -150,7 +154,7 @@ class Writer(wiring.Component):
             error.payload.index.eq(write.done.index),
         ]
 
-        self._write(m, leaving)
+        self._write(m, leaving, ports_)
         return m
 
     def _told(self, m: Module) -> tuple[Any, Any]:
@@ -167,18 +171,18 @@ class Writer(wiring.Component):
         return now
 
     def _units(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> stream.Interface:
-        """The units of steps: all, or those that are not factors of packed weights."""
+        """The units of steps: all, or those that are not heads of packed weights."""
         if not self.expands:
             return self.unit
         out, to = plan.o.payload, leaving.i.payload
-        m.submodules.factors = factors = PackFactors(self._cfg)
-        wiring.connect(m, wiring.flipped(self.unit), factors.unit)
+        m.submodules.heads = heads = PackHeads(self._cfg)
+        wiring.connect(m, wiring.flipped(self.unit), heads.unit)
         m.d.comb += [
-            factors.packed.eq(plan.o.valid & out.expand & ~out.outside),
+            heads.packed.eq(plan.o.valid & out.expand & ~out.outside),
             to.expand.eq(out.expand & ~out.outside),
-            to.factors.eq(factors.factors),
+            to.choices.eq(heads.choices),
         ]
-        return factors.rest
+        return heads.rest
 
     def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo, units: stream.Interface) -> None:
         """A step, with its unit where it is not padding, to those that leave."""
@@ -189,7 +193,7 @@ class Writer(wiring.Component):
             plan.o.ready.eq(moves),
             units.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
             error.eq(Mux(out.outside, Error.NONE, units.payload.error)),
-            self.moves.eq(moves | (self.unit.valid & self.unit.ready) if self.expands else moves),  # factors, too
+            self.moves.eq(moves | (self.unit.valid & self.unit.ready) if self.expands else moves),  # heads, too
             leaving.i.valid.eq(moves),
             to.error.eq(error),
             to.element.eq(out.element),
@@ -210,23 +214,23 @@ class Writer(wiring.Component):
         return step.spread if self._spread and self._lane else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Where in its element a step writes: at the first of two places, where it is expanded."""
+        """Where in its element a step writes: at the first of several places, where it is expanded."""
         place = step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
-        return Mux(step.expand & ~step.outside, step.step << 1, place) if self.expands else place
+        if not self.expands:
+            return place
+        return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).times), place)
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """The parts of an element that padding fills: not those that the other lane may have filled again since."""
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
-    def _write(self, m: Module, leaving: HeadFifo) -> None:
+    def _write(self, m: Module, leaving: HeadFifo, ports_: Mapping[str, Any]) -> None:
         """What leaves, to the port of its scratchpad."""
         write = leaving.o.payload
         for buffer in self._buffers:
             pad = _pad(self._cfg, buffer)
-            port, pieces = self.pads[pad.name], pad.pieces
-            if self.expands and buffer == Buffer.WGT:
-                port = self._expander(m, write)
+            port, pieces = ports_[pad.name], pad.pieces
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
@@ -234,8 +238,7 @@ class Writer(wiring.Component):
                 value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
                 if self.expands and buffer == Buffer.WGT:
-                    pair = Cat(~write.step[0] | write.expand, write.step[0] | write.expand).replicate(steps // 2)
-                    mask = _spread(_one_of(write.step[1:], steps // 2), 2) & pair | self._padded(write, steps)
+                    mask = self._expanded(write, steps) | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(leaving.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
@@ -243,12 +246,22 @@ class Writer(wiring.Component):
                 port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
 
-    def _expander(self, m: Module, write: data.View[data.StructLayout]) -> Any:
-        """The port through which wgt is written a cycle later, by units that may be expanded."""
+    def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
+        """The parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
+        times = packing(self._cfg).times
+        bits = exact_log2(times)
+        own = _one_of(write.step[:bits], times) | write.expand.replicate(times)
+        return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)
+
+    def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
+        """The ports through which wgt is written some cycles later, by units that may be expanded, and codebooks; none
+        where nothing is."""
+        if not self.expands:
+            return {}
         m.submodules.expander = expander = WeightExpander(self._cfg)
-        m.d.comb += [expander.expand.eq(write.expand), expander.factors.eq(write.factors)]
+        m.d.comb += [expander.expand.eq(write.expand), expander.choices.eq(write.choices)]
         wiring.connect(m, expander.wgt, wiring.flipped(self.wgt))
-        return expander.write
+        return {"wgt": expander.write, "book": expander.book}
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
         """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. Without

@@ -30,6 +30,7 @@ from celosia.compiler.layer import (
     padded_groups,
 )
 from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
@@ -53,8 +54,9 @@ CONFIGS = {
     "batch2-8x4": Config(batch=2, block_in=8, block_out=4, bus_bytes=4, **_SMALL),
     "softmax": Config(block_in=4, block_out=4, softmax=1, **_SMALL),
     "packed-4x8": Config(block_in=4, block_out=8, weight_bits=4, **_SMALL),
-    "packed-16x4": Config(block_in=16, block_out=4, bus_bytes=4, weight_bits=4, ports=2, **_SMALL),
+    "packed-16x4": Config(block_in=16, block_out=4, bus_bytes=4, weight_bits=2, ports=2, **_SMALL),
     "packed-32x8": Config(block_in=32, block_out=8, weight_bits=4, forward=True, taps=3, tap_depth=32, **_SMALL),
+    "packed-8x8": Config(block_in=8, block_out=8, weight_bits=1, **_SMALL),
     "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=2, **_SMALL),
 }
 
@@ -234,11 +236,14 @@ def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requant
     return Requantise(bias, *numerics.fold_scale(scale), int(rng.integers(-30, 30)))
 
 
-def four_bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Int8:
-    """Weights [outputs, inputs, ...] of four bits, times a factor of each output; of a matrix, of each 32 inputs."""
+def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int8:
+    """Weights [outputs, inputs, ...] of so few bits, times a factor of each output; of a matrix, of each 32 inputs. Or
+    of as many values as there are."""
+    if rng.random() < 0.4:
+        return rng.choice(rng.integers(-128, 128, 1 << bits).astype(np.int8), shape)
     matrix = shape[2:] == (1, 1) and rng.random() < 0.5
     factors = rng.integers(1, 17, (shape[0], -(-shape[1] // 32) if matrix else 1)).repeat(32 if matrix else shape[1], 1)
-    return (rng.integers(-8, 8, shape) * factors[:, : shape[1], None, None]).astype(np.int8)
+    return (rng.choice(multiples(bits)[-1].view(np.int8), shape) * factors[:, : shape[1], None, None]).astype(np.int8)
 
 
 def table(rng: np.random.Generator) -> Int8:
@@ -327,7 +332,7 @@ class Builder:
         shape = (channels, x.channels // groups, *window.kernel)
         weights = self.rng.integers(-128, 128, shape).astype(np.int8)
         if self.cfg.weight_bits < 8 and self._number(0, 3):
-            weights = four_bits(self.rng, shape)
+            weights = few_bits(self.rng, shape, self.cfg.weight_bits)
         reach = 74 * 74 * np.sqrt(np.prod(shape[1:]))
         return self._add(
             Conv(

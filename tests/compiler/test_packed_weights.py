@@ -1,4 +1,4 @@
-"""Weights that are factors times four bits lie packed in DRAM, and nothing else changes."""
+"""Weights that find their values in codebooks lie packed in DRAM, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,55 +13,97 @@ from numpy.typing import NDArray
 
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.codebooks import multiples
+from celosia.compiler.vthread.books import load_books
+from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config, ConfigError
 from celosia.hw.isa import Buffer, Opcode, encode
 from celosia.hw.legality import why_illegal
-from celosia.hw.packing import packing
+from celosia.hw.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
 from celosia.sim.packing import expand
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
 
+Bytes = NDArray[np.uint8]
 PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
-SHAPES = [CONFIGS[name] for name in PACKED] + [replace(cfg, weight_bits=4) for cfg in PRESETS.values()]
+SHAPES = [CONFIGS[name] for name in PACKED]
+SHAPES += [
+    replace(PRESETS[name], weight_bits=bits) for name in PRESETS for bits in (4, 2, 1) if name != "tiny" or bits == 4
+]
 
 
-def entries(cfg: Config, packs: int, seed: int) -> NDArray[np.int8]:
-    """[packs, entries, runs, run] of wgt, whose groups have factors."""
-    rng, p = np.random.default_rng(seed), packing(cfg)
-    factors = rng.integers(1, 17, (packs, 1, p.groups, 1))
-    return (rng.integers(-8, 8, (packs, p.entries, p.groups, p.run)) * factors).astype(np.int8)
+def grouped(cfg: Config, groups: NDArray[np.int8]) -> Bytes:
+    """Entries of wgt with these groups [packs, groups, weights]."""
+    p = packing(cfg)
+    return np.ascontiguousarray(groups.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
 
 
-@pytest.mark.parametrize("cfg", SHAPES, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.bus_bytes}")
+def expanded(cfg: Config, found: pack.StoredWeights) -> Bytes:
+    """What LOAD makes of packed weights."""
+    book = found.data[: found.book_bytes].view(np.int8).reshape(-1, nibble_weights(cfg))
+    return expand(cfg, found.data[found.first :], book).view(np.uint8).ravel()
+
+
+def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Generator) -> Bytes:
+    """Entries of wgt whose groups each have values of one of these codebooks."""
+    p = packing(cfg)
+    own = books[rng.integers(0, len(books), (packs, p.groups))]
+    picked = rng.integers(0, books.shape[1], (packs, p.groups, p.entries * p.run))
+    return grouped(cfg, np.take_along_axis(own, picked, axis=2))
+
+
+@pytest.mark.parametrize("cfg", SHAPES, ids=lambda c: f"{c.block_in}x{c.block_out}-{c.bus_bytes}-{c.weight_bits}")
 def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
-    p, weights = packing(cfg), entries(cfg, 7, cfg.block_in)
-    found = pack.packed_weights(cfg, weights.view(np.uint8).reshape(-1))
-    assert found is not None and len(found) == 7 * p.pack_bytes
-    np.testing.assert_array_equal(expand(cfg, found).reshape(weights.shape), weights)
+    """Factors times numbers of few bits; any values, as many as a codebook has; several codebooks of values apart."""
+    p, rng = packing(cfg), np.random.default_rng(cfg.block_in)
+    apart = rng.permutation(256)[: 240 >> 4 - p.bits << 4 - p.bits].astype(np.uint8).view(np.int8)
+    apart = apart.reshape(-1, 1 << p.bits)[:BOOKS]
+    for books in (multiples(p.bits).view(np.int8), apart[:1], apart):
+        entries = drawn(cfg, books, 7, rng)
+        found = pack.packed_weights(cfg, entries)
+        assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes
+        assert 0 < found.book_bytes <= len(books) * NIBBLES * nibble_weights(cfg) and found.packed
+        np.testing.assert_array_equal(expanded(cfg, found), entries)
     assert p.entry_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
 
 
-@pytest.mark.parametrize("values", [(100, -99), (-128, 127), (105, 1), (113, 0), (-127, 0), (120, -128 + 8)])
-def test_groups_without_a_factor(values: tuple[int, int]) -> None:
-    """Of 32 weights two are such that no factor to 16 leaves whole numbers of four bits."""
-    cfg = CONFIGS["packed-4x8"]
-    weights = entries(cfg, 3, 0)
-    weights[1, 2, 5, 0], weights[1, 7, 5, 3] = values
-    assert pack.packed_weights(cfg, weights.view(np.uint8).reshape(-1)) is None
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_too_many_values(bits: int) -> None:
+    """A group with one value more than a codebook, and a layer with one codebook more than there are."""
+    cfg = replace(PRESETS["pynq"], weight_bits=bits)
+    p, rng = packing(cfg), np.random.default_rng(bits)
+    entries = grouped(cfg, rng.permutation(256).astype(np.uint8).view(np.int8)[np.zeros((1, p.groups, GROUP), int)])
+    assert pack.packed_weights(cfg, entries) is not None
+    entries[: (1 << bits) + 1] = range((1 << bits) + 1)
+    assert pack.packed_weights(cfg, entries) is None
+    pairs = rng.permutation(256).astype(np.uint8).view(np.int8).reshape(-1, 1 << bits)
+    groups = np.repeat(pairs[:, None], GROUP >> bits, axis=1).reshape(len(pairs), GROUP)
+    enough = np.resize(groups[:BOOKS], (1, p.groups, GROUP))
+    found = pack.packed_weights(cfg, grouped(cfg, enough))
+    assert found is not None
+    np.testing.assert_array_equal(expanded(cfg, found), grouped(cfg, enough))
+    if len(pairs) > BOOKS:
+        assert pack.packed_weights(cfg, grouped(cfg, np.resize(groups[: BOOKS + 1], (2, p.groups, GROUP)))) is None
 
 
-@pytest.mark.parametrize("weight", range(-128, 128))
-def test_which_single_weights_are(weight: int) -> None:
+def test_codebooks_are_loaded_where_others_are_needed() -> None:
+    """In front of weights, once; what two layers have in common is left."""
     cfg = CONFIGS["packed-4x8"]
-    weights = np.zeros(packing(cfg).weights, np.int8)
-    weights[9] = weight
-    can = any(weight % k == 0 and -8 <= weight // k <= 7 for k in range(1, 17))
-    found = pack.packed_weights(cfg, weights.view(np.uint8))
-    assert (found is not None) == can
-    if found is not None:
-        np.testing.assert_array_equal(expand(cfg, found).reshape(-1), weights)
+    rng = np.random.default_rng(0)
+    one = rng.integers(0, 256, 3 * NIBBLES).astype(np.uint8)
+    more, other = np.append(one, one[:NIBBLES]), np.concatenate([one[:NIBBLES], one[NIBBLES:] + 1])
+    books = {0: one, 640: one[:NIBBLES], 1280: more, 1920: other}
+    weights = [Unencoded(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": at + 64, "expand": 1}) for at in (*books, 0)]
+    others = [Unencoded(Opcode.GEMM, {}), Unencoded(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": 0})]
+    stream = load_books(cfg, [*others, *weights], books)
+    loads = [i for i in stream if i.fields.get("buffer") == Buffer.BOOK]
+    assert [i for i in stream if i not in loads] == [*others, *weights]
+    assert [(i.fields["dram_addr"], i.fields["sram_base"], i.fields["x_size"]) for i in loads] == [
+        (0, 0, 48), (1280 + 48, 48, 16), (1920 + 16, 16, 32), (16, 16, 32),
+    ]  # fmt: skip
+    assert all(stream[stream.index(load) + 1] in weights for load in loads)
 
 
 @given(builders(PACKED), st.integers(1, 80), st.integers(1, 24), st.booleans())
@@ -72,7 +114,7 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     b.conv(y, Window((1, 1)), 8)
     image = b.net.check()
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
-        _, packed = pack.stored_weights(b.cfg, layer)  # type: ignore[arg-type]
+        packed = pack.stored_weights(b.cfg, layer).packed  # type: ignore[arg-type]
         assert {part.definition.problem.packed for part in parts} == {packed}  # type: ignore[union-attr]
 
 
@@ -92,14 +134,38 @@ def _bytes(p: Program) -> tuple[NDArray[np.uint8], int]:
     return p.constants, load.fields["dram_addr"] - p.image.constants_address
 
 
-def _factor(p: Program) -> None:
+def _head(p: Program) -> None:
     constants, at = _bytes(p)
     constants[at] ^= 1
 
 
+def _book(p: Program) -> None:
+    f = p.loads(Buffer.BOOK)[0].fields
+    first = f["dram_addr"] - p.image.constants_address
+    p.constants[first : first + f["x_size"] * nibble_weights(p.net.cfg)] ^= 1
+
+
+def _no_book(p: Program) -> None:
+    p.drop(p.loads(Buffer.BOOK)[0])
+
+
+def _late_book(p: Program) -> None:
+    (load,) = p.loads(Buffer.BOOK)
+    p.drop(load)
+    p.insert_after(p.loads(Buffer.WGT)[0], load)
+
+
+def _other_book(p: Program) -> None:
+    p.loads(Buffer.BOOK)[0].fields["sram_base"] += NIBBLES
+
+
+def _short_book(p: Program) -> None:
+    p.loads(Buffer.BOOK)[0].fields["x_size"] -= NIBBLES
+
+
 def _nibbles(p: Program) -> None:
     constants, first = _bytes(p)
-    at = first + packing(p.net.cfg).factor_bytes
+    at = first + packing(p.net.cfg).head_bytes
     at += int(np.flatnonzero(constants[at : at + 16] % 17)[0])  # halves that differ
     constants[at] = constants[at] >> 4 | constants[at] << 4 & 255
 
@@ -112,15 +178,21 @@ def _next_pack(p: Program) -> None:
     p.loads(Buffer.WGT)[0].fields["dram_addr"] += packing(p.net.cfg).pack_bytes
 
 
-def _no_factors(p: Program) -> None:
-    p.loads(Buffer.WGT)[0].fields["dram_addr"] += packing(p.net.cfg).factor_bytes
+def _no_head(p: Program) -> None:
+    p.loads(Buffer.WGT)[0].fields["dram_addr"] += packing(p.net.cfg).head_bytes
 
 
 def _as_they_are(p: Program) -> None:
     p.loads(Buffer.WGT)[0].fields["expand"] = 0
 
 
-@pytest.mark.parametrize("fault", [_factor, _nibbles, _shorter, _next_pack, _no_factors, _as_they_are])
+FAULTS = [
+    _head, _nibbles, _shorter, _next_pack, _no_head, _as_they_are,
+    _book, _no_book, _late_book, _other_book, _short_book,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("config", PACKED)
 def test_wrong_programs_are_found(config: str, fault: Planted) -> None:
     net = product(config)
@@ -143,7 +215,9 @@ def test_what_is_illegal() -> None:
 
 
 def test_configs_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="weight_bits = 4 needs entries of wgt of two beats"):
+    with pytest.raises(ConfigError, match="weight_bits = 4 needs entries of wgt of 2 beats"):
         Config(block_in=4, block_out=4, bus_bytes=16, weight_bits=4)
+    with pytest.raises(ConfigError, match="weight_bits = 1 needs block_in = 4 at least, not 2"):
+        Config(block_in=2, block_out=16, bus_bytes=4, weight_bits=1)
     with pytest.raises(ConfigError, match="weight_bits must be a power of two, not 5"):
         Config(weight_bits=5)

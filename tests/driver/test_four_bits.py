@@ -49,16 +49,23 @@ def groups(w8: NDArray[np.int8], axis: int) -> list[NDArray[np.int8]]:
 @given(
     outputs=st.integers(1, 6), inputs=st.integers(1, 70), kernel=st.sampled_from([(), (3,), (3, 2)]),
     axis=st.integers(0, 1), seed=st.integers(0, 99), spread=st.sampled_from([0.0, 1e-30, 1.0, 1e30]),
+    bits=st.sampled_from([4, 2, 1]),
 )  # fmt: skip
-def test_every_group_is_four_bits_times_a_factor(
-    outputs: int, inputs: int, kernel: tuple[int, ...], axis: int, seed: int, spread: float
+def test_every_group_is_few_bits_times_a_factor(
+    outputs: int, inputs: int, kernel: tuple[int, ...], axis: int, seed: int, spread: float, bits: int
 ) -> None:
     rng = np.random.default_rng(seed)
     w = (rng.standard_t(3, (outputs, inputs, *kernel)) * spread).astype(np.float32)
     w = np.moveaxis(w, 0, axis) if not kernel else w
-    found = in_four_bits(w, axis if not kernel else 0)
+    found = in_four_bits(w, axis if not kernel else 0, bits=bits)
     assert found.w8.shape == w.shape and found.w8.dtype == np.int8 and np.all(found.scale > 0)
-    assert all(factor_of(group) is not None for group in groups(found.w8, axis if not kernel else 0))
+    parts = groups(found.w8, axis if not kernel else 0)
+    if bits == 4:
+        assert all(factor_of(group) is not None for group in parts)
+    levels = {2: (-3, -1, 1, 3), 1: (-1, 1)}.get(bits, range(-8, 8))
+    sets = [set(group.tolist()) for group in parts]
+    assert all(any(each <= {q * k for q in levels} for k in range(1, 17)) or each == {0} for each in sets)
+    assert len(sets) == sets.count({0}) if spread == 0 else bits == 4 or {0} not in sets
 
 
 def test_the_check_sees_a_group_that_has_no_factor() -> None:
@@ -251,7 +258,7 @@ def test_the_command_says_what_it_costs(tmp_path: Path) -> None:
 
 
 def test_other_numbers_of_bits_are_refused(tmp_path: Path) -> None:
-    for bits, per_channel, words in ((3, True, "8 or 4 bits, not 3"), (4, False, "leave --per-tensor out")):
+    for bits, per_channel, words in ((3, True, "8 or 4 or 2 or 1 bits, not 3"), (4, False, "leave --per-tensor out")):
         with pytest.raises(ValueError, match=words):
             celosia.quantize(
                 tmp_path / "f.onnx", {"x": images()}, tmp_path / "w.onnx", weights=bits, per_channel=per_channel
@@ -264,13 +271,14 @@ def test_the_comparison_sees_a_bias_in_old_steps(tmp_path: Path, monkeypatch: py
         test_biases_follow_their_weights(tmp_path)
 
 
-def test_the_hardware_packs_what_quantize_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [4, 2, 1])
+def test_the_hardware_packs_what_quantize_makes(tmp_path: Path, bits: int) -> None:
     """Nothing but these weights joins the two: on a Config that expands weights each product's are packed."""
     encoder = Encoder(16, 2, 16, 64)
-    path, made = tmp_path / "encoder.onnx", tmp_path / "w4.onnx"
+    path, made = tmp_path / "encoder.onnx", tmp_path / "few.onnx"
     onnx.save(encoder.model(), path)
-    quantize(path, {"x": np.concatenate([sample(encoder.shape, seed) for seed in range(4)])}, made, weights=4)
-    program = celosia.compile(made, config=replace(PRESETS["pynq"], weight_bits=4))
+    quantize(path, {"x": np.concatenate([sample(encoder.shape, seed) for seed in range(4)])}, made, weights=bits)
+    program = celosia.compile(made, config=replace(PRESETS["pynq"], weight_bits=bits))
     products = [info for launch in program.launches for info in launch.layers if info.what.startswith("conv")]
     assert sum(info.what.count("conv") for info in products) == 6  # two of them are one layer
     assert all("packed weights" in info.what for info in products)

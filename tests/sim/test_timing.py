@@ -118,6 +118,9 @@ EXACT_PACKED = {
     "rows of packed weights": [load(8, 6, dram_y=1024, **PACKED)],
     "packed weights with padding": [load(16, pad_left=3, pad_right=1, pad_top=1, **PACKED)],
     "packed weights and others": [load(8 + 8 * (n % 2), **(PACKED if n % 3 else {})) for n in range(6)],
+    "codebooks": [
+        load(*(256, 1) if n % 3 else (48, 2), buffer=Buffer.BOOK) if n % 2 else load(16, **PACKED) for n in range(5)
+    ],
     "packed weights for gemm": [
         load(16, post=1 << Unit.GEMM, **PACKED),
         gemm(1, 3, 4, 5, 1, 2, wait=1 << Unit.LOAD, post=1 << Unit.VECTOR),

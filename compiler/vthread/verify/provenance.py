@@ -56,8 +56,12 @@ from celosia.compiler.vthread.verify.decode import (
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
 from celosia.hw.config import Config
 from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp, element_bytes
+from celosia.hw.packing import nibble_weights
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.packing import expand
+
+UNKNOWN = -129
+"""In place of an int8 of a codebook."""
 
 
 class Meaning(StrEnum):
@@ -117,8 +121,8 @@ class Provenance:
         self.granule = gcd(cfg.piece_bytes, *addresses.values())
         self.dram = self.before = self.symbols.fresh(constants_address // self.granule + 1)
         """By granule; and as it was when the launch began."""
-        self.tiles: dict[tuple[int, int, bool], Scalars] = {}
-        """Weights by address, count, and whether they are packed."""
+        self.tiles: dict[tuple[int, int, bytes], Scalars] = {}
+        """Weights by address, count, and the codebooks by which they are expanded."""
         self.sizes: dict[Storage, int] = {}
         """Pieces of each storage."""
         for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
@@ -181,13 +185,16 @@ class Provenance:
         first = address - self.base
         return self.constants[first : first + size] if 0 <= first <= len(self.constants) - size else None
 
-    def weights(self, address: int, count: int, packed: bool = False) -> Scalars:
-        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`; packed: as LOAD expands them."""
-        key = address, count, packed
+    def weights(self, address: int, count: int, book: NDArray[np.int16] | None = None) -> Scalars:
+        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`; book: by which LOAD expands them,
+        with UNKNOWN where nothing is known of it."""
+        key = address, count, b"" if book is None else book.tobytes()
         if key not in self.tiles:
             cfg = self.cfg
-            data = self.bytes_at(address, count * element_bytes(cfg, Buffer.WGT, expand=packed))
-            data = expand(cfg, data).view(np.uint8) if packed and data is not None else data
+            data = self.bytes_at(address, count * element_bytes(cfg, Buffer.WGT, expand=book is not None))
+            if book is not None and data is not None:
+                values = expand(cfg, data, book)
+                data = None if (values == UNKNOWN).any() else values.astype(np.int8).view(np.uint8)
             shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:
                 self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
@@ -238,7 +245,7 @@ class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
     inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
-    out piece). lut, exp: contents.
+    out piece). lut, exp, book: contents.
     """
 
     def __init__(self, state: Provenance, number: int, run: Run) -> None:
@@ -254,6 +261,7 @@ class SymbolicMachine:
         self.tap = fresh(depth.get("tap", 0) * cfg.taps * self.outs)
         self.lut: list[object] = [("noise", slot) for slot in range(depth["lut"])]
         self.exp = fresh(depth.get("exp", 0) // 2).view(np.uint32)
+        self.book = np.full((depth.get("book", 0), nibble_weights(cfg)), UNKNOWN, np.int16)
         self.pads = {"inp": self.inp, "acc": self.acc, "vin": self.vin, "out": self.out}
         self.wanted: dict[int, Scalars] = {}
         """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""
@@ -291,7 +299,7 @@ class SymbolicMachine:
         if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
             self._load_entries(f)
         elif buffer == Buffer.WGT:
-            contents = partial(self.state.weights, packed=bool(f.get("expand")))
+            contents = partial(self.state.weights, book=self.book if f.get("expand") else None)
             self._load_rows(f, self.wgt, self.ins * self.outs, contents)
         elif buffer == Buffer.PAR:
             self._load_rows(f, self.par, self.outs, self.state.parameters)
@@ -301,6 +309,8 @@ class SymbolicMachine:
             self._load_tables(f)
         elif buffer == Buffer.EXP:
             self._load_powers(f)
+        elif buffer == Buffer.BOOK:
+            self._load_book(f)
         else:
             self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
@@ -321,6 +331,17 @@ class SymbolicMachine:
             first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
             places = first + np.arange(f["x_size"]) * f["sram_x"]
             self.exp[places] = noise if data is None else np.ascontiguousarray(data).view(np.uint32)
+
+    def _load_book(self, f: Fields) -> None:
+        """Rows of entries to book, not padded; what is no constant is unknown."""
+        weights = self.book.shape[1]
+        for z, y in np.ndindex(f["z_size"], f["y_size"]):
+            data = self.state.bytes_at(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], weights * f["x_size"])
+            first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
+            places = first + np.arange(f["x_size"]) * f["sram_x"]
+            self.book[places] = UNKNOWN if data is None else data.view(np.int8).reshape(-1, weights)
+        if pads(f):
+            self.book[:] = UNKNOWN
 
     def _load_entries(self, f: Fields) -> None:
         """Pieces of activations to wgt, whose entries hold one input group of `block_out` pixels."""

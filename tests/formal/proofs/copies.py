@@ -743,7 +743,7 @@ prove(
 for number in range(2):
     prove(
         f"both sides of LOAD get each instruction and each row, spread, lane {number}",
-        Mutant(WRITE, "(1 << self._step_shift(Buffer.WGT)) // 2 - 1", "(1 << self._step_shift(Buffer.WGT)) - 1"),
+        Mutant(WRITE, "f.spread, steps // 2 - 1", "f.spread, steps - 1"),
         *((Mutant(LOAD, "Mux(cut, own_half, 0)", "0"),) if number else ()),
         depth=1,
         script=PARTS,

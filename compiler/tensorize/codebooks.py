@@ -1,0 +1,118 @@
+"""Codebooks in which all groups of a layer's weights find their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.packing import BOOKS, NIBBLE_BITS, NIBBLES
+from celosia.sim.packing import numbers
+
+Bytes = NDArray[np.uint8]
+CHUNK = 1 << 14
+"""Groups that are looked at together."""
+
+
+class Coded(NamedTuple):
+    """books: [codebooks, 2^bits], bytes of int8. choices: [groups], the codebook of each. found: [groups, weights], the
+    place of each weight in it."""
+
+    books: Bytes
+    choices: Bytes
+    found: Bytes
+
+
+def coded(groups: Bytes, bits: int) -> Coded | None:
+    """Groups [groups, weights], bytes of int8, by codebooks of 2^bits values; None where BOOKS of them were not found
+    to be enough. First those of multiples are tried, which many layers have in common; then what the groups need."""
+    sets = _sets(groups, 1 << bits)
+    if sets is None:
+        return None
+    distinct, which = np.unique(sets.view("V32").ravel(), return_inverse=True)
+    masks = distinct.view(np.uint8).reshape(-1, 32)
+    for books in _tried(masks, bits):
+        inside = np.stack([~(masks & ~mask).any(axis=1) for mask in _masks(books)])
+        if inside.any(axis=0).all():
+            choices = inside.argmax(axis=0)[which].astype(np.uint8)
+            books = books[: int(choices.max()) + 1]
+            return Coded(books, choices, _places(books)[choices[:, None], groups])
+    return None
+
+
+def multiples(bits: int) -> Bytes:
+    """[BOOKS, 2^bits]: the numbers of so many bits, of two's complement, times BOOKS to 1; of one bit 1 and -1.
+
+    >>> multiples(2)[-2:].view(np.int8).tolist()
+    [[0, 2, -4, -2], [0, 1, -2, -1]]
+    """
+    half = 1 << (bits - 1)
+    values = np.array([*range(half), *range(-half, 0)] if bits > 1 else [1, -1])
+    return (values * np.arange(BOOKS, 0, -1)[:, None]).astype(np.uint8)
+
+
+def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
+    yield multiples(bits)
+    merged = _merged(masks, 1 << bits)
+    if merged is not None:
+        yield merged
+
+
+def entries(books: Bytes, bits: int) -> Bytes:
+    """What LOAD brings to book: [NIBBLES * codebooks, weights of half a byte]."""
+    inside = numbers(np.arange(NIBBLES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
+    return books[:, inside].reshape(-1, inside.shape[1])
+
+
+def _sets(groups: Bytes, most: int) -> Bytes | None:
+    """[groups, 32]: the values of each group, a bit each; None where one has more than `most`."""
+    found = []
+    for first in range(0, len(groups), CHUNK):
+        part = groups[first : first + CHUNK]
+        has = np.zeros((len(part), 256), np.bool_)
+        has[np.arange(len(part))[:, None], part] = True
+        if has.sum(axis=1).max() > most:
+            return None
+        found.append(np.packbits(has, axis=1))
+    return np.concatenate(found)
+
+
+def _masks(books: Bytes) -> Bytes:
+    """The sets of codebooks, as `_sets` has them."""
+    has = np.zeros((len(books), 256), np.bool_)
+    has[np.arange(len(books))[:, None], books] = True
+    return np.packbits(has, axis=1)
+
+
+def _places(books: Bytes) -> Bytes:
+    """[codebooks, 256]: where in a codebook a value is."""
+    found = np.zeros((len(books), 256), np.uint8)
+    found[np.arange(len(books))[:, None], books] = np.arange(books.shape[1])
+    return found
+
+
+def _merged(masks: Bytes, most: int) -> Bytes | None:
+    """Codebooks of at most `most` values that hold all sets, found greedily: each begins with the largest set that is
+    left, and takes the sets in that share most values with it, as long as there is room. None where BOOKS are not
+    enough."""
+    left, books = masks[np.argsort(-_count(masks), kind="stable")], np.zeros((0, most), np.uint8)
+    while len(left):
+        if len(books) == BOOKS:
+            return None
+        book = left[0]
+        while len(left):
+            left = left[(left & ~book).any(axis=1)]
+            near = left[_count(left | book) <= most]
+            if not len(near):
+                break
+            book = book | near[_count(near & book).argmax()]
+        values = np.flatnonzero(np.unpackbits(book)).astype(np.uint8)
+        books = np.vstack([books, np.pad(values, (0, most - len(values)), mode="edge")])
+    return books
+
+
+def _count(masks: Bytes) -> NDArray[np.intp]:
+    """Values of sets."""
+    return np.bitwise_count(masks).sum(axis=1, dtype=np.intp)  # type: ignore[no-any-return]
