@@ -452,6 +452,20 @@ EXPORT = (
            tuple(f"export/runtime/{target}" for target in TARGETS), worst("bytes"), most=32 << 10),
 )  # fmt: skip
 
+# Streams of samples --------------------------------------------------------------------------------------------------
+
+STREAMS = (
+    Figure("streams-half", "half the time on the CPU: images a second as a stream, over one after the other", "",
+           EVERYTHING, f"{BENCH} streams --models half", ("streams/half",), of("ratio"), least=1.7),
+    Figure("streams-two", "ResNet-18 on two accelerators over one: images a second", "",
+           EVERYTHING, f"{BENCH} streams --models resnet18", ("streams/two/resnet18",), of("ratio"), least=1.95),
+    Figure("streams-cut", "ResNet-50, a part on each of two accelerators, over one: images a second", "",
+           EVERYTHING, f"{BENCH} streams --models resnet50", ("streams/cut/resnet50",), of("ratio"), least=1.8),
+    Figure("streams-cut-cycles", "its cycles over those of the longer part", "",
+           EVERYTHING, f"{BENCH} streams --models resnet50", ("streams/cut/resnet50",),
+           lambda row: row["cycles"][0] / max(row["cycles"][1:]), least=1.8),
+)  # fmt: skip
+
 # Tables that stand in their pages, of commands that are no rows of a benchmark ---------------------------------------
 
 HARDWARE = ("bitstreams", "hw")
@@ -557,6 +571,7 @@ FIGURES = {
     "Weights of four bits in hardware": PACKED,
     "Weights of four bits": FOUR_BITS,
     "Models as C": EXPORT,
+    "Streams of samples": STREAMS,
     "The papers' charts": PAPER,
     "Tables of other pages": TABLES,
 }
