@@ -60,8 +60,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], float]] = {
     "Atanh": (np.arctanh, 2), "Sqrt": (np.sqrt, 0.51), "Reciprocal": (lambda x: 1 / x, 0.51),
     "Softplus": (softplus, 3),
 }  # fmt: skip
-"""Operator -> (reference, bound in ulp). Softplus rounds several times. Tanh is onnxruntime's, which is this far off near
-0. Of Sigmoid few bits are right far from 0, and all are onnxruntime's, with which test_normalised.py compares it."""
+"""Operator -> (reference, bound in ulp). Softplus rounds several times. Tanh is onnxruntime's, this far off near 0. Of
+Sigmoid few bits are right far from 0, and all are onnxruntime's, with which test_normalised.py compares it."""
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
