@@ -28,7 +28,7 @@ from celosia.hw.isa import (
     element_bytes,
     formats,
 )
-from celosia.hw.packing import packing
+from celosia.hw.packing import BOOKS, NIBBLES, packing
 from celosia.hw.scratchpads import POWERS, scratchpads
 from celosia.sim.patterns import Steps, offsets, spans
 from celosia.sim.reference import Fields
@@ -61,7 +61,10 @@ def _always(f: Any) -> Any:
 
 
 OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
-    Opcode.LOAD: tuple(Operand(to.name.lower(), "sram", None, True, _is("buffer", to)) for to in Buffer),
+    Opcode.LOAD: (
+        Operand("book", "book", (), False, _is("expand", 1)),
+        *(Operand(to.name.lower(), "sram", None, True, _is("buffer", to)) for to in Buffer),
+    ),
     Opcode.STORE: (Operand("out", "sram", None, False, _always),),
     Opcode.GEMM: (
         Operand("inp", "inp", GEMM_LOOPS, False, _always),
@@ -142,7 +145,9 @@ def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
 
 def _each(cfg: Config, operand: str, f: Any) -> Any:
     """Entries at each address, one after the other."""
-    return np.where(f["taps"], cfg.taps, 1) if operand == "a" else POWERS if operand == "exp" else 1
+    if operand == "a":
+        return np.where(f["taps"], cfg.taps, 1)
+    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # which are read as a whole
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
@@ -157,7 +162,7 @@ def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tu
     pads, found = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
-            base = {"table": "table", "exp": None}.get(operand.name, f"{operand.name}_base")
+            base = {"table": "table", "exp": None, "book": None}.get(operand.name, f"{operand.name}_base")
             loops = operand.loops
             strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
+from thorough import paired
 
 import celosia
 from celosia.compiler import compile as compiling
@@ -184,8 +185,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool
 # Tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", [each.name for each in PASSES])
+@pytest.mark.parametrize(("name", "model"), paired([each.name for each in PASSES], MODELS))
 def test_wrong_rewritings_are_found_and_their_pass_is_named(
     name: str, model: str, planted: Callable[[str, Fault], list[bool]]
 ) -> None:

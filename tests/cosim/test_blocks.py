@@ -353,7 +353,7 @@ def test_what_is_no_point_says_why(name: str) -> None:
     assert found
     for p in [group for each in found for group in each.groups]:
         for d in (
-            Decisions(1, 1, 1, 1, "input"), Decisions(0, 1, 1, 1, "block"), Decisions(1, 1, 1, 1, "block", ahead=0),
+            Decisions(1, 1, 1, 1, "input"), Decisions(0, 1, 1, 1, "block"), Decisions(1, 1, 1, 1, "block", ahead=-1),
             Decisions(p.last.out_blocks, 1 << 13, 1, 1, "block"), Decisions(1, 1, 1, 1 << 12, "block"),
         ):  # fmt: skip
             why = block_space.why_not(cfg, p, d)

@@ -325,6 +325,7 @@ def test_a_u_net_is_of_the_accelerator_alone() -> None:
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 def test_training_with_fake_quantisation() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))

@@ -46,7 +46,7 @@ def simulate(cfg: Config, only: str, **params: Any) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", some(CONFIGS, VARIED))
+@pytest.mark.parametrize("name", some(CONFIGS, [name for name in VARIED if "bus4" not in name]))
 def test_random_programs(name: str) -> None:
     simulate(CONFIGS[name], "equals_reference", programs=8)
 
