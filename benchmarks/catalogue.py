@@ -456,13 +456,13 @@ EXPORT = (
 
 STREAMS = (
     Figure("streams-half", "half the time on the CPU: images a second as a stream, over one after the other", "",
-           EVERYTHING, f"{BENCH} streams --models half", ("streams/half",), of("ratio"), least=1.7),
+           EVERYTHING, f"{BENCH} streams", ("streams/half",), of("ratio"), least=1.7),
     Figure("streams-two", "ResNet-18 on two accelerators over one: images a second", "",
-           EVERYTHING, f"{BENCH} streams --models resnet18", ("streams/two/resnet18",), of("ratio"), least=1.95),
+           EVERYTHING, f"{BENCH} streams", ("streams/two/resnet18",), of("ratio"), least=1.95),
     Figure("streams-cut", "ResNet-50, a part on each of two accelerators, over one: images a second", "",
-           EVERYTHING, f"{BENCH} streams --models resnet50", ("streams/cut/resnet50",), of("ratio"), least=1.8),
+           EVERYTHING, f"{BENCH} streams", ("streams/cut/resnet50",), of("ratio"), least=1.8),
     Figure("streams-cut-cycles", "its cycles over those of the longer part", "",
-           EVERYTHING, f"{BENCH} streams --models resnet50", ("streams/cut/resnet50",),
+           EVERYTHING, f"{BENCH} streams", ("streams/cut/resnet50",),
            lambda row: row["cycles"][0] / max(row["cycles"][1:]), least=1.8),
 )  # fmt: skip
 
