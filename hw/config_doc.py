@@ -80,7 +80,7 @@ FIELDS = {
     "weight_bits": (
         "4, 2 or 1: LOAD expands weights of so many bits on their way to wgt, by one of 16 codebooks for each 32 of "
         "them; 8: it does not",
-        "half a block RAM for each byte of the bus, and LUTs, 400 of `pynq` with 4; layers whose weights are such take "
+        "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; layers whose weights are such take "
         "33/64, 17/64 or 9/64 of the bus and of DRAM",
     ),
 }
