@@ -285,7 +285,7 @@ ACCEPTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "bits"), some(ACCEPTED, ACCEPTED[:3]))
+@pytest.mark.parametrize(("config", "bits"), some(ACCEPTED, ACCEPTED[1:3]))
 def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 
