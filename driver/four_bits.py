@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.driver.moments import moments
+from celosia.hw.packing import GROUP
 
 Array = NDArray[Any]
-GROUP = 32
 
 
 class Levels(NamedTuple):
