@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from onnx.utils import Extractor
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.names import name_nodes
+from celosia.compiler.graph.values import operands
 from celosia.compiler.program import Program
 from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.explain import estimate
@@ -20,7 +23,7 @@ from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
-BYTES = onnx.TensorProto.INT8, onnx.TensorProto.UINT8
+BYTES = ir.DataType.INT8, ir.DataType.UINT8
 
 
 def cut(
@@ -31,14 +34,16 @@ def cut(
     Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
     cycles, by the timing model with this memory. ModelError where there are not enough such tensors.
     """
-    proto = onnx.shape_inference.infer_shapes(read(Path(model)), data_prop=True)
-    places = _necks(proto)
+    named = ir.from_proto(onnx.shape_inference.infer_shapes(read(Path(model)), data_prop=True))
+    name_nodes(named.graph)  # by names the timing model tells cycles
+    proto = ir.to_proto(named)
+    places = _necks(named.graph)
     if parts < 1 or len(places) < parts - 1:
         raise ModelError(
             f"{model} can be cut in {len(places) + 1} parts at most, at 8-bit tensors that all of the rest needs and "
             f"nothing else; not in {parts}"
         )
-    program = compile_model(model, config, check=False)
+    program = compile_model(proto, config, check=False)
     before = _cycles_before(proto, program, memory, [place for place, _ in places])
     total = before.pop()
     ends = [places[number][1] for number in _balanced(before, total, parts)]
@@ -49,22 +54,21 @@ def cut(
     return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
 
 
-def _necks(proto: onnx.ModelProto) -> list[tuple[int, str]]:
+def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
     """8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its node."""
-    kinds = {each.name: each.type.tensor_type.elem_type for each in proto.graph.value_info}
-    constants = {each.name for each in proto.graph.initializer}
-    live = {each.name for each in proto.graph.input} - constants
+    live = {each for each in graph.inputs if each.name not in graph.initializers}
     varying = set(live)
-    last = {name: number for number, node in enumerate(proto.graph.node) for name in node.input}
-    last |= dict.fromkeys((each.name for each in proto.graph.output), len(proto.graph.node))
+    last = {value: number for number, node in enumerate(graph) for value in operands(node)}
+    last |= dict.fromkeys(graph.outputs, len(graph))
     found = []
-    for number, node in enumerate(proto.graph.node):
-        if varying.isdisjoint(node.input):
+    for number, node in enumerate(graph):
+        if varying.isdisjoint(operands(node)):
             continue
-        varying.update(node.output)
-        live = {name for name in (*live, *node.output) if last.get(name, -1) > number}
-        if len(live) == 1 and kinds.get(next(iter(live))) in BYTES and next(iter(live)) in node.output:
-            found.append((number, *live))
+        varying.update(node.outputs)
+        live = {value for value in (*live, *node.outputs) if last.get(value, -1) > number}
+        neck = next(iter(live)) if len(live) == 1 else None
+        if neck in node.outputs and neck.dtype in BYTES and neck.name:
+            found.append((number, neck.name))
     return found
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from small_models import Builder
 
 import celosia
@@ -16,9 +20,10 @@ from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
 
-def chained() -> onnx.ModelProto:
+def chained(node_names: str = "own") -> onnx.ModelProto:
     """Four convolutions, a sum around the second one, an operator of the CPU behind the third."""
     b = Builder("qdq", np.int8, seed=3)
+    b.node_names = node_names
     first = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
     second = b.binary("Add", b.conv(first, 8, (3, 3), pads=(1, 1, 1, 1)), first)
     third = b.conv(second, 8, (3, 3), pads=(1, 1, 1, 1))
@@ -51,6 +56,34 @@ def test_parts_give_the_bytes_of_the_whole(whole: str, parts: int) -> None:
     x = np.random.default_rng(0).normal(size=(5, 1, 4, 8, 8)).astype(np.float32)
     with Relay(programs, "functional") as relay, celosia.Runtime(alone) as runtime:
         assert bytes_of(relay.run_each(x)) == bytes_of(runtime.run_each(x, in_flight=1))
+
+
+@pytest.mark.parametrize("node_names", ["none", "same"])
+def test_nodes_need_no_names(whole: str, tmp_path: Path, node_names: str) -> None:
+    onnx.save(chained(node_names), tmp_path / "m.onnx")
+    ends = [[each.graph.output[0].name for each in cut(path, 2, "tiny")] for path in (whole, tmp_path / "m.onnx")]
+    assert ends[0] == ends[1]
+
+
+def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
+    """No cut between a tensor and an If that reads it from inside: a part takes one tensor."""
+    b = Builder("qdq", np.int8, seed=3)
+    b.opset = 16
+    first = b.conv(b.input([1, 4, 8, 8]), 4, (1, 1))
+    second = b.conv(first, 4, (1, 1))
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("Identity", [read], [name])], name, [], [helper.make_tensor_value_info(name, 3, None)]
+        )
+        for name, read in (("then", first.name), ("else", second.name))
+    }
+    chosen = b.node("If", [b.node("Cast", [b.node("ReduceMax", [second.name], keepdims=0)], to=9)], **branches)
+    b.output(b.conv(replace(first, name=chosen), 4, (1, 1)), real=True)
+    onnx.save(b.model(), tmp_path / "m.onnx")
+    parts = cut(tmp_path / "m.onnx", 5, "tiny")  # at quantised borders, and on both sides of what If reads
+    assert [each.graph.output[0].name for each in parts][1:3] == [first.name, chosen]
+    with pytest.raises(ModelError, match="in 5 parts at most"):
+        cut(tmp_path / "m.onnx", 6, "tiny")
 
 
 def test_a_sample_that_fails_in_a_part_is_told_once(whole: str) -> None:
