@@ -96,9 +96,9 @@ def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
     groups = ("in", model.program.inputs), ("out", model.program.outputs)
     for group, (what, tensors) in zip(names, groups):
         for number, tensor in enumerate(tensors):
-            group.append(f"{what}{number}")
+            group.append(f"{model.name}_{what}{number}")
             count = max(nbytes(tensor) // itemsize(tensor.dtype), 1)
-            lines.append(f"static {C_TYPES[tensor.dtype]} {what}{number}[{count}];")
+            lines.append(f"static {C_TYPES[tensor.dtype]} {group[-1]}[{count}];")
     return lines, *names
 
 
@@ -107,9 +107,10 @@ def main_program(model: CModel) -> str:
     board = bool(model.device_bytes())
     lines, ins, outs = _buffers(model)
     first = 3 if board else 1
-    usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *(name.upper() for name in (*ins, *outs))])
+    tensors = [name.removeprefix(f"{model.name}_").upper() for name in (*ins, *outs)]
+    usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *tensors])
     names = list(enumerate((*ins, *outs), first))
-    moves = [f'ok = ok && moved(argv[{k}], "{{}}", {name}, sizeof {name});' for k, name in names]
+    moves = [f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, sizeof {name});' for k, name in names]
     reads = "\n".join(f"    {move.format('rb')}" for move in moves[: len(ins)])
     writes = "\n".join(f"        {move.format('wb')}" for move in moves[len(ins) :])
     name = model.name
@@ -122,10 +123,10 @@ def main_program(model: CModel) -> str:
 {'#include "celosia_linux.h"' if board else ""}
 #include "{name}.h"
 
-static {name} model;
+static {name} {name}_here;
 {chr(10).join(lines)}
 
-static int moved(const char *path, const char *mode, void *bytes, size_t size) {{
+static int {name}_moved(const char *path, const char *mode, void *bytes, size_t size) {{
     FILE *file = fopen(path, mode);
     size_t count = !file ? 0 : *mode == 'r' ? fread(bytes, 1, size, file) : fwrite(bytes, 1, size, file);
     int ok = file && count == size && (*mode != 'r' || fgetc(file) == EOF);
@@ -140,15 +141,15 @@ int main(int argc, char **argv) {{
 {reads}
     if (!ok) return 2;
 {_BOARD.replace("BYTES", f"{model.upper}_DEVICE_BYTES") if board else _NO_BOARD}
-    code = {name}_open(&model, device);
-    if (!code) code = {name}_run({", ".join(["&model", *ins, *outs])});
+    code = {name}_open(&{name}_here, device);
+    if (!code) code = {name}_run({", ".join([f"&{name}_here", *ins, *outs])});
     if (code) {{
-        fprintf(stderr, "instruction %u: %s\\n", (unsigned)model.state.instruction, celosia_text(code));
+        fprintf(stderr, "instruction %u: %s\\n", (unsigned){name}_here.state.instruction, celosia_text(code));
     }} else {{
-        fprintf(stderr, "%llu cycles\\n", (unsigned long long)model.state.cycles);
+        fprintf(stderr, "%llu cycles\\n", (unsigned long long){name}_here.state.cycles);
 {writes}
     }}
-    if ({name}_close(&model) && !code) code = 1;
+    if ({name}_close(&{name}_here) && !code) code = 1;
 {"    celosia_linux_close(&board);" if board else ""}
     return code || !ok;
 }}

@@ -16,32 +16,36 @@ from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbyte
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6
-KEYWORDS = re.compile(
+TAKEN = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
-    "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|self"
+    "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|"
+    "alignas|alignof|and|and_eq|asm|bitand|bitor|bool|catch|class|compl|concept|constexpr|decltype|delete|explicit|export|"
+    "false|friend|mutable|namespace|new|noexcept|not|not_eq|nullptr|operator|or|or_eq|private|protected|public|requires|"
+    "template|this|throw|true|try|typeid|typename|using|virtual|wchar_t|xor|xor_eq|"
+    r"main|size_t|u?int\d+_t|u?intptr_t|celosia\w*|device_\w+|mem(?:cpy|set)|\w+_(?:main|data)",
+    re.IGNORECASE,
 )
-"""What is no name of a parameter."""
+"""What no model is called: keywords of C and of C++, types, functions and files of runtime/, files of other models."""
 
 
-def identifier(text: str, otherwise: str) -> str:
-    """`text` as a name in C: what it cannot have is `_`.
+def identifier(text: str) -> str:
+    """`text` as the name of a model in C: what it cannot have is `_`.
 
-    >>> identifier("input:0", "in"), identifier("3x", "in"), identifier("", "in"), identifier("int", "in")
-    ('input_0', 'in_3x', 'in', 'in_int')
+    >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class")
+    ('net_0', 'model_3x', 'model', 'class_model')
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
-    free = name and not name[0].isdigit() and not KEYWORDS.fullmatch(name)
-    return name if free else f"{otherwise}_{name}".rstrip("_")
+    if not name or name[0].isdigit():
+        return f"model_{name}".rstrip("_")
+    return f"{name}_model" if TAKEN.fullmatch(name) else name
 
 
-def names_of(tensors: tuple[TensorInfo, ...], what: str, taken: set[str]) -> list[str]:
-    """Parameters of C for tensors, each another one; `taken` are those before, and has these afterwards."""
-    found = []
+def names_of(tensors: tuple[TensorInfo, ...], what: str) -> list[str]:
+    """Parameters of C for tensors, each another one, that begin with `what`: none is a keyword, type or macro."""
+    found: list[str] = []
     for number, tensor in enumerate(tensors):
-        name = identifier(tensor.name, what)
-        name = f"{what}{number}_{name}" if name in taken else name
-        taken.add(name)
-        found.append(name)
+        name = f"{what}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
+        found.append(f"{what}{number}" if name in found else name)
     return found
 
 
@@ -60,9 +64,8 @@ class CModel:
 
     def parameters(self) -> str:
         """Those of the typed entry."""
-        taken: set[str] = set()
-        ins = zip(self.program.inputs, names_of(self.program.inputs, "in", taken))
-        outs = zip(self.program.outputs, names_of(self.program.outputs, "out", taken))
+        ins = zip(self.program.inputs, names_of(self.program.inputs, "in"))
+        outs = zip(self.program.outputs, names_of(self.program.outputs, "out"))
         given = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
         return ", ".join([f"{self.name} *self", *given, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
 
@@ -133,14 +136,14 @@ int {name}_close({name} *self);
 
 {chr(10).join(self._declarations())}
 
-static const celosia_image image = {{
+static const celosia_image {name}_in_device = {{
     {program.config.identity:#x}u, {sources_identity():#x}u, {upper}_DEVICE_BYTES, {program.image_address}u,
     {self.image_bytes()}u, {name}_image,
 }};
 
 {chr(10).join(self._forms())}
 
-static int steps({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
+static int {name}_steps({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
     celosia_state *state = &self->state;
     uint8_t *memory = self->memory;
     int code = 0;
@@ -151,7 +154,7 @@ static int steps({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
 
 int {name}_open({name} *self, const celosia_device *device) {{
     if ((uintptr_t)self->memory % {ALIGN}) return CELOSIA_UNALIGNED_INSTANCE;
-    return celosia_open(&self->state, device, &image);
+    return celosia_open(&self->state, device, &{name}_in_device);
 }}
 
 int {name}_run_sized({name} *self, const void *const *inputs, const size_t *input_bytes, void *const *outputs,
@@ -167,7 +170,7 @@ int {name}_run_sized({name} *self, const void *const *inputs, const size_t *inpu
     if (!code) code = celosia_check(given, output_bytes, out_bytes, {upper}_OUTPUTS, CELOSIA_OUTPUT_SIZE);
     if (code) return code;
     self->state.cycles = 0;
-    return steps(self, in, out);
+    return {name}_steps(self, in, out);
 }}
 
 {self._typed()}
@@ -176,15 +179,13 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
 """
 
     def _typed(self) -> str:
-        taken: set[str] = set()
-        ins = names_of(self.program.inputs, "in", taken)
-        outs = names_of(self.program.outputs, "out", taken)
+        ins, outs = names_of(self.program.inputs, "in"), names_of(self.program.outputs, "out")
         name, upper = self.name, self.upper
         return f"""int {name}_run({self.parameters()}) {{
-    static const size_t in_bytes[] = {upper}_INPUT_BYTES, out_bytes[] = {upper}_OUTPUT_BYTES;
+    static const size_t bytes_in[] = {upper}_INPUT_BYTES, bytes_out[] = {upper}_OUTPUT_BYTES;
     const void *inputs[] = {{{", ".join(ins) or "0"}}};
     void *outputs[] = {{{", ".join(outs) or "0"}}};
-    return {name}_run_sized(self, inputs, in_bytes, outputs, out_bytes);
+    return {name}_run_sized(self, inputs, bytes_in, outputs, bytes_out);
 }}"""
 
     def image_bytes(self) -> int:
@@ -209,7 +210,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
         yield f"extern const uint64_t {self.name}_image[], {self.name}_constants[];"
         for number, kernel in enumerate(self.program.kernels):
             yield (
-                f"extern void kernel_{number}(const void *const *arguments, int64_t part, int64_t parts) "
+                f"extern void {self.name}_kernel_{number}(const void *const *arguments, int64_t part, int64_t parts) "
                 f'__asm__("{kernel.name}");'
             )
 
@@ -219,7 +220,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
             for what, k, move in moves:
                 form = form_of(self.program.config, move, self.program.tensors[move.value])
-                yield f"static const celosia_form {what}_{number}_{k} = {form.c()};"
+                yield f"static const celosia_form {self.name}_{what}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:
         launches = 0
@@ -238,11 +239,12 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
     def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
         for k, pack in enumerate(step.pack):
-            yield f"    celosia_pack(state, &pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
-        yield f"    code = celosia_launch(state, &image, {step.address}u, {step.count}u);"
+            yield f"    celosia_pack(state, &{self.name}_pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
+        yield f"    code = celosia_launch(state, &{self.name}_in_device, {step.address}u, {step.count}u);"
         yield "    if (code) return code;"
         for k, unpack in enumerate(step.unpack):
-            yield f"    celosia_unpack(state, &unpack_{number}_{k}, {unpack.address}u, {self._at(unpack.value)});"
+            form = f"&{self.name}_unpack_{number}_{k}"
+            yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._at(unpack.value)});"
 
     def _kernel(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
         yield f"    /* {', '.join(f'{node.op} {_plain(node.name)}' for node in step.nodes)} */"
@@ -251,7 +253,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
             yield from self._copied(step.outputs[out], inputs[place])
         given = [self._at(name) for name in (*inputs, *step.outputs)]
         given.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
-        yield f"    kernel_{number}((const void *const[]){{{', '.join(given)}}}, 0, 1);"
+        yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(given)}}}, 0, 1);"
 
     def _copied(self, to: str, source: str) -> Iterator[str]:
         """A copy of a tensor into the memory of another one, where it does not lie there."""

@@ -37,7 +37,7 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
     if name is not None:
         require_name(name)
     places, functions = places_of(program), functions_of(program, target)
-    model = CModel(name or identifier(program.name.lower(), "model"), program, places)
+    model = CModel(name or identifier(program.name.lower()), program, places)
     texts = {
         "Makefile": makefile(target),
         "CMakeLists.txt": cmake(target),
@@ -102,8 +102,9 @@ def require_model(source: Path, name: str | None) -> None:
 
 def require_name(name: str) -> None:
     """NotExportable where it is no name in C."""
-    if not name or identifier(name, "") != name:
-        raise NotExportable(f"{name!r} is no name in C; take letters, digits and _, and no digit first")
+    if not name or identifier(name) != name:
+        near = identifier(name)
+        raise NotExportable(f"{name!r} is no name in C, or has a meaning there; take another one, such as {near}")
 
 
 def export(source: Source, target: str, options: Options, name: str | None = None) -> Exported:

@@ -339,6 +339,46 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
     assert all(row[1] == row[2] == "0" for row in rows), "state outside of the caller's"
 
 
+NAMES = (
+    "model",
+    "image",
+    "steps",
+    "moved",
+    "in0",
+    "code",
+    "main",
+    "class",
+    "int8_t",
+    "celosia",
+    "device_linux",
+    "é",
+    "model_data",
+)
+"""Of models, also such as C, C++ or the runtime have for something else."""
+
+
+def test_names_that_c_has_for_something_else(tmp_path: Path) -> None:
+    """They are written so that all builds, headers in C++, too; a tensor may be called what it likes."""
+    model = floats()
+    renamed = {"a": "bytes", "b": "class", "a/sum": "inputs"}
+    for each in (*model.graph.input, *model.graph.output):
+        each.name = renamed[each.name]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    program = exported(model, "x86_64", "sum").model.program
+    made = [export_program(replace(program, name=name), find_export_target("x86_64")) for name in NAMES]
+    assert len({each.model.name for each in made}) == len(NAMES)
+    for each in made:
+        write(each, tmp_path)
+    headers = "".join(f'#include "{each.model.name}.h"\n' for each in made)
+    (tmp_path / "all.cc").write_text(headers)
+    flags = "FLAGS=-Werror", "CFLAGS=-O0 -std=c11 -Wall -Wextra"
+    for command in (["make", "-j2", *flags], ["c++", "-fsyntax-only", "-Wall", "-Werror", "all.cc"]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 WRONG = """
 #include "sum.h"
 #include "net.h"
@@ -416,7 +456,7 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     said = command(models / "floats.onnx", "-o", folder, "--target", "wasm32", code=1)
     assert "holds models for x86_64, not for wasm32; give another folder" in said
-    assert "no name in C" in command(models / "floats.onnx", "-o", folder, "--name", "2nd", code=1)
+    assert "such as model_2nd" in command(models / "floats.onnx", "-o", folder, "--name", "2nd", code=1)
     assert "'x86' is not one of" in command(models / "floats.onnx", "-o", folder, "--target", "x86", code=2)
     assert "there is no folder" in command(models / "floats.onnx", "-o", tmp_path / "no" / "where", code=1)
     assert "it is no folder" in command(models / "floats.onnx", "-o", models / "x.npy", code=1)
