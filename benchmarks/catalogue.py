@@ -448,6 +448,10 @@ EXPORT = (
     ),
     Figure("export-lines", "lines of the C runtime, devices among them", "", ("driver/export",), f"{BENCH} export",
            tuple(f"export/runtime/{target}" for target in TARGETS), worst("lines"), most=1000),
+    Figure("export-open", "accesses to registers with which exported C opens the demo ResNet-8", "", ("driver/export", "hw"),
+           f"{BENCH} export --models demo", ("export/demo/armv7-linux/functional",), worst("open_accesses")),
+    Figure("export-copied", "bytes that it copies then", "", EVERYTHING, f"{BENCH} export --models demo",
+           ("export/demo/armv7-linux/functional",), worst("copied")),
     Figure("export-code", "its code in bytes, the largest of six targets", "", ("driver/export",), f"{BENCH} export",
            tuple(f"export/runtime/{target}" for target in TARGETS), worst("bytes"), most=32 << 10),
 )  # fmt: skip

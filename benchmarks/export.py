@@ -105,7 +105,8 @@ def _row(name: str, target: ExportTarget, config: str, folder: Path | None, devi
     calls = set().union(*(undefined(data) for file, data in made.files.items() if file.endswith(".o")))
     found |= {"allocators": sorted(calls & ALLOCATORS), "kernels": len(made.model.program.kernels)}
     text = (
-        f"{found['different']} of {found['bytes']:,} bytes differ; opened in {found['open_seconds']:.2f} s, "
+        f"{found['different']} of {found['bytes']:,} bytes differ; opened in {found['open_seconds']:.2f} s by "
+        f"{found['open_accesses']} accesses to registers and a copy of {found['copied']:,} bytes, "
         f"{found['kernels']} kernels, {found['memory']:,} bytes of memory"
     )
     return Row(*head, text, not found["different"] and not found["allocators"], command, found)
@@ -118,7 +119,7 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
     command = emulate.build([made], folder)
     begun = time.perf_counter()
     bridge = Bridge(command, RtlRegisters(cfg) if device == "rtl" else FunctionalRegisters(cfg))
-    opened = time.perf_counter() - begun
+    opened, accesses = time.perf_counter() - begun, bridge.accesses
     rng, wrong, count = np.random.default_rng(1), 0, 0
     try:
         with celosia.Runtime(program, "functional") as runtime:
@@ -135,6 +136,7 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
     return {
         "different": wrong, "bytes": count, "open_seconds": opened, "config": config,
         "memory": made.model.places.memory_bytes, "device_bytes": made.model.device_bytes(),
+        "open_accesses": accesses, "copied": made.model.image_bytes(),
     }  # fmt: skip
 
 

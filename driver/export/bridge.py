@@ -108,7 +108,7 @@ class BridgeError(RuntimeError):
 class Bridge:
     """An exported program at work on `behind`. Its code is what its calls return; see celosia.h.
 
-    command: starts it. It has opened the model when this returns.
+    command: starts it. It has opened the model when this returns. `accesses` counts its reads and writes of registers.
     """
 
     def __init__(self, command: Sequence[str], behind: Behind) -> None:
@@ -117,7 +117,7 @@ class Bridge:
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
-        self.instruction = 0
+        self.instruction = self.accesses = 0
         self.code = self._until_told([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
@@ -160,6 +160,7 @@ class Bridge:
 
     def _message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
         first, second = struct.unpack("<II", self._get(8))
+        self.accesses += letter in b"RW"
         if letter == b"R":
             self._give(struct.pack("<I", self.behind.read(NAMES[first])))
         elif letter == b"W":
