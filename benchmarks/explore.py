@@ -327,21 +327,36 @@ def vta_rows(folder: Path | None, say: Callable[[str], None], command: str) -> I
     except Missing as reason:
         yield Row(key, what, f">= {VTA_TIMES}", f"skipped: {reason}", None, command)
         return
-    points = [
-        (int(point.area["lut"]), sum(cost.cycles for cost in point.costs.values()), point.cfg)
-        for point in found.points if point.measured
-    ]  # fmt: skip
-    lut, cycles, smallest = min(points, key=lambda point: point[:2])
-    most, least, largest = min((point for point in points if point[0] <= VTA_AREA * lut), key=lambda point: point[1])
+    points = measured(found)
+    (lut, cycles, smallest), (most, least, largest) = ends(points)
     times, area = cycles / least, most / lut
     text = (
-        f"{times:.1f} x fewer for {area:.1f} x the LUTs ({_array(smallest)} to {_array(largest)}): cycles x area "
+        f"{times:.1f} x fewer for {area:.1f} x the LUTs ({array(smallest)} to {array(largest)}): cycles x area "
         f"{area / times:.2f} of the smallest's; VTA++ {VTA_AREA / VTA_TIMES:.2f}"
     )
     yield Row(key, what, f">= {VTA_TIMES}", text, times >= VTA_TIMES, command)
 
 
-def _array(cfg: Config) -> str:
+Measured = tuple[int, int, Config]
+"""LUTs, cycles, and whose they are."""
+
+
+def measured(found: Exploration) -> list[Measured]:
+    """All Configs that were measured."""
+    return [
+        (int(point.area["lut"]), sum(cost.cycles for cost in point.costs.values()), point.cfg)
+        for point in found.points if point.measured
+    ]  # fmt: skip
+
+
+def ends(points: Sequence[Measured]) -> tuple[Measured, Measured]:
+    """The smallest Config, and the fastest for at most VTA_AREA times its LUTs."""
+    smallest = min(points, key=lambda point: point[:2])
+    return smallest, min((point for point in points if point[0] <= VTA_AREA * smallest[0]), key=lambda point: point[1])
+
+
+def array(cfg: Config) -> str:
+    """Its multipliers in words."""
     return f"{cfg.batch} x {cfg.block_in} x {cfg.block_out}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks import paper_cpu, paper_machine
+from benchmarks import paper_cpu, paper_machine, paper_search
 from benchmarks.browser import CHROMIUM, browser
 from benchmarks.figures import processor
 from benchmarks.paper_chart import FULL, SHORT, Chart, PaperSize, Say
@@ -28,7 +28,9 @@ CHARTS: dict[str, Callable[[PaperSize, Path | None, Say], Chart]] = {
     "ablation": paper_machine.ablation,
     "offload": paper_machine.offload,
     "operators": paper_cpu.operators,
-    "search": paper_cpu.search,
+    "search": paper_search.search,
+    "workers": paper_search.workers,
+    "designs": paper_search.designs,
     "language": paper_cpu.language,
 }
 """In the order of the page, by the names of their pictures."""

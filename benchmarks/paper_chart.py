@@ -30,7 +30,8 @@ class Chart:
 class PaperSize:
     """How much is measured. configs: of the chart of latency hiding; the first one is that of all others.
     network, small: names of networks, see `quantised`. seconds: for each kernel on the CPU, each search of the
-    superoptimiser. trials, shapes: of searches. operators: at most so many of each network."""
+    superoptimiser. trials, shapes: of searches. operators: at most so many of each network. jobs: trials of workers.
+    explored: seconds for Configs."""
 
     command: str
     configs: Sequence[str]
@@ -41,12 +42,14 @@ class PaperSize:
     trials: int
     shapes: int
     operators: int
+    jobs: int
+    explored: float
 
 
 FULL = PaperSize(
-    "python -m benchmarks paper", ("pynq", "ultra96"), "resnet18", "mobilenet_v2", 1.0, 60.0, 32, 3, 100,
+    "python -m benchmarks paper", ("pynq", "ultra96"), "resnet18", "mobilenet_v2", 1.0, 60.0, 32, 3, 100, 60, 600.0,
 )  # fmt: skip
-SHORT = PaperSize("python -m benchmarks paper --short", ("pynq", "tiny"), "demo", "ds_cnn", 0.05, 5.0, 8, 1, 3)
+SHORT = PaperSize("python -m benchmarks paper --short", ("pynq", "tiny"), "demo", "ds_cnn", 0.05, 5.0, 8, 1, 3, 6, 15.0)
 
 MADE_AS = {"resnet18": "resnet18_224", "mobilenet_v2": "mobilenet_v2_224"}
 """Networks with random weights in the place of those of the folder of models."""

@@ -1,9 +1,10 @@
-"""Charts of the CPU, and of searches: operators beside onnxruntime and numpy, the best after each trial, the tile
-language. Both sides run in turn in one process, on one thread."""
+"""Charts of the CPU: operators beside onnxruntime and numpy, the tile language.
+
+Both sides run in turn in one process, on one thread.
+"""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,13 @@ from threadpoolctl import threadpool_limits
 
 import celosia
 from benchmarks import language as tile_language
-from benchmarks import tune
 from benchmarks.cpu import TOLERANCE, error
 from benchmarks.kernels import _Writer
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.compiler.tune.search import SEARCHES
 from celosia.driver.oracle import session
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
 
 Array = NDArray[Any]
 
@@ -145,55 +143,6 @@ def _compared(each: TimedConv, seconds: float) -> tuple[float, float, float]:
     return other / ours, numpys / ours, gap
 
 
-# Searches ----------------------------------------------------------------------------------------------------------
-
-
-LEAST_SEEN = 0.01
-"""Percent above the best that the figure tells from none."""
-
-
-def best_so_far(table: tune.Table, name: str, trials: int) -> Array:
-    """Cycles of the best point after each trial of a search."""
-    search = SEARCHES[name](table.space, np.random.default_rng(0))
-    found: list[float] = []
-    while len(found) < trials and (asked := search.ask(min(8, trials - len(found)))):
-        costs = [table.cost(number) for number in asked]
-        search.tell([(n, cost if np.isfinite(cost) else None) for n, cost in zip(asked, costs)])
-        found += costs
-    found += [min(found)] * (trials - len(found))
-    return np.minimum.accumulate(np.array(found))
-
-
-def search(size: PaperSize, folder: Path | None, say: Say) -> Chart:
-    """The best after each trial, for each search that there is, on convolutions of ResNet-18."""
-    from benchmarks.paper_figures import curves
-
-    config = size.configs[0]
-    cfg, names = Config.load(config), [name for name in SEARCHES if name != "exhaustive"]
-    found = {name: np.empty((size.shapes, size.trials)) for name in names}
-    with tempfile.TemporaryDirectory() as place:
-        for number, shape in enumerate(tune.SMALL[: size.shapes]):
-            table = tune.Table(cfg, shape.layer(cfg), Path(place))
-            for name in names:
-                say(f"{shape.name} on {config}: {name}")
-                found[name][number] = best_so_far(table, name, size.trials)
-    best = np.min([curve[:, -1] for curve in found.values()], axis=0)
-    lines = {name: np.exp(np.log(curve / best[:, None]).mean(axis=0)) for name, curve in found.items()}
-    chart = Chart(
-        "Searches for schedules",
-        f"{size.shapes} convolutions of ResNet-18 on {config}, cycles of the timing model: the best so far over the "
-        "best that any of these searches has found, geometric mean. Each begins anew, with one seed.",
-    )  # fmt: skip
-    above = {name: [max(100 * float(each - 1), LEAST_SEEN) for each in line] for name, line in lines.items()}
-    chart.figures.append(("Searches for schedules", "", curves(above, "trials", "% of cycles above the best found")))
-    for name, line in lines.items():
-        details = {"config": config, "first": float(line[0]), "last": float(line[-1]), "curve": line.tolist()}
-        text = ", ".join(f"{line[n - 1]:.3f} after {n}" for n in (1, 8, size.trials))
-        what = f"{name}: cycles over the best that any search has found"
-        chart.rows.append(Row(f"paper/search/{name}", what, "", text, None, size.command, details))
-    return chart
-
-
 # The tile language -------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +153,8 @@ def language(size: PaperSize, folder: Path | None, say: Say) -> Chart:
     chart = Chart(
         "The tile language",
         "Kernels as Triton's tutorials have them, written in tiles, on one thread: how many times as fast as "
-        "onnxruntime and as numpy.",
+        "onnxruntime and as numpy. Below, int8 kernels on the accelerator: cycles of the timing model over those of "
+        "the layer that the compiler makes by itself.",
     )  # fmt: skip
     measured = {row.key.split("/")[-1]: row for row in _kernels(size, say)}
     for name, row in measured.items():
@@ -219,6 +169,21 @@ def language(size: PaperSize, folder: Path | None, say: Say) -> Chart:
     text = f"{mean:.2f} of onnxruntime, {other:.1f} of numpy"
     what = f"{len(measured)} kernels of the tile language: geometric mean"
     chart.rows.append(Row("paper/language", what, "≥ 1 of onnxruntime", text, mean >= 1, size.command, details))
+    ratios = {}
+    for row in tile_language.layer_rows("timed", size.configs[0], say, size.operators):
+        row.key, row.command = f"paper/{row.key}", size.command
+        chart.rows.append(row)
+        ratios[row.key.split("/")[-1].replace("_", " ")] = row.details["cycles"] / row.details["own"]
+    series = {"cycles over the compiler's own": [*ratios.values()]}
+    chart.figures.append(
+        ("On the accelerator", "", bars(list(ratios), series, "cycles over the compiler's own", one=True))
+    )
+    what = (
+        f"{len(ratios)} int8 kernels of the tile language on {size.configs[0]}: cycles over the compiler's own layers"
+    )
+    most, mean = max(ratios.values()), geomean([*ratios.values()])
+    text, details = f"geometric mean {mean:.3f}, most {most:.3f}", {"geomean": mean, "most": most}
+    chart.rows.append(Row("paper/language/accelerator", what, "≤ 1.1", text, most <= 1.1, size.command, details))
     return chart
 
 

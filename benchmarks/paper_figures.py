@@ -80,6 +80,29 @@ def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
     return made
 
 
+def front(points: Sequence[tuple[float, float, str]], other: tuple[float, float]) -> Figure:
+    """Configs, (area over the smallest's, times fewer cycles, name) each; a cross where another's front ends."""
+    made = made_figure(
+        380, "pan,wheel_zoom,", x_axis_label="LUTs over those of the smallest", y_axis_label="times fewer cycles",
+        x_axis_type="log", y_axis_type="log",
+    )  # fmt: skip
+    best, edge = 0.0, list[tuple[float, float]]()
+    for area, times, _ in sorted(points):
+        if times > best:
+            best, edge = times, [*edge, (area, times)]
+    made.step(*zip(*edge), mode="after", line_width=2, color=LAYER_COLOURS[0], legend_label="front")
+    source = ColumnDataSource(dict(zip(("x", "y", "name"), map(list, zip(*points)))))
+    drawn = made.scatter(
+        "x", "y", size=5, color=LAYER_COLOURS[0], fill_alpha=0.5, source=source, legend_label="Configs"
+    )
+    made.add_tools(hover([drawn], [("Config", "@name"), ("LUTs", "@x{0.0}"), ("times fewer cycles", "@y{0.0}")]))
+    made.scatter(
+        *([each] for each in other), marker="x", size=12, color=OFF, line_width=2, legend_label="VTA++, published"
+    )
+    _legend_above(made)
+    return made
+
+
 def _legend_above(made: Any) -> None:
     legend = made.legend[0]
     made.add_layout(legend, "above")

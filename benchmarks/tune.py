@@ -469,21 +469,27 @@ def network_rows(size: Size, folder: Path | None, say: Callable[[str], None], co
 
 def fleet_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
     """Trials a second of one process, and of two."""
+    rates = fleet_rates(size.jobs, (1, 2), say)
+    text = f"{rates[1] / rates[0]:.2f} ({rates[0]:.1f} and {rates[1]:.1f} a second)"
+    what = "fleet of 2 processes over 1: trials a second, timed"
+    yield Row("tune/fleet", what, ">= 1.8 on two idle cores", text, rates[1] >= 1.8 * rates[0], command)
+
+
+def fleet_rates(trials: int, fleets: Sequence[int], say: Callable[[str], None]) -> list[float]:
+    """Trials a second, for each fleet of so many processes: of a convolution of ResNet-18, by the timing model."""
     cfg = Config.load("pynq")
     layer = SMALL[0].layer(cfg)
     space = space_of(cfg, layer)
-    jobs = [LayerJob(cfg, packed(layer), space.points[n]) for n in space.sample(size.jobs, np.random.default_rng(0))]
+    jobs = [LayerJob(cfg, packed(layer), space.points[n]) for n in space.sample(trials, np.random.default_rng(0))]
     rates = []
-    for workers in (1, 2):
+    for workers in fleets:
         say(f"fleet of {workers}")
         with Fleet.local(workers) as fleet:
             fleet.run(jobs[: 2 * workers], lambda number, result: None)  # until all have started
             started = time.perf_counter()
             fleet.run(jobs, lambda number, result: None)
             rates.append(len(jobs) / (time.perf_counter() - started))
-    text = f"{rates[1] / rates[0]:.2f} ({rates[0]:.1f} and {rates[1]:.1f} a second)"
-    what = "fleet of 2 processes over 1: trials a second, timed"
-    yield Row("tune/fleet", what, ">= 1.8 on two idle cores", text, rates[1] >= 1.8 * rates[0], command)
+    return rates
 
 
 PARTS = ("regret", "judged", "model", "network", "fleet")

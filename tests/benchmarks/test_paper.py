@@ -12,7 +12,7 @@ from onnx import numpy_helper
 pytest.importorskip("onnxruntime")
 pytest.importorskip("bokeh")
 
-from benchmarks import paper, paper_chart, paper_cpu, paper_machine
+from benchmarks import paper, paper_chart, paper_cpu, paper_machine, paper_search
 from benchmarks.paper_chart import SHORT, Chart
 from benchmarks.rows import Row
 
@@ -72,6 +72,17 @@ def test_the_convolutions_of_a_network_by_numpy() -> None:
     assert [each.name for each in found] == ["64x25x5 depthwise, 3x3", "64x25x5 to 64, 1x1"]
     for each in (*found, paper_cpu.TimedConv((1, 3, 9, 9), (4, 3, 3, 3), 2, 1, 1)):
         assert paper_cpu._compared(each, 0.0)[2] < 1e-5
+
+
+def test_configs_and_where_another_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = celosia.Config.load("tiny")
+    monkeypatch.setattr(celosia, "explore", lambda *args, **options: None)
+    for cycles, met in ((50, False), (4, True)):  # of two Configs the larger one is no faster, or it is
+        points = [(100, 50, cfg), (900, cycles, cfg), (1300, 1, cfg)]
+        monkeypatch.setattr(paper_search.configs, "measured", lambda found, points=points: points)
+        chart = paper_search.designs(TINY, None, quiet)
+        (row,) = chart.rows
+        assert row.met is met and row.details["times"] == 50 / cycles and len(chart.figures) == 1
 
 
 def test_a_page_holds_names_as_text() -> None:
