@@ -52,7 +52,8 @@ MARGIN = 1.01
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution: channels, rows and columns of its input, channels of its output, kernel, stride."""
+    """A convolution: channels, rows and columns of its input, channels of its output, kernel, stride; how many images,
+    which are the rows of a matrix where each is one pixel."""
 
     channels: int
     size: int
@@ -60,19 +61,23 @@ class Shape:
     kernel: int
     stride: int = 1
     residual: bool = False
+    images: int = 1
 
     @property
     def name(self) -> str:
         """As rows name it."""
-        text = f"{self.channels}x{self.size}x{self.size} to {self.outputs}, {self.kernel}x{self.kernel}"
+        text = (
+            f"{self.images}x" * (self.images > 1)
+            + f"{self.channels}x{self.size}x{self.size} to {self.outputs}, {self.kernel}x{self.kernel}"
+        )
         return text + (f" / {self.stride}" if self.stride > 1 else "") + (" +" if self.residual else "")
 
     def layer(self, cfg: Config) -> Conv:
         """With random weights: a schedule's cycles do not depend on them."""
         rng, pad = np.random.default_rng(0), self.kernel // 2
         size = (self.size + 2 * pad - self.kernel) // self.stride + 1
-        x = Activation.alone(cfg, "x", 1, self.channels, self.size, self.size)
-        y = Activation.alone(cfg, "y", 1, self.outputs, size, size)
+        x = Activation.alone(cfg, "x", self.images, self.channels, self.size, self.size)
+        y = Activation.alone(cfg, "y", self.images, self.outputs, size, size)
         weights = rng.integers(-128, 128, (self.outputs, self.channels, self.kernel, self.kernel)).astype(np.int8)
         reach = 74 * 74 * (self.channels * self.kernel**2) ** 0.5
         scale = numerics.fold_scale(np.full(self.outputs, 60 / reach, np.float32))

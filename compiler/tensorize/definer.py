@@ -351,7 +351,7 @@ class Definer:
         par, table = self._parameters(requantise), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
-            run.step, run.share if run.step else 1,
+            run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1,
         )  # fmt: skip
         return Level(p, near, "inp", acc, weights, None, par, table), problem
 

@@ -98,7 +98,8 @@ class _Tiles:
         self.inp_beats, self.wgt_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes), p.weight_beats(cfg)
         self._held()
         out = p.out_blocks * p.rows * p.columns * p.images
-        self.store = out * self.entry_beats * self._by_rows(x * self.entry_beats)
+        self.stored_beats = self.entry_beats * self._moved(n, p.out_blocks, x, self.entry_beats)
+        self.store = out * self.stored_beats
 
     def _held(self) -> None:
         """Of the input and of weights: what a tile takes, whether all of them stay, and how much is loaded."""
@@ -113,11 +114,14 @@ class _Tiles:
         self.wgt_stays = self.all_wgt <= self.room["wgt"]
         self.inp_loads = self.all_inp * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)
         self.wgt_loads = self.all_wgt * np.where((self.order == "weights") | self.wgt_stays, 1, self.spatial)
-        self.inp_cost = self._by_rows(self.columns * self.inp_beats)
+        self.inp_cost = self._moved(k, p.in_blocks, self.columns, self.inp_beats)
 
-    def _by_rows(self, beats: NDArray[np.int64]) -> Cycles:
-        """Cycles for each beat: whole rows follow each other in DRAM, parts of rows are bursts of their own."""
-        return np.where(self.x == self.p.columns, 1.0, _row_cost(beats))
+    def _moved(self, blocks: NDArray[np.int64], of: int, columns: NDArray[np.int64], beats: int) -> Cycles:
+        """Cycles for each beat of `blocks` and columns of a tile, of `beats` for an entry: what follows each other in
+        DRAM, whole rows or all blocks of a pixel, is long bursts; of others each is a burst of its own."""
+        if self.p.apart:
+            return np.where(blocks == of, 1.0, _row_cost(blocks * beats))
+        return np.where(self.x == self.p.columns, 1.0, _row_cost(columns * beats))
 
     def beats(self) -> Cycles:
         """Of all loads, and of instructions, which come through the same port."""
@@ -154,10 +158,10 @@ class _Tiles:
     def _drain(self) -> Cycles:
         """Cycles from gemm's last step to the end of the last STORE."""
         p, tile = self.p, self.n * self.y * self.x
-        drain = tile * (1 + self.entry_beats) + STORE_LATENCY
+        drain = tile * (1 + self.stored_beats) + STORE_LATENCY
         # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
-        last = self.y * self.x * (p.out_blocks * self.entry_beats - (p.out_blocks - self.n) * self.k * p.places)
-        return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.entry_beats), 0))
+        last = self.y * self.x * (p.out_blocks * self.stored_beats - (p.out_blocks - self.n) * self.k * p.places)
+        return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.stored_beats), 0))
 
     def ends(self, beats: Cycles, cold: bool) -> Cycles:
         """Cycles of the first load and the last drain that nothing else hides."""

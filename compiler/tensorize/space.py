@@ -32,7 +32,8 @@ class Problem:
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
-    packed: whether weights lie packed in DRAM, so that their pieces are whole packs.
+    packed: whether weights lie packed in DRAM, so that their pieces are whole packs. apart: whether the pixels of a
+    block lie apart in DRAM and the blocks of a pixel side by side, as in a matrix of several rows.
     """
 
     window: Window
@@ -51,6 +52,7 @@ class Problem:
     whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
+    apart: bool = field(default=False, repr=False)
 
     @property
     def text(self) -> str:

@@ -49,9 +49,11 @@ def test_a_shape_is_a_convolution_of_its_sizes() -> None:
 
 @pytest.mark.parametrize(("config", "shape"), [
     ("pynq", tune.Shape(128, 28, 256, 1, 2)), ("zcu104", tune.Shape(256, 14, 512, 1, 2)),
+    ("pynq", tune.Shape(200, 1, 72, 1, images=100)),
 ])  # fmt: skip
 def test_the_estimate_puts_good_points_first(config: str, shape: tune.Shape, tmp_path: Path) -> None:
-    """Of layers that load what stays in a first round, and cut sums in pieces; the first one once took 14% more."""
+    """Of layers that load what stays in a first round, and cut sums in pieces; the first one once took 14% more. Of
+    a matrix of several rows, whose blocks lie side by side: it once took 23% more."""
     cfg = PRESETS[config]
     table = tune.Table(cfg, shape.layer(cfg), tmp_path)
     order = np.argsort(table.space.base, kind="stable").tolist()
