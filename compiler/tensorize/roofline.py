@@ -98,8 +98,10 @@ class _Tiles:
         self.inp_beats, self.wgt_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes), p.weight_beats(cfg)
         self._held()
         out = p.out_blocks * p.rows * p.columns * p.images
-        self.stored_beats = self.entry_beats * self._moved(n, p.out_blocks, x, self.entry_beats)
-        self.store = out * self.stored_beats
+        moved = self._moved(n, p.out_blocks, x, self.entry_beats)
+        self.store = out * self.entry_beats * moved
+        self.last_beats = self.entry_beats * moved if p.apart else self.entry_beats
+        """For an entry of the last tile: that parts of rows are short bursts is a matter of all tiles."""
 
     def _held(self) -> None:
         """Of the input and of weights: what a tile takes, whether all of them stay, and how much is loaded."""
@@ -158,10 +160,10 @@ class _Tiles:
     def _drain(self) -> Cycles:
         """Cycles from gemm's last step to the end of the last STORE."""
         p, tile = self.p, self.n * self.y * self.x
-        drain = tile * (1 + self.stored_beats) + STORE_LATENCY
+        drain = tile * (1 + self.last_beats) + STORE_LATENCY
         # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
-        last = self.y * self.x * (p.out_blocks * self.stored_beats - (p.out_blocks - self.n) * self.k * p.places)
-        return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.stored_beats), 0))
+        last = self.y * self.x * (p.out_blocks * self.last_beats - (p.out_blocks - self.n) * self.k * p.places)
+        return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.last_beats), 0))
 
     def ends(self, beats: Cycles, cold: bool) -> Cycles:
         """Cycles of the first load and the last drain that nothing else hides."""
