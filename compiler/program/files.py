@@ -114,3 +114,19 @@ def write_text(path: str | Path, text: str) -> None:
     """Write `text` to `path`, wholly or not at all. OutputError."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def require_folder(folder: Path) -> None:
+    """OutputError where `folder` is none, and none can be made there."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write {folder}: it is no folder; give the name of one")
+    if not folder.exists() and not folder.absolute().parent.is_dir():
+        raise OutputError(f"cannot write {folder}: there is no folder {folder.absolute().parent}")
+
+
+def make_folder(folder: Path) -> None:
+    """That of `require_folder`, where it is not there. OutputError."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from None

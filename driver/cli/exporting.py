@@ -54,7 +54,7 @@ def export(
         from celosia.driver.export import write
 
         write.require_model(model, name)
-        write.require_folder(output, target)
+        write.require_target(output, target)
         options = Options(config=config, progress=stages, check=not no_check, shapes=shapes)
         made = write.export(model, target, options, name)
         stages("writing C")

@@ -9,7 +9,7 @@ from pathlib import Path
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.options import Options, Source
 from celosia.compiler.program import CpuStep, Program
-from celosia.compiler.program.files import OutputError, replacing
+from celosia.compiler.program.files import OutputError, make_folder, replacing, require_folder
 from celosia.driver.export import hardware
 from celosia.driver.export.build_files import HOSTED, MARK, cmake, main_program, makefile
 from celosia.driver.export.objects import undefined
@@ -115,12 +115,9 @@ def export(source: Source, target: str, options: Options, name: str | None = Non
     return export_program(program, wanted, name)
 
 
-def require_folder(folder: Path, target: str) -> None:
+def require_target(folder: Path, target: str) -> None:
     """OutputError where there can be no such folder, NotExportable where it holds models for another target."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"cannot write {folder}: it is no folder; give the name of one")
-    if not folder.exists() and not folder.absolute().parent.is_dir():
-        raise OutputError(f"cannot write {folder}: there is no folder {folder.absolute().parent}")
+    require_folder(folder)
     held = target_of(folder)
     if held not in (None, target):
         raise NotExportable(f"{folder} holds models for {held}, not for {target}; give another folder")
@@ -137,10 +134,10 @@ def target_of(folder: Path) -> str | None:
 
 def write(exported: Exported, folder: Path) -> None:
     """All files into `folder`, beside other models of the same target; each wholly or not at all. OutputError."""
-    require_folder(folder, exported.target.name)
+    require_target(folder, exported.target.name)
     kernels = folder / f"{exported.model.name}_kernels"
+    make_folder(folder)
     try:
-        folder.mkdir(exist_ok=True)
         shutil.rmtree(kernels, ignore_errors=True)  # of an earlier export
         if any("/" in file for file in exported.files):
             kernels.mkdir()

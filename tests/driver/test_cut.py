@@ -10,10 +10,12 @@ import onnx
 import pytest
 from onnx import helper
 from small_models import Builder
+from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
+from celosia.driver.cli import app
 from celosia.driver.cut import Relay, _balanced, cut
 from celosia.driver.run.explain import predicted
 from celosia.sim.device import DeviceError
@@ -122,3 +124,20 @@ def test_the_longest_part_is_shortest() -> None:
     assert _balanced([10, 20, 30, 90], 100, 2) == [2]
     assert _balanced([10, 40, 50, 90], 100, 3) == [0, 2] or _balanced([10, 40, 50, 90], 100, 3) == [1, 3]
     assert _balanced([], 100, 1) == []
+
+
+def command(*args: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["cut", *map(str, args), "--config", "tiny"])
+    assert done.exit_code == code, f"{done.exit_code}: {done.output}"
+    return " ".join(done.output.split())
+
+
+def test_the_command(whole: str, tmp_path: Path) -> None:
+    said = command(whole, "-o", tmp_path / "parts")
+    first, second = sorted((tmp_path / "parts").iterdir())
+    assert (first.name, second.name) == ("m.1.onnx", "m.2.onnx") and f"{second}: " in said and " cycles, to " in said
+    assert [onnx.load(each) for each in (first, second)] == cut(whole, 2, "tiny")
+    assert "parts at most" in command(whole, "-o", tmp_path / "many", "--parts", 50, code=1)
+    assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)
+    assert "it is no folder" in command(whole, "-o", whole, code=1)
+    assert not (tmp_path / "many").exists()

@@ -1,0 +1,62 @@
+"""`celosia cut`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from celosia.compiler.program.files import make_folder, replacing, require_folder
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import command, say
+
+Folder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for NAME.1.onnx, NAME.2.onnx and so on.")
+]
+Parts = Annotated[int, typer.Option(min=2, metavar="N", help="How many accelerators there are.")]
+
+
+@command
+def cut(
+    model: opt.OnnxModel,
+    output: Folder,
+    parts: Parts = 2,
+    config: opt.ConfigOption = "pynq",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Cut a model for several accelerators, each of which takes what the one before it gives.
+
+    The parts take equally long by the timing model, as nearly as the model's 8-bit tensors allow. In Python
+    `celosia.driver.cut.Relay` runs them, a sample in each at a time.
+
+    \b
+    Examples:
+      celosia cut resnet50.onnx -o parts
+      celosia cut resnet50.onnx --parts 3 -o parts --config zcu104
+    """
+    with common.progress_stages(quiet) as stages:
+        common.check_source(model)
+        require_folder(output)
+        from celosia.compiler.compile import compile as compile_model
+        from celosia.driver.cut import cut as cut_model
+        from celosia.driver.run.explain import estimate
+        from celosia.sim.memory import ZYNQ_HP
+
+        stages("looking for places")
+        found = {
+            output / f"{model.stem}.{number}.onnx": part
+            for number, part in enumerate(cut_model(model, parts, config), 1)
+        }
+        lines = []
+        for path, part in found.items():
+            stages(path.name)
+            cycles = estimate(compile_model(part, config, check=False), ZYNQ_HP)["cycles"]
+            lines.append(f"{path}: {cycles:,} cycles, to {', '.join(each.name for each in part.graph.output)}")
+        make_folder(output)
+        for path, part in found.items():
+            with replacing(path) as temporary:
+                temporary.write_bytes(part.SerializeToString(deterministic=True))
+    if not quiet:
+        say("\n".join(lines))
