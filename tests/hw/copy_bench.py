@@ -112,19 +112,21 @@ async def one_at_a_time(machine: Machine, count: int) -> None:
         await bench.rise(machine.dut)
 
 
-async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None = None) -> None:
+async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None = None, row: int = 0) -> None:
     """A good instruction, then one that fails, then more good ones that must not be done; after halt, all works again.
 
     DRAM has 8192 bytes, and memory fails from 4000 to 4400. elsewhere: fields with which the one that fails goes
-    another way than the good ones, for which it does not wait.
+    another way than the good ones, for which it does not wait. row: bytes of each of its rows, by default as the good
+    ones have: where rows follow each other they are one transfer, whose end is known at once.
     """
     dut, piece = machine.dut, machine.cfg.piece_bytes
+    row = row or 20 * piece
     good = {"x_size": 20, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}
     cases = {
         "end": {"dram_addr": 8192 - 500 - 20 * piece + 1},
         "far": {"dram_addr": 1 << 31},
         "wraps": {"dram_addr": (1 << 32) - 10 * piece},
-        "merged": {"dram_addr": 0, "dram_y": 20 * piece, "y_size": 8192 // (20 * piece) + 1},
+        "merged": {"dram_addr": 0, "dram_y": row, "y_size": 8192 // row + 1},
         "slverr": {"dram_addr": 4000},
     }
     for case, bad in cases.items():

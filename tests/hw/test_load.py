@@ -329,8 +329,10 @@ async def errors_end_quietly(dut: Any) -> None:
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
     cfg = bench.config()
-    weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // scratchpads(cfg)["wgt"].entry_bytes)}
-    await copy_bench.errors_end_quietly(machine, weights if bench.params()["second"] else None)
+    entry = scratchpads(cfg)["wgt"].entry_bytes
+    weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // entry)}
+    second = bench.params()["second"]
+    await copy_bench.errors_end_quietly(machine, *((weights, weights["x_size"] * entry) if second else ()))
 
 
 @cocotb.test()
