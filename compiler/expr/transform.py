@@ -13,7 +13,7 @@ from celosia.compiler.expr.walk import rewrite, substitute, walk
 # Functions that are worth storing rather than computing twice.
 COSTLY = frozenset((
     "exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
-    "acosh", "atanh",
+    "acosh", "atanh", "unfused_exp",
 ))  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Node, Unsupported, at, op
 from celosia.compiler.cpu.types import ONNX_TYPES
@@ -37,10 +39,21 @@ def sign(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + exp(x)) without overflow. log(1 + e) is log(u) * e / (u - 1), where u is 1 + e rounded (Kahan)."""
-    e = call("exp", -call("abs", x))
+    """log(1 + exp(x)) without overflow. log(1 + e) is e * log(u) / (u - 1), where u is 1 + e rounded (Kahan)."""
+    e = unfused_exp(-call("abs", x))
     u = e + 1
-    return T.maximum(x, 0) + select(T.equal(u, 1), e, call("log", u) * e / (u - 1))
+    return T.maximum(x, 0) + select(T.equal(u, 1), e, e * (call("log", u) / (u - 1)))
+
+
+def unfused_exp(x: Expr) -> Expr:
+    """exp(x) as onnxruntime's activations compute it."""
+    return call("unfused_exp" if x.dtype == "float32" else "exp", x)
+
+
+def selu(x: Expr, alpha: float, gamma: float) -> Expr:
+    """Both factors of what is below 0 are one, rounded."""
+    both = float(np.float32(alpha) * np.float32(gamma))
+    return select(x > 0, x * gamma, (unfused_exp(x) - 1) * both)
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
@@ -85,21 +98,18 @@ unary("IsNaN", lambda x, a: call("isnan", x))
 unary("Relu", lambda x, a: T.maximum(x, 0))
 unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
 unary("Softplus", lambda x, a: softplus(x), wide=True)
-unary("Softsign", lambda x, a: x / (call("abs", x) + 1), wide=True)
+unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), wide=True)
 unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
 unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
-unary("Elu", lambda x, a: select(x < 0, (call("exp", x) - 1) * a.get("alpha", 1.0), x), wide=True)
+unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), wide=True)
 unary(
     "Celu",
-    lambda x, a: T.maximum(x, 0) + T.minimum((call("exp", x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
+    lambda x, a: T.maximum(x, 0) + T.minimum((unfused_exp(x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
     wide=True,
 )
 unary(
     "Selu",
-    lambda x, a: (
-        select(x > 0, x, (call("exp", x) - 1) * a.get("alpha", 1.67326319217681884765625))
-        * a.get("gamma", 1.05070102214813232421875)
-    ),
+    lambda x, a: selu(x, a.get("alpha", 1.67326319217681884765625), a.get("gamma", 1.05070102214813232421875)),
     wide=True,
 )
 unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))

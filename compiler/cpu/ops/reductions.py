@@ -37,6 +37,11 @@ def reduced(
     return T.compute(shape, body, name)
 
 
+def _log(x: Expr) -> Expr:
+    """The logarithm of one sum, which onnxruntime takes by the C library: of float32 rounded from doubles."""
+    return call("log", x.astype("float64")).astype(x.dtype) if x.dtype == "float32" else call("log", x)
+
+
 REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], Expr]]] = {
     "ReduceSum": ("sum", lambda x: x, lambda y, n: y),
     "ReduceMean": ("sum", lambda x: x, lambda y, n: y / n if n else y),
@@ -46,7 +51,7 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], E
     "ReduceL1": ("sum", lambda x: call("abs", x), lambda y, n: y),
     "ReduceL2": ("sum", lambda x: x * x, lambda y, n: call("sqrt", y)),
     "ReduceSumSquare": ("sum", lambda x: x * x, lambda y, n: y),
-    "ReduceLogSum": ("sum", lambda x: x, lambda y, n: call("log", y)),
+    "ReduceLogSum": ("sum", lambda x: x, lambda y, n: _log(y)),
 }
 """How elements are combined, what of each is, and what the result is of them and of their number."""
 EXTREMES = ("ReduceMax", "ReduceMin")
@@ -87,7 +92,7 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
     m = reduced(x, axes, True, T.max, "max")
     s = reduced(x, axes, keep, T.sum, "sum", lambda i: cut(call("exp", x[i] - at(m, i))))
     shift = reduced(x, axes, keep, T.max, "max")
-    return T.compute(s.shape, lambda *i: cut(call("log", s[i])) + shift[i], "logsumexp")
+    return T.compute(s.shape, lambda *i: cut(_log(s[i])) + shift[i], "logsumexp")
 
 
 @op("ArgMax", "ArgMin", kind=Kind.REDUCTION)
