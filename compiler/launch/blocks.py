@@ -18,7 +18,9 @@ from math import inf, isfinite
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.launch.attentions import attentions
 from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
@@ -78,6 +80,7 @@ def form_blocks(
             blocks += [(part.choices, cutter.noted(part, _joined(selection, part))) for part in parts]
     _put(selection, blocks)
     _put(selection, list(_with_maps(cfg, selection, cutter, frozenset(apart))))
+    _put(selection, list(_of_attention(cfg, selection, cutter, frozenset(apart))))
     return cutter.decider
 
 
@@ -105,6 +108,24 @@ def _with_maps(
             found, chain = found[:-1], chain[:-1]
         if len(chain) > 1:
             yield found, cutter.noted(parts[0], _joined(selection, parts[0]))
+
+
+def _of_attention(
+    cfg: Config, selection: Selection, cutter: _Cutter, apart: frozenset[ir.Node]
+) -> Iterator[tuple[Sequence[Choice], Choice]]:
+    """Heads whose products and softmaxes take fewer cycles as a block, beside what comes before them."""
+    for found in attentions(cfg, selection, apart):
+        part = _Part(found.stages)
+        one_by_one = beside_softmaxes(cfg, [*found.before, *found.heads])
+        before = [choice.layer for choice in found.before]
+        start = cutter.once(before) if before else 0
+        together = cutter.once([*before, part.layer]) - start
+        alone = cutter.once([choice.layer for choice in one_by_one]) - start
+        wanted = part.layer.name in cutter.decided
+        if wanted or (together < alone and cutter.decided.isdisjoint(choice.layer.name for choice in found.heads)):
+            block = _joined(selection, part)
+            block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
+            yield found.heads, block
 
 
 def _is_product(cfg: Config, layer: Layer) -> bool:
@@ -323,9 +344,9 @@ class _Cutter:
         the network, where only the first of its loads go beside what is computed before."""
         maker = self.makers.get(part.choices[0].layer.x.storage)
         before = [] if maker is None else [maker]
-        start = self._once(before) if before else 0
+        start = self.once(before) if before else 0
         layers = [choice.layer for choice in part.choices]
-        return self._once([*before, part.layer]) - start, self._once([*before, *layers]) - start
+        return self.once([*before, part.layer]) - start, self.once([*before, *layers]) - start
 
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
@@ -348,7 +369,7 @@ class _Cutter:
             planner.timed[name] = self._time([*layers, *_again(layers, planner)], planner)
         return planner.timed[name]
 
-    def _once(self, layers: Sequence[Layer]) -> float:
+    def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
         planner = self.planner.under(self.decider)
         try:

@@ -23,6 +23,7 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definer import Definer, zero_point
 from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of
@@ -39,6 +40,9 @@ def define(cfg: Config, layer: Layer) -> list[Definition]:
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     if isinstance(layer, Block):
+        if layer.attends:
+            yield attention(cfg, layer)
+            return
         yield _with_maps(cfg, layer) if isinstance(layer.layers[-1], Map) else _chain(cfg, layer)
         return
     matrix = _is_matrix(layer)

@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.space import (
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, tile_rows
+from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_cycles, tile_rows
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -207,6 +207,21 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted(candidates(cfg, p), key=tiles)
 
 
+def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
+    """Cycles of attention: all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if that takes
+    longer; and what comes before the first tile's scores and behind the last one's probabilities."""
+    assert p.attends is not None
+    keys, channels = p.attends
+    rows, tiles = d.y * d.x, -(-p.rows // d.y) * -(-p.columns // d.x)
+    share = p.rows * p.columns / (tiles * rows)
+    scores, mixed = rows * keys * channels, rows * keys * p.out_blocks
+    softmax = float(softmax_cycles(cfg, rows, keys))
+    entry = max(1, cfg.lanes // cfg.bus_bytes)
+    first = rows * channels * entry + d.y * keys * channels * p.weight_beats(cfg)
+    tile = max(softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES, scores + mixed)
+    return tiles * share * tile + first + LOAD_LATENCY + scores + mixed + rows * p.out_blocks * (1 + entry)
+
+
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
     """Cycles of `rounds` of an outer loop, the first of which loads what stays on chip, `kept` of all beats, and may
     wait for it while the others do not; the layer before hides part of that."""
@@ -233,6 +248,8 @@ def ranked(
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
         found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        if p.attends is not None:
+            found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
         first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -32,7 +32,8 @@ class Problem:
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
-    packed: whether weights lie packed in DRAM, so that their pieces are whole packs.
+    packed: whether weights lie packed in DRAM, so that their pieces are whole packs. attends: of attention, whose rows
+    are heads and whose columns are queries: blocks of keys, and of the channels of one.
     """
 
     window: Window
@@ -51,6 +52,7 @@ class Problem:
     whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
+    attends: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -62,6 +64,8 @@ class Problem:
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
         whole = ", whole" * self.whole + ", packed" * self.packed
+        if self.attends is not None:
+            return f"attention, {shape}, to {self.attends[0]} blocks of keys of {self.attends[1]} blocks"
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
@@ -243,6 +247,8 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     """Which scratchpad cannot hold the tile `d`, or what else it cannot be; or None."""
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
+    if p.attends is not None:
+        return _over(_attention_needs(cfg, p, d))
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
@@ -264,12 +270,31 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         needs.append(("acc", 2 * entries + accs, room["acc"]))
         needs.append(("inp", p.held(d.n) * span, room["inp"]))
         needs.append(("wgt", d.n * p.in_blocks * p.places, room["wgt"]))
-    for scope, entries, depth in needs:
-        if entries > depth:
-            return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
+    if (reason := _over(needs)) is not None:
+        return reason
     if max(d.y, d.x, d.n) > EXTENT_MAX:
         return f"a tile is larger than {EXTENT_MAX} in one direction"
     return None
+
+
+def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
+    """Which scratchpad has less than is needed, or None. needs: (scratchpad, entries, entries to be had)."""
+    for scope, entries, depth in needs:
+        if entries > depth:
+            return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
+    return None
+
+
+def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+    """Of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries, keys and values."""
+    assert p.attends is not None
+    (keys, channels), rows, room = p.attends, d.y * d.x, depths(cfg)
+    yield "vin", rows * keys, room["vin"]
+    yield "inp", 2 * rows * (keys + channels), room["inp"]
+    yield "acc", rows * (keys + p.out_blocks), room["acc"]
+    yield "wgt", 2 * d.y * keys * (channels + p.out_blocks), room["wgt"]
+    yield "out", rows * p.out_blocks, room["out"] // 2
+    yield "loops of an instruction", max(rows, keys), EXTENT_MAX
 
 
 def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:

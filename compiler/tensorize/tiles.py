@@ -78,6 +78,8 @@ class Pipelined:
         """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
         follows the last gemm goes with it."""
         found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        if self.attends:
+            return [before + behind for before, behind in zip(found[::2], found[1::2], strict=True)]
         last = [node for nodes in found[-2:] for node in nodes]
         return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
 
@@ -89,7 +91,14 @@ class Pipelined:
         if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
             return {}
         units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
-        return {tensor: min(len(of), 2) for tensor, of in units.items()}
+        phases = {tensor: sum(any(tensor in n.scratchpads for n in nodes) for nodes in self.phases) for tensor in made}
+        return {tensor: min(len(of), phases[tensor] if self.attends else 2) for tensor, of in units.items()}
+
+    @property
+    def attends(self) -> bool:
+        """Whether a softmax is among what it computes. That takes the vector unit as long as gemm takes for the next
+        tile's scores, so that these come behind it, and need no second place."""
+        return any(isinstance(node, ComputeInstruction) and node.static.get("softmax") for node in self.computes)
 
     @property
     def stored(self) -> set[Tensor]:

@@ -1,0 +1,128 @@
+"""The tensors of attention as one block: scores and probabilities lie in vin and inp, a row's entries one behind the other.
+
+    scores = requantise(Q · Kᵀ)  → vin        probabilities = softmax(scores)  → inp        y = requantise(P · V)
+
+Heads are rows of the definition, queries its columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis, sum
+from celosia.compiler.expr.nodes import INDEX, Const
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.definer import PLACES, Definer, zero_point
+from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, Rows
+from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.compiler.tensorize.row_definer import row_tensors
+from celosia.compiler.tensorize.space import Problem
+from celosia.hw.config import Config
+
+
+def attention(cfg: Config, block: Block) -> Definition:
+    """Of a product, the softmax of its rows, and the product of these. Untileable where the Config lacks what that
+    takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
+    scores, rows, mixed = block.layers
+    assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)
+    if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
+        raise Untileable("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
+    if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
+        raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
+    first = _ProductDefiner(cfg, scores, "0")
+    queries = first.queries()
+    acc, weights = first.products(queries, lambda i, k, y, x, c: queries[i, k, y, x, 0, 0, c])
+    level = Level(Pass("acc", "", False, True, scores.epilogue.table is not None, to="vin"), queries, "inp", acc, weights)
+    level = replace(level, par=first.uniform(), table=first.looked_up(scores.epilogue))
+    near = first.rows_of(level)
+    middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
+    made, most, whole, powers = row_tensors(middle, rows, near)
+    last = _ProductDefiner(cfg, mixed, "2", middle)
+    acc, weights = last.products(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c])
+    final = Level(Pass("acc", "", False, True, mixed.epilogue.table is not None), made, "inp", acc, weights)
+    final = replace(final, par=last.uniform(), table=last.looked_up(mixed.epilogue))
+    out = last.vector(final, mixed.epilogue, zero_point(mixed))
+    y = last.result(out)
+    problem = Problem(
+        Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
+        attends=(first.blocks, first.input_blocks),
+    )  # fmt: skip
+    levels = level, Level(Pass("vin"), near, "vin"), final
+    found = Rows(rows.count, most, whole, powers)
+    return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+
+
+class _ProductDefiner(Definer):
+    """Makes the tensors of the products of all heads, which are rows."""
+
+    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: Definer | None = None) -> None:
+        self.product_layer = layer
+        if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
+            raise Untileable("attention as a block takes heads of whole groups of channels")
+        blocks = layer.y.channels // layer.heads // cfg.group
+        super().__init__(cfg, layer, False, 0, blocks, suffix, before)
+        self.y = self._heads(layer.y)
+
+    @property
+    def input_blocks(self) -> int:
+        return self.product_layer.x.channels // self.product_layer.heads // self.cfg.group
+
+    def _heads(self, act: Activation) -> ActivationGrid:
+        """`act`, which is matrices whose rows are pixels, with a row for each."""
+        grid, heads = ActivationGrid.of(self.cfg, act, False), self.product_layer.heads
+        image, plane, _, column = grid.strides
+        each = act.channels // heads // self.cfg.group
+        return replace(grid, rows=heads, strides=(image, plane, each * plane, column))
+
+    def queries(self) -> Tensor:
+        """x in entries of inp, [1, blocks, heads, columns, 1, 1, group]."""
+        grid = self._heads(self.product_layer.x)
+        source = self.given(grid, "x", self.input_blocks)
+        shape = (1, self.input_blocks, grid.rows, grid.columns, 1, 1, self.cfg.group)
+        return compute(shape, lambda i, n, y, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=PLACES)
+
+    def products(self, near: Tensor, element: object) -> tuple[Tensor, Tensor]:
+        """Sums of products, [1, blocks, heads, columns, 1, 1, group], and what `element` of `near` is multiplied by,
+        [heads, blocks, input blocks, block_out, block_in]."""
+        cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
+        assert callable(element)
+        grid = self._heads(layer.w)
+        w = self.given(grid, "w", self.input_blocks)
+        shape = (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in)
+        weights = compute(
+            shape, lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
+            axes=("h", "n", "k", "m", "c"),
+        )  # fmt: skip
+        k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
+
+        def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
+            value = element(i, k, y, x, c).astype("int32")
+            return sum(weights[y, n, k, m, c].astype("int32") * value, (k, c))
+
+        names = ("image", "block", "row", "column", "piece", "b", "m")
+        acc = compute((1, self.blocks, layer.heads, self.y.columns, 1, 1, size), product, f"acc{self.suffix}", axes=names)
+        return acc, weights
+
+    def uniform(self) -> Tensor:
+        """Parameters, which are the same for all channels: one entry."""
+        r = self.product_layer.requantise
+        if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
+            raise Untileable("attention as a block requantises all channels alike")
+        one = replace(r, **{name: np.resize(getattr(r, name), self.cfg.block_out) for name in ("bias", "multiplier", "shift")})
+        return self.constant(pack.parameters(self.cfg, one), (1, self.cfg.block_out), "uint64", "par")
+
+    def rows_of(self, level: Level) -> Tensor:
+        """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
+        layer, size = self.product_layer, self.cfg.group
+        value = self.passed(level, layer.epilogue, zero_point(layer))
+        shape = (1, layer.heads, self.y.columns, self.blocks * size)
+
+        zero = Const(0, INDEX)
+
+        def made(i: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+            return value(i, c // size, y, x, zero, zero, c % size)
+
+        return compute(shape, made, "scores", axes=("image", "row", "column", "channel"))
