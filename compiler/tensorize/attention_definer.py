@@ -7,11 +7,12 @@ Heads are rows of the definition, queries its columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis, sum
+from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
 from celosia.compiler.tensorize import pack
@@ -34,7 +35,7 @@ def attention(cfg: Config, block: Block) -> Definition:
         raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
     first = _ProductDefiner(cfg, scores, "0")
     queries = first.queries()
-    acc, weights = first.products(queries, lambda i, k, y, x, c: queries[i, k, y, x, 0, 0, c])
+    acc, weights = first.products(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c])
     level = Level(Pass("acc", "", False, True, scores.epilogue.table is not None, to="vin"), queries, "inp", acc, weights)
     level = replace(level, par=first.uniform(), table=first.looked_up(scores.epilogue))
     near = first.rows_of(level)
@@ -44,8 +45,7 @@ def attention(cfg: Config, block: Block) -> Definition:
     acc, weights = last.products(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c])
     final = Level(Pass("acc", "", False, True, mixed.epilogue.table is not None), made, "inp", acc, weights)
     final = replace(final, par=last.uniform(), table=last.looked_up(mixed.epilogue))
-    out = last.vector(final, mixed.epilogue, zero_point(mixed))
-    y = last.result(out)
+    out, y = last.results(final)
     problem = Problem(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
@@ -78,14 +78,15 @@ class _ProductDefiner(Definer):
         return replace(grid, rows=heads, strides=(image, plane, each * plane, column))
 
     def queries(self) -> Tensor:
-        """x in entries of inp, [1, blocks, heads, columns, 1, 1, group]."""
+        """x in entries of inp, [1, heads, blocks, columns, 1, 1, group]."""
         grid = self._heads(self.product_layer.x)
         source = self.given(grid, "x", self.input_blocks)
-        shape = (1, self.input_blocks, grid.rows, grid.columns, 1, 1, self.cfg.group)
-        return compute(shape, lambda i, n, y, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=PLACES)
+        shape = (1, grid.rows, self.input_blocks, grid.columns, 1, 1, self.cfg.group)
+        axes = ("image", "row", "block", "column", *PLACES[4:])
+        return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
     def products(self, near: Tensor, element: object) -> tuple[Tensor, Tensor]:
-        """Sums of products, [1, blocks, heads, columns, 1, 1, group], and what `element` of `near` is multiplied by,
+        """Sums of products, [1, heads, columns, blocks, 1, 1, group], and what `element` of `near` is multiplied by,
         [heads, blocks, input blocks, block_out, block_in]."""
         cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
         assert callable(element)
@@ -98,13 +99,12 @@ class _ProductDefiner(Definer):
         )  # fmt: skip
         k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
 
-        def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
+        def product(i: Expr, y: Expr, x: Expr, n: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             value = element(i, k, y, x, c).astype("int32")
             return sum(weights[y, n, k, m, c].astype("int32") * value, (k, c))
 
-        names = ("image", "block", "row", "column", "piece", "b", "m")
-        acc = compute((1, self.blocks, layer.heads, self.y.columns, 1, 1, size), product, f"acc{self.suffix}", axes=names)
-        return acc, weights
+        shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
+        return compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m")), weights
 
     def uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
@@ -114,15 +114,40 @@ class _ProductDefiner(Definer):
         one = replace(r, **{name: np.resize(getattr(r, name), self.cfg.block_out) for name in ("bias", "multiplier", "shift")})
         return self.constant(pack.parameters(self.cfg, one), (1, self.cfg.block_out), "uint64", "par")
 
+    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+        i, n, y, x, *entry = index
+        if name == "a":
+            assert level.acc is not None
+            return level.acc[i, y, x, n, *entry]
+        return super()._read(level, name, window, (i, Const(0, INDEX), y, x, *entry))
+
     def rows_of(self, level: Level) -> Tensor:
         """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
-        layer, size = self.product_layer, self.cfg.group
-        value = self.passed(level, layer.epilogue, zero_point(layer))
-        shape = (1, layer.heads, self.y.columns, self.blocks * size)
+        value, zero, size = self._made(level), Const(0, INDEX), self.cfg.group
+        shape = (1, self.product_layer.heads, self.y.columns, self.blocks * size)
+        return compute(
+            shape, lambda i, y, x, c: value(i, c // size, y, x, zero, zero, c % size), "scores",
+            axes=("image", "row", "column", "channel"),
+        )  # fmt: skip
 
+    def results(self, level: Level) -> tuple[Tensor, Tensor]:
+        """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
+        1, group]."""
+        value, heads, size = self._made(level), self.product_layer.heads, self.cfg.group
+        shape = (1, heads, self.y.columns, self.blocks, 1, 1, size)
+        out = compute(shape, lambda i, y, x, n, *e: value(i, n, y, x, *e), "out", axes=(*BY_ROW, *PLACES[4:]))
         zero = Const(0, INDEX)
+        y = compute(
+            (1, self.blocks, heads, self.y.columns, 1, size), lambda i, n, y, x, b, g: out[i, y, x, n, zero, b, g], "y",
+            axes=("image", "group", "row", "column", "b", "g"),
+        )  # fmt: skip
+        _, self.places[y] = self.y.tensor(self.cfg, "y", self.blocks)
+        return out, y
 
-        def made(i: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
-            return value(i, c // size, y, x, zero, zero, c % size)
+    def _made(self, level: Level) -> Callable[..., Expr]:
+        return self.passed(level, self.product_layer.epilogue, zero_point(self.product_layer))
 
-        return compute(shape, made, "scores", axes=("image", "row", "column", "channel"))
+
+BY_ROW = ("image", "row", "column", "block")
+"""The first axes of what gemm and the vector unit hand to each other: a part of the queries is entries in a row, so that
+the other unit waits for these alone."""

@@ -216,7 +216,7 @@ class Definer:
         assert tile is not None
         match name:
             case "par":
-                return tile[n if tile.shape[0] > 1 else 0, channel]  # one entry where all blocks have the same
+                return tile[n, channel]
             case "table":
                 return tile[0, 0]
             case "tap":

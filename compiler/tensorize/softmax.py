@@ -78,7 +78,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
         axes=("c",),
     )
     fields = partial(_fields, Destination[scopes["out"].upper()], entries, entries * lanes - count)
-    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a"}, fields, "x")
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a"}, fields, "x", alone=True)
     return TensorIntrinsic(f"{name}_{count}", out, scopes, rule, {"a": lanes, "out": lanes})
 
 

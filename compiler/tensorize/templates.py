@@ -19,6 +19,10 @@ from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
 
+import os
+PART = int(os.environ.get("PART", 64))
+"""Queries of a head that an instruction takes at most."""
+
 
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
@@ -144,10 +148,14 @@ class _Template:
         image, group, head, query, b, _ = y.order
         heads, head = y.split(head, self.c.y, "peel")
         queries, query = y.split(query, self.c.x, "peel")
-        y.reorder(image, heads, queries, group, head, query)
+        y.reorder(image, heads, queries, head, query, group)
+        self._by_parts(y, head, query, (group,))
         y.pipeline(queries)
         y.tensorize(b, self.hw["store"])
         self._pass(queries)
+        out = s[d.out]
+        image, head, query, block, *_ = out.order
+        self._by_parts(out, head, query, (block,))
         self._of_heads(last, queries)
         self._shares(rows, last.near, "softmax_to_inp", queries)
         scores = s[middle.near]
@@ -155,11 +163,18 @@ class _Template:
         scores.compute_at(y, queries)
         image, head, query, channel = scores.order
         block, lane = scores.split(channel, self.cfg.group)
-        scores.reorder(image, block, head, query, lane)
+        scores.reorder(image, head, query, block, lane)
+        self._by_parts(scores, head, query, (block,))
         scores.tensorize(lane, self.hw[first.vector.name])
         self._constants(first, middle.near, y, queries)
         self._of_heads(first, queries)
-        self._bring(first.near, y, queries, "inp")
+        near = s[first.near]
+        near.set_scope("inp")
+        near.compute_at(y, queries)
+        near.keep()
+        _, head, _, _, _, b, _ = near.order
+        near.unroll(head)
+        near.tensorize(b, self.hw["load_inp"])
         return s
 
     def _of_heads(self, level: Level, tile: Axis) -> None:
@@ -168,14 +183,23 @@ class _Template:
         acc, weights = self.s[level.acc], self.s[level.weights]
         acc.set_scope("acc")
         acc.compute_at(self.s[self.d.y], tile)
-        image, block, head, query, piece, b, m, k, lane = acc.order
-        acc.reorder(image, head, block, query, k, piece, b, m, lane)
-        acc.unroll(head)
+        image, head, query, block, piece, b, m, k, lane = acc.order
+        acc.reorder(image, head, query, block, k, piece, b, m, lane)
+        self._by_parts(acc, head, query, (block,))
         acc.tensorize(piece, self.hw["gemm"])
         weights.set_scope("wgt")
         weights.compute_at(self.s[self.d.y], tile)
         weights.keep()
+        if int(os.environ.get("WU", 1)) > (level is self.d.last):
+            weights.unroll(weights.order[0])
         weights.tensorize(weights.order[3], self.hw["load_wgt"])
+
+    def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
+        """Instructions of their own for each head and PART of its queries: the other unit begins behind the first."""
+        part, query = stage.split(query, PART, "peel")
+        stage.reorder(head, part, *inside, query)
+        stage.unroll(head)
+        stage.unroll(part)
 
     def _shares(self, rows: Rows, results: Tensor, softmax: str, tile: Axis) -> None:
         """The softmax of rows at `tile`, an intrinsic of that name, with its powers."""
@@ -185,7 +209,10 @@ class _Template:
         for tensor, name in names.items():
             s[tensor].set_scope(name.rpartition("_to_")[2] if "_to_" in name else "out" if tensor is results else "row")
             s[tensor].compute_at(y, tile)
-            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
+            image, head, query, *channel = s[tensor].order
+            if "_to_" in name:
+                self._by_parts(s[tensor], head, query)
+            s[tensor].tensorize(channel[0], self.hw[f"{name}_{rows.count}"])
         s[powers].compute_at(y, tile)
         s[powers].keep()
         s[powers].tensorize(s[powers].split(s[powers].order[1], 1)[1], self.hw["load_exp"])

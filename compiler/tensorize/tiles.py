@@ -72,6 +72,8 @@ class Pipelined:
     computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
+    depths: Mapping[str, int]
+    """Entries of the scratchpads."""
 
     @cached_property
     def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
@@ -91,14 +93,26 @@ class Pipelined:
         if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
             return {}
         units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
-        phases = {tensor: sum(any(tensor in n.scratchpads for n in nodes) for nodes in self.phases) for tensor in made}
-        return {tensor: min(len(of), phases[tensor] if self.attends else 2) for tensor, of in units.items()}
+        places = {tensor: min(len(of), 2) for tensor, of in units.items()}
+        return places if not self.attends else places | dict(self._within_phases(made))
+
+    def _within_phases(self, made: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """Of attention, the places of what gemm leaves in acc, which is read in the same phase: one, and another where
+        there is room, of the last phase's first. Then the last tile's products need not wait for the one before."""
+        sums = [fill for fill in self.fills if fill.tensor in made and fill.scope == "acc"]
+        room = self.depths["acc"] - sum(fill.entries for fill in sums)
+        ends = [max(n for n, node in enumerate(self.computes) if fill.tensor in node.scratchpads) for fill in sums]
+        for _, fill in sorted(zip(ends, sums), key=lambda each: -each[0]):
+            second = fill.entries <= room
+            room -= fill.entries * second
+            yield fill.tensor, 1 + second
 
     @property
     def attends(self) -> bool:
-        """Whether a softmax is among what it computes. That takes the vector unit as long as gemm takes for the next
-        tile's scores, so that these come behind it, and need no second place."""
-        return any(isinstance(node, ComputeInstruction) and node.static.get("softmax") for node in self.computes)
+        """Whether it computes a softmax of what gemm makes. That takes the vector unit as long as gemm takes for the next
+        tile's scores, so that these need no second place."""
+        softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
+        return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 
     @property
     def stored(self) -> set[Tensor]:
