@@ -218,7 +218,8 @@ def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
     rows, tiles = d.y * d.x, -(-p.rows // d.y) * -(-p.columns // d.x)
     share = p.rows * p.columns / (tiles * rows)
     scores, mixed = rows * keys * channels, rows * keys * p.out_blocks
-    softmax = float(softmax_cycles(cfg, rows, keys))
+    last = (d.x - 1) % tile_rows(cfg) + 1
+    softmax = float(softmax_cycles(cfg, (d.y * -(-d.x // tile_rows(cfg)) - 1) * tile_rows(cfg) + last, keys))
     entry = max(1, cfg.lanes // cfg.bus_bytes)
     first = rows * channels * entry + d.y * keys * channels * p.weight_beats(cfg)
     tile = max(softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES, scores + mixed)

@@ -18,10 +18,10 @@ from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
 from celosia.hw.config import Config
+from celosia.hw.pipeline import tile_rows
 
-import os
-PART = int(os.environ.get("PART", 64))
-"""Queries of a head that an instruction takes at most."""
+PART = 4
+"""Tiles of softmax's rows that an instruction of attention takes at most."""
 
 
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
@@ -190,13 +190,12 @@ class _Template:
         weights.set_scope("wgt")
         weights.compute_at(self.s[self.d.y], tile)
         weights.keep()
-        if int(os.environ.get("WU", 1)) > (level is self.d.last):
-            weights.unroll(weights.order[0])
+        weights.unroll(weights.order[0])
         weights.tensorize(weights.order[3], self.hw["load_wgt"])
 
     def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
-        """Instructions of their own for each head and PART of its queries: the other unit begins behind the first."""
-        part, query = stage.split(query, PART, "peel")
+        """Instructions of their own for each head and some of its queries: the other unit begins behind the first."""
+        part, query = stage.split(query, PART * tile_rows(self.cfg), "peel")
         stage.reorder(head, part, *inside, query)
         stage.unroll(head)
         stage.unroll(part)
