@@ -14,18 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice, Selection
-from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Softmax, inputs
+from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
 from celosia.hw.config import Config
 
 
 class Attention(NamedTuple):
     """heads: the choices that run one by one, as they are in the selection. stages: product, softmax and product, each
-    of all heads. before: what makes that which these read, in order."""
+    of all heads. before: what makes that which these read, in order. one_by_one: the layers of that and of the heads,
+    in the order of a launch."""
 
     heads: list[Choice]
     stages: tuple[Choice, Choice, Choice]
     before: list[Choice]
+    one_by_one: list[Layer]
 
 
 def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) -> Iterator[Attention]:
@@ -40,7 +43,7 @@ def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) ->
         read = [choice for choice in choices if scores in (act.storage for act in inputs(choice.layer))]
         heads = [*first, *middle, *last]
         alone = all(a is b for a, b in zip(read, middle)) and len(read) == len(middle)
-        if not alone or not len(first) == len(middle) == len(last) or not apart_from(heads, apart):
+        if not alone or not len(first) == len(middle) == len(last) or not _none_of(heads, apart):
             continue
         handed = zip((first, middle), (middle, last))
         if any(a.layer.y != b.layer.x for before, behind in handed for a, b in zip(before, behind)):
@@ -49,10 +52,12 @@ def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) ->
         stages = [_merged(cfg, each) for each in (first, middle, last)]
         if all(_stays(choice.value, nodes, selection) for choice in (first[0], middle[0])) and None not in stages:
             one, two, three = (stage for stage in stages if stage is not None)
-            yield Attention(heads, (one, two, three), _before(choices, heads))
+            before = _before(choices, heads)
+            order = beside_softmaxes(cfg, [*before, *heads])
+            yield Attention(heads, (one, two, three), before, [choice.layer for choice in order])
 
 
-def apart_from(choices: Iterable[Choice], nodes: Collection[ir.Node]) -> bool:
+def _none_of(choices: Iterable[Choice], nodes: Collection[ir.Node]) -> bool:
     """Whether none of `nodes` is in `choices`."""
     return all(node not in nodes for choice in choices for node in choice.nodes)
 

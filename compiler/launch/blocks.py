@@ -18,7 +18,6 @@ from math import inf, isfinite
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.launch.attentions import attentions
 from celosia.compiler.launch.image import LayerErrors, build
@@ -115,17 +114,12 @@ def _of_attention(
 ) -> Iterator[tuple[Sequence[Choice], Choice]]:
     """Heads whose products and softmaxes take fewer cycles as a block, beside what comes before them."""
     for found in attentions(cfg, selection, apart):
-        part = _Part(found.stages)
-        one_by_one = beside_softmaxes(cfg, [*found.before, *found.heads])
-        before = [choice.layer for choice in found.before]
+        part, before = _Part(found.stages), [choice.layer for choice in found.before]
         start = cutter.once(before) if before else 0
-        together = cutter.once([*before, part.layer]) - start
-        alone = cutter.once([choice.layer for choice in one_by_one]) - start
-        wanted = part.layer.name in cutter.decided
-        if wanted or (together < alone and cutter.decided.isdisjoint(choice.layer.name for choice in found.heads)):
-            block = _joined(selection, part)
-            block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
-            yield found.heads, block
+        together, alone = cutter.once([*before, part.layer]) - start, cutter.once(found.one_by_one) - start
+        fixed = not cutter.decided.isdisjoint(choice.layer.name for choice in found.heads)
+        if part.layer.name in cutter.decided or (together < alone and not fixed):
+            yield found.heads, _with_cycles(_joined(selection, part), together, alone)
 
 
 def _is_product(cfg: Config, layer: Layer) -> bool:
@@ -328,8 +322,7 @@ class _Cutter:
 
     def noted(self, part: _Part, block: Choice) -> Choice:
         """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
-        block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
-        return block
+        return _with_cycles(block, *self._both(part))
 
     def kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
@@ -429,6 +422,11 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
         return replace(act, storage=others[act.storage])
 
     return [planner.known(moved(layer, placed), layer, others) for layer in layers]
+
+
+def _with_cycles(block: Choice, together: float, alone: float) -> Choice:
+    block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
+    return block
 
 
 def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:

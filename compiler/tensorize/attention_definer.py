@@ -1,4 +1,4 @@
-"""The tensors of attention as one block: scores and probabilities lie in vin and inp, a row's entries one behind the other.
+"""The tensors of attention as a block: scores and probabilities lie in vin and inp, a row's entries one behind another.
 
     scores = requantise(Q · Kᵀ)  → vin        probabilities = softmax(scores)  → inp        y = requantise(P · V)
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definer import PLACES, Definer, zero_point
-from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, Rows
+from celosia.compiler.tensorize.definer import PLACES, Definer
+from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, Rows, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import row_tensors
 from celosia.compiler.tensorize.space import Problem
@@ -33,18 +31,16 @@ def attention(cfg: Config, block: Block) -> Definition:
         raise Untileable("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
     if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
         raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
+    if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
+        raise Untileable("attention as a block adds nothing, and looks nothing up behind its softmax")
     first = _ProductDefiner(cfg, scores, "0")
     queries = first.queries()
-    acc, weights = first.products(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c])
-    level = Level(Pass("acc", "", False, True, scores.epilogue.table is not None, to="vin"), queries, "inp", acc, weights)
-    level = replace(level, par=first.uniform(), table=first.looked_up(scores.epilogue))
+    level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     near = first.rows_of(level)
     middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
     made, most, whole, powers = row_tensors(middle, rows, near)
     last = _ProductDefiner(cfg, mixed, "2", middle)
-    acc, weights = last.products(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c])
-    final = Level(Pass("acc", "", False, True, mixed.epilogue.table is not None), made, "inp", acc, weights)
-    final = replace(final, par=last.uniform(), table=last.looked_up(mixed.epilogue))
+    final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
     problem = Problem(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
@@ -85,16 +81,14 @@ class _ProductDefiner(Definer):
         axes = ("image", "row", "block", "column", *PLACES[4:])
         return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
-    def products(self, near: Tensor, element: object) -> tuple[Tensor, Tensor]:
-        """Sums of products, [1, heads, columns, blocks, 1, 1, group], and what `element` of `near` is multiplied by,
-        [heads, blocks, input blocks, block_out, block_in]."""
+    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> Level:
+        """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
+        blocks, input blocks, block_out, block_in], and the pass behind them."""
         cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
-        assert callable(element)
-        grid = self._heads(layer.w)
-        w = self.given(grid, "w", self.input_blocks)
-        shape = (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in)
+        w = self.given(self._heads(layer.w), "w", self.input_blocks)
         weights = compute(
-            shape, lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
+            (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
+            lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
             axes=("h", "n", "k", "m", "c"),
         )  # fmt: skip
         k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
@@ -104,15 +98,19 @@ class _ProductDefiner(Definer):
             return sum(weights[y, n, k, m, c].astype("int32") * value, (k, c))
 
         shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
-        return compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m")), weights
+        acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
+        behind = Pass("acc", "", False, True, layer.epilogue.table is not None, to=to)
+        par, table = self._uniform(), self.looked_up(layer.epilogue)
+        return Level(behind, near, "inp", acc, weights, par=par, table=table)
 
-    def uniform(self) -> Tensor:
+    def _uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
-        r = self.product_layer.requantise
+        r, size = self.product_layer.requantise, self.cfg.block_out
         if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
             raise Untileable("attention as a block requantises all channels alike")
-        one = replace(r, **{name: np.resize(getattr(r, name), self.cfg.block_out) for name in ("bias", "multiplier", "shift")})
-        return self.constant(pack.parameters(self.cfg, one), (1, self.cfg.block_out), "uint64", "par")
+        bias, multiplier, shift = r.bias[:1].repeat(size), r.multiplier[:1].repeat(size), r.shift[:1].repeat(size)
+        one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
+        return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
     def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         i, n, y, x, *entry = index
@@ -149,5 +147,5 @@ class _ProductDefiner(Definer):
 
 
 BY_ROW = ("image", "row", "column", "block")
-"""The first axes of what gemm and the vector unit hand to each other: a part of the queries is entries in a row, so that
-the other unit waits for these alone."""
+"""The first axes of what gemm and the vector unit hand to each other: a part of the queries is entries in a row, so
+that the other unit waits for these alone."""

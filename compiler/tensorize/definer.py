@@ -23,7 +23,15 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.definition import (
+    ActivationGrid,
+    Blob,
+    Definition,
+    Level,
+    depthwise,
+    window_of,
+    zero_point,
+)
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -436,13 +444,6 @@ class Definer:
     def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)
-
-
-def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
-    """The variable of VECTOR that holds it; {} without requantisation."""
-    if isinstance(layer, Map) or layer.requantise is None:
-        return {}
-    return {"zero_point": layer.requantise.zero_point}
 
 
 def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:

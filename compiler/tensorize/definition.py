@@ -17,6 +17,8 @@ from celosia.compiler.layer import (
     ActivationProduct,
     Conv,
     Layer,
+    Map,
+    Multiply,
     Pool,
     Window,
 )
@@ -156,3 +158,10 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 def window_of(layer: Layer) -> Window:
     """Of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
+
+
+def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
+    """The variable of VECTOR that holds it; {} without requantisation."""
+    if isinstance(layer, Map) or layer.requantise is None:
+        return {}
+    return {"zero_point": layer.requantise.zero_point}

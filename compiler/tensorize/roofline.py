@@ -23,6 +23,7 @@ from celosia.compiler.tensorize.space import (
     parts,
     point,
     products,
+    query_part,
     too_large,
 )
 from celosia.compiler.tensorize.transfer import PAD_MAX
@@ -211,19 +212,26 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
-    """Cycles of attention: all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if that takes
-    longer; and what comes before the first tile's scores and behind the last one's probabilities."""
+    """Cycles of attention: those of all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if
+    that takes longer; what comes before the first tile's softmax, and behind the last one."""
     assert p.attends is not None
     keys, channels = p.attends
-    rows, tiles = d.y * d.x, -(-p.rows // d.y) * -(-p.columns // d.x)
-    share = p.rows * p.columns / (tiles * rows)
-    scores, mixed = rows * keys * channels, rows * keys * p.out_blocks
-    last = (d.x - 1) % tile_rows(cfg) + 1
-    softmax = float(softmax_cycles(cfg, (d.y * -(-d.x // tile_rows(cfg)) - 1) * tile_rows(cfg) + last, keys))
-    entry = max(1, cfg.lanes // cfg.bus_bytes)
-    first = rows * channels * entry + d.y * keys * channels * p.weight_beats(cfg)
-    tile = max(softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES, scores + mixed)
-    return tiles * share * tile + first + LOAD_LATENCY + scores + mixed + rows * p.out_blocks * (1 + entry)
+
+    def tile(heads: int, queries: int) -> float:
+        if not heads or not queries:
+            return 0
+        whole = (heads * -(-queries // tile_rows(cfg)) - 1) * tile_rows(cfg)
+        softmax = float(softmax_cycles(cfg, whole + (queries - 1) % tile_rows(cfg) + 1, keys))
+        rows = heads * queries
+        vector = softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES
+        return max(vector, rows * keys * (channels + p.out_blocks))
+
+    (many, few), (most, rest) = divmod(p.rows, d.y), divmod(p.columns, d.x)
+    tiles = many * (most * tile(d.y, d.x) + tile(d.y, rest)) + most * tile(few, d.x) + tile(few, rest)
+    part, entry = min(d.x, query_part(cfg)), max(1, cfg.lanes // cfg.bus_bytes)
+    head = max(d.x * channels * entry + keys * channels * p.weight_beats(cfg), d.x * keys * channels)
+    start = LOAD_LATENCY + d.y * head + part * keys * channels
+    return tiles + start + part * p.out_blocks * (keys + 1 + entry) + STORE_LATENCY
 
 
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
@@ -253,8 +261,7 @@ def ranked(
     if not p.in_blocks:
         found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
         if p.attends is not None:
-            points = sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d))
-            found = (replace(d, ahead=NEXT) for d in points)
+            found = (replace(d, ahead=NEXT) for d in sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
         first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

@@ -18,14 +18,12 @@ from celosia.compiler.tensorize.intrinsics import Pass
 def row_tensors(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, the largest
     element int8 and the total float32 of each row, and the powers in DRAM."""
-    *pixels, _ = near.shape
+    pixels = near.shape[:3]
     names, count = ("image", "row", "column", "channel"), layer.count
     powers = definer.constant(layer.powers.view(np.uint8), (1, len(layer.powers)), "float32", "powers")
     k, j = reduce_axis(count, "k"), reduce_axis(count, "j")
     most = compute(pixels, lambda *i: rows.largest(lambda c: near[(*i, c)], k), "largest", axes=names[:3])
-    whole = compute(
-        pixels, lambda *i: rows.total(lambda c: near[(*i, c)], powers, most[i], j), "total", axes=names[:3]
-    )
+    whole = compute(pixels, lambda *i: rows.total(lambda c: near[(*i, c)], powers, most[i], j), "total", axes=names[:3])
     limits = [definer.scalar(name, "float32", value) for name, value in
               zip(("zero_point", "lo", "hi"), (layer.zero_point, *layer.epilogue.clip))]  # fmt: skip
 

@@ -63,7 +63,13 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     powers = placeholder((1, PLACES), "float32", "powers")
     most, whole = placeholder((), "int8", "largest"), placeholder((), "float32", "total")
     element: Element = lambda k: a[k]  # noqa: E731
-    scopes = {"a": "vin", "powers": POWERS, "largest": ROW, "total": ROW, "out": "inp" if name.endswith("inp") else "out"}
+    scopes = {
+        "a": "vin",
+        "powers": POWERS,
+        "largest": ROW,
+        "total": ROW,
+        "out": "inp" if name.endswith("inp") else "out",
+    }
     axis = reduce_axis(count, "k")
     if name == "largest":
         return TensorIntrinsic(f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, Within())

@@ -248,7 +248,7 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
     if p.attends is not None:
-        return _over(_attention_needs(cfg, p, d))
+        return _over(_attention_needs(cfg, p, d)) or _uneven(cfg, p, d)
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
@@ -295,6 +295,19 @@ def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[st
     yield "wgt", 2 * d.y * keys * (channels + p.out_blocks), room["wgt"]
     yield "out", rows * p.out_blocks, room["out"] // 2
     yield "loops of an instruction", max(rows, keys), EXTENT_MAX
+
+
+def query_part(cfg: Config) -> int:
+    """Queries that an instruction of attention takes at most: the other unit begins behind the first one."""
+    return 4 * tile_rows(cfg)
+
+
+def _uneven(cfg: Config, p: Problem, d: Decisions) -> str | None:
+    """Why tiles of several heads cannot be cut so, or None."""
+    part = query_part(cfg)
+    if d.y > 1 and any(size > part and size % part for size in (d.x, p.columns % d.x)):
+        return f"a tile of several heads takes at most {part} queries, or a multiple of that"
+    return None
 
 
 def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:

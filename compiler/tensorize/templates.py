@@ -16,12 +16,8 @@ from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import declared
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
 from celosia.hw.config import Config
-from celosia.hw.pipeline import tile_rows
-
-PART = 4
-"""Tiles of softmax's rows that an instruction of attention takes at most."""
 
 
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
@@ -195,7 +191,7 @@ class _Template:
 
     def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
         """Instructions of their own for each head and some of its queries: the other unit begins behind the first."""
-        part, query = stage.split(query, PART * tile_rows(self.cfg), "peel")
+        part, query = stage.split(query, query_part(self.cfg), "peel")
         stage.reorder(head, part, *inside, query)
         stage.unroll(head)
         stage.unroll(part)
@@ -204,14 +200,16 @@ class _Template:
         """The softmax of rows at `tile`, an intrinsic of that name, with its powers."""
         s, y = self.s, self.s[self.d.y]
         powers = s.cache_read(rows.powers, "exp", (rows.total, results))
-        names = {results: softmax, rows.total: "total", rows.largest: "largest"}
-        for tensor, name in names.items():
-            s[tensor].set_scope(name.rpartition("_to_")[2] if "_to_" in name else "out" if tensor is results else "row")
+        s[results].set_scope("out" if results is self.d.out else "inp")
+        s[results].compute_at(y, tile)
+        _, row, column, channel = s[results].order
+        if results is not self.d.out:
+            self._by_parts(s[results], row, column)
+        s[results].tensorize(channel, self.hw[f"{softmax}_{rows.count}"])
+        for tensor, name in ((rows.total, "total"), (rows.largest, "largest")):
+            s[tensor].set_scope("row")
             s[tensor].compute_at(y, tile)
-            image, head, query, *channel = s[tensor].order
-            if "_to_" in name:
-                self._by_parts(s[tensor], head, query)
-            s[tensor].tensorize(channel[0], self.hw[f"{name}_{rows.count}"])
+            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
         s[powers].compute_at(y, tile)
         s[powers].keep()
         s[powers].tensorize(s[powers].split(s[powers].order[1], 1)[1], self.hw["load_exp"])

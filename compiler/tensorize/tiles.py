@@ -109,8 +109,8 @@ class Pipelined:
 
     @property
     def attends(self) -> bool:
-        """Whether it computes a softmax of what gemm makes. That takes the vector unit as long as gemm takes for the next
-        tile's scores, so that these need no second place."""
+        """Whether it computes a softmax of what gemm makes. That takes the vector unit as long as gemm takes for the
+        next tile's scores, so that these need no second place."""
         softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
         return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 

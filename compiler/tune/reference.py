@@ -50,8 +50,8 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
         rows, columns = (values[act].reshape(layer.heads, -1, act.width) for act in (layer.x, layer.w))
         weights = (columns + float(layer.w_offset)).transpose(0, 2, 1)[:, : layer.y.channels // layer.heads]
         sums = weights @ (rows + float(layer.x_offset))
-        each = [_requantised(head[None, :, None], layer.requantise, epilogue) for head in sums]
-        result = np.concatenate(each, axis=1)
+        heads = [_requantised(head[None, :, None], layer.requantise, epilogue) for head in sums]
+        result = np.concatenate(heads, axis=1)
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
         result = _requantised(product, layer.requantise, epilogue)
