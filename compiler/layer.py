@@ -385,11 +385,6 @@ class Block:
         return name.split(BETWEEN_GROUPS)
 
     @property
-    def attends(self) -> bool:
-        """Whether it is attention."""
-        return isinstance(self.layers[0], ActivationProduct)
-
-    @property
     def x(self) -> Activation:
         """What the first layer reads."""
         return self.layers[0].x

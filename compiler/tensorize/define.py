@@ -40,7 +40,7 @@ def define(cfg: Config, layer: Layer) -> list[Definition]:
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     if isinstance(layer, Block):
-        if layer.attends:
+        if isinstance(layer.layers[0], ActivationProduct):
             yield attention(cfg, layer)
             return
         yield _with_maps(cfg, layer) if isinstance(layer.layers[-1], Map) else _chain(cfg, layer)

@@ -30,6 +30,7 @@ from celosia.compiler.tensorize.definition import (
     Level,
     depthwise,
     window_of,
+    within,
     zero_point,
 )
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
@@ -95,7 +96,7 @@ class Definer:
         """Tests that row `y` and column `x` of x exist, for those that the scratchpad has."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
-        return _within(y, self.x.rows, rows, self.skip, top) + _within(x, self.x.columns, columns, 1, left)
+        return within(y, self.x.rows, rows, self.skip, top) + within(x, self.x.columns, columns, 1, left)
 
     @property
     def pads(self) -> bool:
@@ -444,11 +445,3 @@ class Definer:
     def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)
-
-
-def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
-    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
-    tests = [index >= 0] if before > 0 else []
-    if (count - 1) * step - before >= size:
-        tests.append(index < size)
-    return tests

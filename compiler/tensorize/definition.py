@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr import Axis, Tensor, Var, placeholder
+from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.layer import (
     Activation,
@@ -165,3 +165,11 @@ def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[
     if isinstance(layer, Map) or layer.requantise is None:
         return {}
     return {"zero_point": layer.requantise.zero_point}
+
+
+def within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
+    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
+    tests = [index >= 0] if before > 0 else []
+    if (count - 1) * step - before >= size:
+        tests.append(index < size)
+    return tests
