@@ -29,7 +29,16 @@ from celosia.compiler.tensorize.space import (
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_cycles, tile_rows
+from celosia.hw.pipeline import (
+    MAX_BURST,
+    OUTSTANDING,
+    PAIR_STAGES,
+    VECTOR_STAGES,
+    softmax_behind,
+    softmax_cycles,
+    softmax_parts,
+    tile_rows,
+)
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -220,8 +229,7 @@ def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
     def tile(heads: int, queries: int) -> float:
         if not heads or not queries:
             return 0
-        whole = (heads * -(-queries // tile_rows(cfg)) - 1) * tile_rows(cfg)
-        softmax = float(softmax_cycles(cfg, whole + (queries - 1) % tile_rows(cfg) + 1, keys))
+        softmax = _softmaxes(cfg, heads, queries, keys)
         rows = heads * queries
         vector = softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES
         return max(vector, rows * keys * (channels + p.out_blocks))
@@ -232,6 +240,18 @@ def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
     head = max(d.x * channels * entry + keys * channels * p.weight_beats(cfg), d.x * keys * channels)
     start = LOAD_LATENCY + d.y * head + part * keys * channels
     return tiles + start + part * p.out_blocks * (keys + 1 + entry) + STORE_LATENCY
+
+
+def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
+    """Cycles of the softmaxes of a tile of attention. One goes along with the one before it, but begins only when the
+    one before that has ended, whose largest elements and last quotients take two of its tiles more."""
+    many, rest = divmod(queries, query_part(cfg))
+    rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
+    beat = tile_rows(cfg) * groups * softmax_parts(cfg)
+    tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
+    more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
+    along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)
+    return along + float(softmax_cycles(cfg, rows[-1], groups))
 
 
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
