@@ -7,7 +7,6 @@ before gemm has used what lies there, and part of the load of the first tile and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -63,8 +62,6 @@ GEMM_CYCLES = 4
 INSTRUCTIONS_PER_TILE = 6
 ENDS = 0.5
 """How much of a layer's first load and last drain counts where gemm is the busiest: the layers around it overlap."""
-NEXT = 1
-"""Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
 Cycles = NDArray[np.float64]
 
 
@@ -281,7 +278,7 @@ def ranked(
     if not p.in_blocks:
         found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
         if p.attends is not None:
-            found = (replace(d, ahead=NEXT) for d in sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
+            found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
         first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

@@ -18,6 +18,8 @@ from celosia.hw.pipeline import tile_rows
 from celosia.hw.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
+NEXT = 1
+"""Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
@@ -207,7 +209,8 @@ Sizes = tuple[int, int, int, int, str]
 def point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
     """The point of these sizes, which loads activations in parts of about LOAD_PART_BEATS."""
     beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-    return Decisions(n, y, x, k, order, part=max(1, LOAD_PART_BEATS // max(1, beats)))
+    ahead = AHEAD if p.attends is None else NEXT
+    return Decisions(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
 
 
 def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:

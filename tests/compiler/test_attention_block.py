@@ -20,6 +20,7 @@ from celosia.compiler.numerics import fold_scale, softmax_powers
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates, why_not
+from celosia.compiler.tune.measure import in_a_row
 from celosia.compiler.tune.reference import meaning as reference
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config
@@ -142,6 +143,16 @@ def test_why_it_is_none() -> None:
         return replace(layer, requantise=replace(r, bias=np.arange(len(r.bias), dtype=np.int32)))
 
     assert "all channels alike" in _refused(cfg, another_bias)
+
+
+def test_the_tuner_measures_it_with_other_constants() -> None:
+    b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    again = in_a_row(block := attention(b, 2, 6, 2, 1, 1))[1]
+    (one,), (other,) = (Planner(b.cfg).definitions(layer) for layer in (block, again))
+    assert one.signature == other.signature and isinstance(again, Block)
+    for own, turned in zip(block.layers[::2], again.layers[::2]):
+        assert isinstance(own, ActivationProduct) and isinstance(turned, ActivationProduct)
+        assert (own.requantise.bias != turned.requantise.bias).all()
 
 
 def test_tiles_that_do_not_fit() -> None:
