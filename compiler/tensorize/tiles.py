@@ -231,8 +231,9 @@ class PlacedPlan:
         self.used: dict[str, int] = {}
         self.depth = max(_depths(self.plan.nodes), default=1)
         """Phases of the tile with the most; after it comes what reads its results."""
-        self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
-        """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
+        self.handed: dict[tuple[str, int], tuple[str, int, int, int]] = {}
+        """Scratchpad, first entry, end and number of places of what tiles hand on, by its name and size, while tiles
+        are on their way."""
         self.begun = 0
         self.under_way: Counter[str] = Counter()
         """Tiles that hand on a tensor and have not ended, by its name."""
@@ -382,13 +383,12 @@ class PlacedPlan:
         slots: dict[Tensor, int] = {}
         for fill in node.fills:
             if fill.tensor in node.handed:
-                places = node.handed[fill.tensor]
-                _, first, end = self._held(fill, places)
+                _, first, end, places = self._held(fill, node.handed[fill.tensor])
                 slots[fill.tensor] = first + number % places * ((end - first) // places)
         return slots
 
-    def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
-        """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
+    def _held(self, fill: Fill, places: int) -> tuple[str, int, int, int]:
+        """Places for what `fill` hands on, and how many; those of a larger tile of the same loops will do."""
         name = fill.tensor.name
         for (other, size), known in self.handed.items():
             if other == name and size >= fill.entries:
@@ -396,14 +396,14 @@ class PlacedPlan:
         place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
         if place is None:
             raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
-        self.handed[name, fill.entries] = fill.scope, place[0], place[1]
+        self.handed[name, fill.entries] = fill.scope, place[0], place[1], places
         return self.handed[name, fill.entries]
 
     def _ended(self, node: Pipelined) -> None:
         """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
         self.under_way.subtract(tensor.name for tensor in node.handed)
         for key in [key for key in self.handed if not self.under_way[key[0]]]:
-            scope, first, end = self.handed.pop(key)
+            scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
     def _fill(self, fill: Fill, env: Env) -> int:
