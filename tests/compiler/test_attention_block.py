@@ -162,6 +162,12 @@ def test_tiles_that_do_not_fit() -> None:
     assert why_not(b.cfg, definition.problem, first) is None
     reason = why_not(b.cfg, definition.problem, replace(first, y=2, x=12))
     assert reason == "a tile takes 96 entries of vin, where 64 are to be had"
+    b = Builder(Network(replace(b.cfg, inp_depth=512, acc_depth=128, out_depth=128)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    (definition,) = Planner(b.cfg).definitions(attention(b, 2, 20, 1, 1, 1))
+    points = {(d.y, d.x) for d in candidates(b.cfg, definition.problem)}
+    assert (1, 20) in points and (2, 16) in points and (2, 20) not in points
+    reason = why_not(b.cfg, definition.problem, replace(first, n=1, y=2, x=20))
+    assert reason == "a tile of several heads takes at most 16 queries, or a multiple of that"
 
 
 def test_heads_that_are_scaled_differently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
