@@ -330,7 +330,8 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
     yield n, y, x, 1, "rows"
-    columns = dict.fromkeys((*parts(p.columns), *(range(tile_rows(cfg), p.columns, tile_rows(cfg)) if p.whole else ())))
+    step = tile_rows(cfg) if p.attends is None else cfg.softmax
+    columns = dict.fromkeys((*parts(p.columns), *(range(step, p.columns, step) if p.whole else ())))
     others = ((n, y, x) for x in columns for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
