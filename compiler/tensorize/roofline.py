@@ -248,7 +248,7 @@ def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
     tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
     more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
     along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)
-    return along + float(softmax_cycles(cfg, rows[-1], groups))
+    return float(along + softmax_cycles(cfg, rows[-1], groups))
 
 
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
