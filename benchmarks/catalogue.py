@@ -311,6 +311,17 @@ ATTENTION = tuple(
         (f"transformers/attention_{tokens}/int8",), of("ratio"), most=1.25,
     )
     for tokens in (64, 128, 512, 1024)
+) + tuple(
+    Figure(
+        f"attention-{tokens}-{part}", f"the same with softmax = 4, {tokens} tokens: {what}", "", MACHINE,
+        f"{BENCH} transformers --models attention_{tokens} --config pynq --memory zynq-hp",
+        (f"transformers/attention_{tokens}/int8/softmax",), of(value), most=most,
+    )
+    for tokens in (64, 128, 512, 1024)
+    for part, what, value, most in (
+        ("softmax", "cycles over products / 256", "ratio", 1.25),
+        ("scores", "bytes of scores and probabilities in DRAM", "scores", 0),
+    )
 )  # fmt: skip
 
 FOUR_BITS = tuple(

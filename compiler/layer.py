@@ -269,7 +269,8 @@ class ActivationProduct:
     x [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]: pixels of w are the channels of y,
     in whole blocks of the array; those beyond the channels of y make none that anyone looks at. Channels beyond the
     last of either are loaded, too: in one of them they are minus the offset, and so add nothing. moves: x is the
-    identity, so that the layer turns w and means no multiplication.
+    identity, so that the layer turns w and means no multiplication. heads: so many products with one `requantise`, of
+    equal shares of the channels of x, w and y, whole groups.
     """
 
     name: str
@@ -281,6 +282,7 @@ class ActivationProduct:
     requantise: Requantise
     epilogue: Epilogue = field(default_factory=Epilogue)
     moves: bool = False
+    heads: int = 1
 
     @property
     def macs(self) -> int:
@@ -311,7 +313,7 @@ class ActivationProduct:
 
     def parameters(self, cfg: Config) -> Requantise:
         """`requantise` with the products of the offsets, for all channels that are loaded."""
-        added = -(-self.x.channels // cfg.group) * cfg.group * self.x_offset * self.w_offset
+        added = -(-self.x.channels // self.heads // cfg.group) * cfg.group * self.x_offset * self.w_offset
         return replace(self.requantise, bias=(self.requantise.bias.astype(np.int64) + added).astype(np.int32))
 
 
@@ -327,7 +329,8 @@ def summands(offset: int) -> list[int]:
 @dataclass(frozen=True)
 class Softmax:
     """y = softmax of each pixel's channels, as QLinearSoftmax computes it, clipped. powers: [512] float32, as
-    `numerics.softmax_powers` makes them; channels beyond the last get the zero point."""
+    `numerics.softmax_powers` makes them; channels beyond the last get the zero point. heads: so many equal shares of
+    the channels, whole groups, are rows of their own."""
 
     name: str
     x: Activation
@@ -336,9 +339,15 @@ class Softmax:
     zero_point: int
     epilogue: Epilogue = field(default_factory=Epilogue)
     macs: int = 0
+    heads: int = 1
+
+    @property
+    def count(self) -> int:
+        """Elements of a row."""
+        return self.x.channels // self.heads
 
 
-Part = Conv | Pool | Map
+Part = Conv | Pool | Map | ActivationProduct | Softmax
 """What a block may consist of."""
 BETWEEN_GROUPS = " | "
 """In the name of a block."""
@@ -350,7 +359,8 @@ class Block:
 
     The y of each but the last is read by the next and by nobody else, as its x, or as the operand of its residual where
     it is a Map; its storage lies nowhere in DRAM. Either only the last has a residual, and none is a Map, or all are
-    Maps but the first, which is a Conv.
+    Maps but the first, which is a Conv. Or they are attention: a product of two activations, the softmax of its rows,
+    and the product of these by another activation.
 
     cuts: numbers of layers that begin only when all of what they read lies in a scratchpad, whole images. The layers
     between two cuts run tile by tile together.

@@ -19,6 +19,7 @@ from math import inf, isfinite
 import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.launch.attentions import attentions
 from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
@@ -78,6 +79,7 @@ def form_blocks(
             blocks += [(part.choices, cutter.noted(part, _joined(selection, part))) for part in parts]
     _put(selection, blocks)
     _put(selection, list(_with_maps(cfg, selection, cutter, frozenset(apart))))
+    _put(selection, list(_of_attention(cfg, selection, cutter, frozenset(apart))))
     return cutter.decider
 
 
@@ -105,6 +107,19 @@ def _with_maps(
             found, chain = found[:-1], chain[:-1]
         if len(chain) > 1:
             yield found, cutter.noted(parts[0], _joined(selection, parts[0]))
+
+
+def _of_attention(
+    cfg: Config, selection: Selection, cutter: _Cutter, apart: frozenset[ir.Node]
+) -> Iterator[tuple[Sequence[Choice], Choice]]:
+    """Heads whose products and softmaxes take fewer cycles as a block, beside what comes before them."""
+    for found in attentions(cfg, selection, apart):
+        part, before = _Part(found.stages), [choice.layer for choice in found.before]
+        start = cutter.once(before) if before else 0
+        together, alone = cutter.once([*before, part.layer]) - start, cutter.once(found.one_by_one) - start
+        fixed = not cutter.decided.isdisjoint(choice.layer.name for choice in found.heads)
+        if part.layer.name in cutter.decided or (together < alone and not fixed):
+            yield found.heads, _with_cycles(_joined(selection, part), together, alone)
 
 
 def _is_product(cfg: Config, layer: Layer) -> bool:
@@ -307,8 +322,7 @@ class _Cutter:
 
     def noted(self, part: _Part, block: Choice) -> Choice:
         """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
-        block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in self._both(part))
-        return block
+        return _with_cycles(block, *self._both(part))
 
     def kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
@@ -323,9 +337,9 @@ class _Cutter:
         the network, where only the first of its loads go beside what is computed before."""
         maker = self.makers.get(part.choices[0].layer.x.storage)
         before = [] if maker is None else [maker]
-        start = self._once(before) if before else 0
+        start = self.once(before) if before else 0
         layers = [choice.layer for choice in part.choices]
-        return self._once([*before, part.layer]) - start, self._once([*before, *layers]) - start
+        return self.once([*before, part.layer]) - start, self.once([*before, *layers]) - start
 
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
@@ -348,7 +362,7 @@ class _Cutter:
             planner.timed[name] = self._time([*layers, *_again(layers, planner)], planner)
         return planner.timed[name]
 
-    def _once(self, layers: Sequence[Layer]) -> float:
+    def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
         planner = self.planner.under(self.decider)
         try:
@@ -408,6 +422,11 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
         return replace(act, storage=others[act.storage])
 
     return [planner.known(moved(layer, placed), layer, others) for layer in layers]
+
+
+def _with_cycles(block: Choice, together: float, alone: float) -> Choice:
+    block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
+    return block
 
 
 def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:

@@ -25,13 +25,18 @@ def _anchor(layer: Layer, form: Form | None) -> str:
     if isinstance(layer, ActivationProduct) and layer.moves:
         return f"matrix turned {layer.y.channels}x{layer.y.width}"
     if isinstance(layer, ActivationProduct):
-        return f"product of two activations {layer.x.channels}→{layer.y.channels}"
+        sizes = "→".join(str(act.channels // layer.heads) for act in (layer.x, layer.y))
+        return _heads(layer) + f"product of two activations {sizes}"
     if isinstance(layer, Softmax):
-        return f"softmax of {layer.x.channels}"
+        return _heads(layer) + f"softmax of {layer.count}"
     if isinstance(layer, Multiply):
         same = layer.b.dims == layer.x.dims
         return f"multiply, {layer.x.channels} channels" + ("" if same else " by one value each")
     return f"elementwise, {layer.x.channels} channels"
+
+
+def _heads(layer: ActivationProduct | Softmax) -> str:
+    return f"{layer.heads} × " if layer.heads > 1 else ""
 
 
 def _convolution(layer: Conv, form: Form | None) -> str:

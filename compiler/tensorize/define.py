@@ -23,9 +23,10 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definer import Definer, zero_point
-from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.definer import Definer
+from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.config import Config
@@ -39,6 +40,9 @@ def define(cfg: Config, layer: Layer) -> list[Definition]:
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     if isinstance(layer, Block):
+        if isinstance(layer.layers[0], ActivationProduct):
+            yield attention(cfg, layer)
+            return
         yield _with_maps(cfg, layer) if isinstance(layer.layers[-1], Map) else _chain(cfg, layer)
         return
     matrix = _is_matrix(layer)
@@ -78,7 +82,8 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     definer = Definer(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
     level, problem = definer.products(conv, near, run, pack.stored_weights(cfg, conv))
-    levels, layer = [definer.added(level, conv.epilogue)], block.layers[0]
+    levels = [definer.added(level, conv.epilogue)]
+    layer: Conv | Map = conv
     for number, following in enumerate(maps, 1):
         assert isinstance(following, Map)
         to = Definer(cfg, following, matrix, 0, blocks, str(number), definer)
@@ -99,7 +104,7 @@ def _chain(cfg: Config, block: Block) -> Definition:
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
         definers.append(Definer(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
     definer = definers[0]
-    layers = [layer for layer in block.layers if not isinstance(layer, Map)]
+    layers = [layer for layer in block.layers if isinstance(layer, Conv | Pool)]
     near = definer.near(definer.scope, definer.input_blocks, layers[0].pad_value)
     levels: list[Level] = []
     problems: list[Problem] = []
@@ -111,7 +116,7 @@ def _chain(cfg: Config, block: Block) -> Definition:
             to = definers[number + 1]
             levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
             near = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
-    out = definer.vector(levels[-1], block.epilogue, zero_point(block.layers[-1]))
+    out = definer.vector(levels[-1], block.epilogue, zero_point(layers[-1]))
     y = definer.result(out)
     return Definition(
         BlockProblem(tuple(problems), block.cuts),

@@ -23,7 +23,16 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.definition import (
+    ActivationGrid,
+    Blob,
+    Definition,
+    Level,
+    depthwise,
+    window_of,
+    within,
+    zero_point,
+)
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -87,7 +96,7 @@ class Definer:
         """Tests that row `y` and column `x` of x exist, for those that the scratchpad has."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
-        return _within(y, self.x.rows, rows, self.skip, top) + _within(x, self.x.columns, columns, 1, left)
+        return within(y, self.x.rows, rows, self.skip, top) + within(x, self.x.columns, columns, 1, left)
 
     @property
     def pads(self) -> bool:
@@ -96,13 +105,15 @@ class Definer:
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def _given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
+    def given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
+        """An activation in DRAM, see `ActivationGrid.tensor`."""
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
         return tensor
 
-    def _constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
+    def constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
+        """`blob`, from byte `offset` on, as a tensor in DRAM."""
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
         strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
@@ -113,12 +124,13 @@ class Definer:
     def _parameters(self, requantise: Requantise) -> Tensor:
         blob = pack.parameters(self.cfg, requantise)
         shape = (self.blocks, self.cfg.block_out)
-        return self._constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
+        return self.constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
 
-    def _table(self, epilogue: Epilogue) -> Tensor | None:
+    def looked_up(self, epilogue: Epilogue) -> Tensor | None:
+        """The table of `epilogue`, where it has one."""
         if epilogue.table is None:
             return None
-        return self._constant(epilogue.table.astype(np.int8).view(np.uint8), (1, len(epilogue.table)), "int8", "table")
+        return self.constant(epilogue.table.astype(np.int8).view(np.uint8), (1, len(epilogue.table)), "int8", "table")
 
     # Tensors in scratchpads -----------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class Definer:
         top, left, _, _ = self.window.pads
         rows, columns = self.input_size
         exist = self.layer.x.storage_groups - self.layer.x.group_offset
-        x = self._given(self.x, "x", exist - first, first)
+        x = self.given(self.x, "x", exist - first, first)
         last = x.shape[1] - 1
 
         def read(image: Expr, block: Expr, row: Expr, column: Expr, piece: Expr, b: Expr, k: Expr) -> Expr:
@@ -157,7 +169,7 @@ class Definer:
         """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
         grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
-        source = self._given(grid, "b", exist, self.first * entry[0])
+        source = self.given(grid, "b", exist, self.first * entry[0])
 
         def read(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, g: Expr) -> Expr:
             group = n * entry[0] + piece
@@ -171,6 +183,14 @@ class Definer:
 
     def vector(self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
+        made = self.passed(level, epilogue, values)
+        if to is not None:
+            return self._handed(made, to)
+        shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
+        return compute(shape, made, "out", axes=PLACES)
+
+    def passed(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
+        """What the pass of `level` makes at [image, block, row, column, *entry]."""
         window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
         values["clip_hi"] = epilogue.clip[1]
@@ -184,10 +204,7 @@ class Definer:
 
             return vector_value(level.vector, lambda name: self._read(level, name, window, index), parameter, window)
 
-        if to is not None:
-            return self._handed(made, to)
-        shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
-        return compute(shape, made, "out", axes=PLACES)
+        return made
 
     def _reduced(self, p: Pass) -> tuple[Axis, ...]:
         """The axes over which a pass reduces its operand A."""
@@ -270,7 +287,7 @@ class Definer:
         """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
         if isinstance(layer, Pool):
             kernel = layer.window.kernel
-            level = replace(self.pooled(layer, near), table=self._table(layer.epilogue))
+            level = replace(self.pooled(layer, near), table=self.looked_up(layer.epilogue))
             return level, self.problem("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
             return self.sums(layer, near)
@@ -287,7 +304,7 @@ class Definer:
         shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
         entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
         first = stored.first + run.weights * taps * entry
-        weights = self._constant(stored.data, shape, "int8", "weights", first)
+        weights = self.constant(stored.data, shape, "int8", "weights", first)
         if stored.packed:  # a value has no bytes of its own
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
@@ -312,7 +329,7 @@ class Definer:
         the first places are padding."""
         cfg, before = self.cfg, len(layer.w_pads)
         grid = ActivationGrid.of(cfg, layer.w, False).repeated(len(layer.x_pads) + 1)
-        w = self._given(grid, "w", layer.w.storage_groups - layer.w.group_offset)
+        w = self.given(grid, "w", layer.w.storage_groups - layer.w.group_offset)
 
         def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
             row = r - before
@@ -348,7 +365,7 @@ class Definer:
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
         p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
-        par, table = self._parameters(requantise), self._table(epilogue)
+        par, table = self._parameters(requantise), self.looked_up(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1,
@@ -359,9 +376,9 @@ class Definer:
         """Products of the vector unit, each channel with weights of its own."""
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
-        taps = self._constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
+        taps = self.constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
         p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
-        par, table = self._parameters(layer.requantise), self._table(layer.epilogue)
+        par, table = self._parameters(layer.requantise), self.looked_up(layer.epilogue)
         return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
     def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
@@ -421,25 +438,10 @@ class Definer:
         """A map of what a pass before it in the same tile has `handed` on, in vin: of that, or with it as operand B."""
         p = Pass("vin", lookup=layer.epilogue.table is not None)
         if layer.epilogue.residual is None:
-            return Level(p, handed, "vin", table=self._table(layer.epilogue))
+            return Level(p, handed, "vin", table=self.looked_up(layer.epilogue))
         p = replace(p, source="acc", residual=True)
-        return Level(p, self.near("acc", self.blocks, 0), "acc", table=self._table(layer.epilogue), b=handed)
+        return Level(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
 
     def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
-        level = replace(level, table=self._table(epilogue))
+        level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)
-
-
-def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
-    """The variable of VECTOR that holds it; {} without requantisation."""
-    if isinstance(layer, Map) or layer.requantise is None:
-        return {}
-    return {"zero_point": layer.requantise.zero_point}
-
-
-def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
-    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
-    tests = [index >= 0] if before > 0 else []
-    if (count - 1) * step - before >= size:
-        tests.append(index < size)
-    return tests

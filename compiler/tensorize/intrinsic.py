@@ -25,7 +25,7 @@ Args = tuple[Expr | Tensor | int, ...]
 @dataclass(frozen=True)
 class Compute:
     """Lowering to GEMM or VECTOR. operands: which operand of the instruction each tile is, by their names; fields: what
-    else the instruction needs, from the values of the behaviour's parameters.
+    else the instruction needs, from the values of the behaviour's parameters. alone: it keeps its unit for long.
     """
 
     opcode: Opcode
@@ -33,6 +33,7 @@ class Compute:
     fields: Callable[..., dict[str, int]] = lambda: {}
     slots: str = "nyx"
     """Those of the instruction's loops over results that loops around the intrinsic can become."""
+    alone: bool = False
 
 
 ROW, POWERS = "row", "exp"

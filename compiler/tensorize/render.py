@@ -217,7 +217,8 @@ class _Compiler:
                 )
         inside = {fill.tensor for fill in fills}
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
-        return Pipelined(s.var, s.extent, fills, computes, [tensor for tensor in used if tensor not in inside])
+        outer = [tensor for tensor in used if tensor not in inside]
+        return Pipelined(s.var, s.extent, fills, computes, outer, self.depths)
 
     def _tile(
         self, nodes: list[Node], fills: list[Fill], computes: list[ComputeInstruction | MoveInstruction], var: Var

@@ -22,12 +22,22 @@ from celosia.compiler.tensorize.space import (
     parts,
     point,
     products,
+    query_part,
     too_large,
 )
 from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, tile_rows
+from celosia.hw.pipeline import (
+    MAX_BURST,
+    OUTSTANDING,
+    PAIR_STAGES,
+    VECTOR_STAGES,
+    softmax_behind,
+    softmax_cycles,
+    softmax_parts,
+    tile_rows,
+)
 from celosia.hw.scratchpads import depths, scratchpads
 from celosia.sim.memory import ZYNQ_HP
 from celosia.sim.timing import latency
@@ -213,6 +223,40 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted(candidates(cfg, p), key=tiles)
 
 
+def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
+    """Cycles of attention: those of all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if
+    that takes longer; what comes before the first tile's softmax, and behind the last one."""
+    assert p.attends is not None
+    keys, channels = p.attends
+
+    def tile(heads: int, queries: int) -> float:
+        if not heads or not queries:
+            return 0
+        softmax = _softmaxes(cfg, heads, queries, keys)
+        rows = heads * queries
+        vector = softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES
+        return max(vector, rows * keys * (channels + p.out_blocks))
+
+    (many, few), (most, rest) = divmod(p.rows, d.y), divmod(p.columns, d.x)
+    tiles = many * (most * tile(d.y, d.x) + tile(d.y, rest)) + most * tile(few, d.x) + tile(few, rest)
+    part, entry = min(d.x, query_part(cfg)), max(1, cfg.lanes // cfg.bus_bytes)
+    head = max(d.x * channels * entry + keys * channels * p.weight_beats(cfg), d.x * keys * channels)
+    start = LOAD_LATENCY + d.y * head + part * keys * channels
+    return tiles + start + part * p.out_blocks * (keys + 1 + entry) + STORE_LATENCY
+
+
+def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
+    """Cycles of the softmaxes of a tile of attention. One goes along with the one before it, but begins only when the
+    one before that has ended, whose largest elements and last quotients take two of its tiles more."""
+    many, rest = divmod(queries, query_part(cfg))
+    rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
+    beat = tile_rows(cfg) * groups * softmax_parts(cfg)
+    tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
+    more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
+    along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)
+    return float(along + softmax_cycles(cfg, rows[-1], groups))
+
+
 def _in_rounds(work: Cycles, beats: Cycles, kept: Cycles, rounds: NDArray[np.int64]) -> Cycles:
     """Cycles of `rounds` of an outer loop, the first of which loads what stays on chip, `kept` of all beats, and may
     wait for it while the others do not; the layer before hides part of that."""
@@ -239,6 +283,8 @@ def ranked(
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
         found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        if p.attends is not None:
+            found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
         first = next(found, None)
         if first is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

@@ -22,7 +22,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import ASource, Destination, Opcode
 from celosia.hw.scratchpads import POWERS as PLACES
 
-NAMES = ("largest", "total", "softmax")
+NAMES = ("largest", "total", "softmax", "softmax_to_inp")
 """Of the intrinsics, in front of the number of elements of a row."""
 Element = Callable[[Value], Expr]
 """Of a row, by its place."""
@@ -63,7 +63,13 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     powers = placeholder((1, PLACES), "float32", "powers")
     most, whole = placeholder((), "int8", "largest"), placeholder((), "float32", "total")
     element: Element = lambda k: a[k]  # noqa: E731
-    scopes = {"a": "vin", "powers": POWERS, "largest": ROW, "total": ROW, "out": "out"}
+    scopes = {
+        "a": "vin",
+        "powers": POWERS,
+        "largest": ROW,
+        "total": ROW,
+        "out": "inp" if name.endswith("inp") else "out",
+    }
     axis = reduce_axis(count, "k")
     if name == "largest":
         return TensorIntrinsic(f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, Within())
@@ -77,12 +83,13 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
         "out",
         axes=("c",),
     )
-    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a"}, partial(_fields, entries, entries * lanes - count), "x")
-    return TensorIntrinsic(f"softmax_{count}", out, scopes, rule, {"a": lanes, "out": lanes})
+    fields = partial(_fields, Destination[scopes["out"].upper()], entries, entries * lanes - count)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a"}, fields, "x", alone=True)
+    return TensorIntrinsic(f"{name}_{count}", out, scopes, rule, {"a": lanes, "out": lanes})
 
 
-def _fields(entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
+def _fields(to: Destination, entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
     return {
-        "softmax": 1, "a_source": ASource.VIN, "destination": Destination.OUT, "extent_n": entries, "a_n": 1,
-        "dst_n": 1, "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),
+        "softmax": 1, "a_source": ASource.VIN, "destination": to, "extent_n": entries, "a_n": 1, "dst_n": 1,
+        "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),
     }  # fmt: skip

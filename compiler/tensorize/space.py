@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -18,6 +18,8 @@ from celosia.hw.pipeline import tile_rows
 from celosia.hw.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
+NEXT = 1
+"""Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
@@ -33,7 +35,8 @@ class Problem:
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
     packed: whether weights lie packed in DRAM, so that their pieces are whole packs. apart: whether the pixels of a
-    block lie apart in DRAM and the blocks of a pixel side by side, as in a matrix of several rows.
+    block lie apart in DRAM and the blocks of a pixel side by side, as in a matrix of several rows. attends: of
+    attention, whose rows are heads and whose columns are queries: blocks of keys, and of the channels of one.
     """
 
     window: Window
@@ -53,6 +56,7 @@ class Problem:
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
     apart: bool = field(default=False, repr=False)
+    attends: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -64,6 +68,8 @@ class Problem:
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
         whole = ", whole" * self.whole + ", packed" * self.packed
+        if self.attends is not None:
+            return f"attention, {shape}, to {self.attends[0]} blocks of keys of {self.attends[1]} blocks"
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
@@ -205,7 +211,8 @@ Sizes = tuple[int, int, int, int, str]
 def point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
     """The point of these sizes, which loads activations in parts of about LOAD_PART_BEATS."""
     beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-    return Decisions(n, y, x, k, order, part=max(1, LOAD_PART_BEATS // max(1, beats)))
+    ahead = AHEAD if p.attends is None else NEXT
+    return Decisions(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
 
 
 def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
@@ -245,6 +252,8 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     """Which scratchpad cannot hold the tile `d`, or what else it cannot be; or None."""
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
+    if p.attends is not None:
+        return _over(_attention_needs(cfg, p, d)) or _uneven(cfg, p, d)
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
@@ -266,11 +275,43 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         needs.append(("acc", 2 * entries + accs, room["acc"]))
         needs.append(("inp", p.held(d.n) * span, room["inp"]))
         needs.append(("wgt", d.n * p.in_blocks * p.places, room["wgt"]))
+    if (reason := _over(needs)) is not None:
+        return reason
+    if max(d.y, d.x, d.n) > EXTENT_MAX:
+        return f"a tile is larger than {EXTENT_MAX} in one direction"
+    return None
+
+
+def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
+    """Which scratchpad has less than is needed, or None. needs: (scratchpad, entries, entries to be had)."""
     for scope, entries, depth in needs:
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
-    if max(d.y, d.x, d.n) > EXTENT_MAX:
-        return f"a tile is larger than {EXTENT_MAX} in one direction"
+    return None
+
+
+def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+    """Of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries, keys and values."""
+    assert p.attends is not None
+    (keys, channels), rows, room = p.attends, d.y * d.x, depths(cfg)
+    yield "vin", rows * keys, room["vin"]
+    yield "inp", 2 * rows * (keys + channels), room["inp"]
+    yield "acc", rows * (keys + p.out_blocks), room["acc"]
+    yield "wgt", 2 * d.y * keys * (channels + p.out_blocks), room["wgt"]
+    yield "out", rows * p.out_blocks, room["out"] // 2
+    yield "loops of an instruction", max(rows, keys), EXTENT_MAX
+
+
+def query_part(cfg: Config) -> int:
+    """Queries that an instruction of attention takes at most: the other unit begins behind the first one."""
+    return 4 * tile_rows(cfg)
+
+
+def _uneven(cfg: Config, p: Problem, d: Decisions) -> str | None:
+    """Why tiles of several heads cannot be cut so, or None."""
+    part = query_part(cfg)
+    if d.y > 1 and any(size > part and size % part for size in (d.x, p.columns % d.x)):
+        return f"a tile of several heads takes at most {part} queries, or a multiple of that"
     return None
 
 
@@ -291,7 +332,8 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     while n < p.out_blocks and fits(n + 1, y, x):
         n += 1
     yield n, y, x, 1, "rows"
-    columns = dict.fromkeys((*parts(p.columns), *(range(tile_rows(cfg), p.columns, tile_rows(cfg)) if p.whole else ())))
+    step = tile_rows(cfg) if p.attends is None else cfg.softmax
+    columns = dict.fromkeys((*parts(p.columns), *(range(step, p.columns, step) if p.whole else ())))
     others = ((n, y, x) for x in columns for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 

@@ -16,7 +16,7 @@ from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import declared
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
 from celosia.hw.config import Config
 
 
@@ -26,7 +26,7 @@ def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     if isinstance(d.problem, BlockProblem):
         return template.block()
     if d.rows is not None:
-        return template.softmax(d.rows)
+        return template.softmax(d.rows) if len(d.levels) == 1 else template.attention(d.rows)
     return template.product() if d.levels[0].acc is not None else template.simple()
 
 
@@ -125,11 +125,7 @@ class _Template:
         """Tiles of whole rows, whose largest elements and sums the pass finds for itself."""
         s, d = self.s, self.d
         _, tile = self._tiles()
-        powers = s.cache_read(rows.powers, "exp", (rows.total, d.out))
-        for tensor, name in ((d.out, "softmax"), (rows.total, "total"), (rows.largest, "largest")):
-            s[tensor].set_scope("out" if tensor is d.out else "row")
-            s[tensor].compute_at(s[d.y], tile)
-            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
+        self._shares(rows, d.out, "softmax", tile)
         near = s[d.last.near]
         near.set_scope("vin")
         near.compute_at(s[d.y], tile)
@@ -138,10 +134,85 @@ class _Template:
         group, lane = near.split(channel, self.cfg.group)
         near.reorder(image, group, row, column, lane)
         near.tensorize(lane, self.hw["load_vin"])
-        s[powers].compute_at(s[d.y], tile)
+        return s
+
+    def attention(self, rows: Rows) -> Schedule:
+        """Tiles of queries of some heads; in each the scores, their softmax and what that makes of the values."""
+        s, d = self.s, self.d
+        first, middle, last = d.levels
+        y = s[d.y]
+        image, group, head, query, b, _ = y.order
+        heads, head = y.split(head, self.c.y, "peel")
+        queries, query = y.split(query, self.c.x, "peel")
+        y.reorder(image, heads, queries, head, query, group)
+        self._by_parts(y, head, query, (group,))
+        y.pipeline(queries)
+        y.tensorize(b, self.hw["store"])
+        self._pass(queries)
+        out = s[d.out]
+        image, head, query, block, *_ = out.order
+        self._by_parts(out, head, query, (block,))
+        self._of_heads(last, queries)
+        self._shares(rows, last.near, "softmax_to_inp", queries)
+        scores = s[middle.near]
+        scores.set_scope("vin")
+        scores.compute_at(y, queries)
+        image, head, query, channel = scores.order
+        block, lane = scores.split(channel, self.cfg.group)
+        scores.reorder(image, head, query, block, lane)
+        self._by_parts(scores, head, query, (block,))
+        scores.tensorize(lane, self.hw[first.vector.name])
+        self._constants(first, middle.near, y, queries)
+        self._of_heads(first, queries)
+        near = s[first.near]
+        near.set_scope("inp")
+        near.compute_at(y, queries)
+        near.keep()
+        _, head, _, _, _, b, _ = near.order
+        near.unroll(head)
+        near.tensorize(b, self.hw["load_inp"])
+        return s
+
+    def _of_heads(self, level: Level, tile: Axis) -> None:
+        """Sums of gemm for each head of a tile, by what `level` multiplies with."""
+        assert level.acc is not None and level.weights is not None
+        acc, weights = self.s[level.acc], self.s[level.weights]
+        acc.set_scope("acc")
+        acc.compute_at(self.s[self.d.y], tile)
+        image, head, query, block, piece, b, m, k, lane = acc.order
+        acc.reorder(image, head, query, block, k, piece, b, m, lane)
+        self._by_parts(acc, head, query, (block,))
+        acc.tensorize(piece, self.hw["gemm"])
+        weights.set_scope("wgt")
+        weights.compute_at(self.s[self.d.y], tile)
+        weights.keep()
+        weights.unroll(weights.order[0])
+        weights.tensorize(weights.order[3], self.hw["load_wgt"])
+
+    def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
+        """Instructions of their own for each head and some of its queries: the other unit begins behind the first."""
+        part, query = stage.split(query, query_part(self.cfg), "peel")
+        stage.reorder(head, part, *inside, query)
+        stage.unroll(head)
+        stage.unroll(part)
+
+    def _shares(self, rows: Rows, results: Tensor, softmax: str, tile: Axis) -> None:
+        """The softmax of rows at `tile`, an intrinsic of that name, with its powers."""
+        s, y = self.s, self.s[self.d.y]
+        powers = s.cache_read(rows.powers, "exp", (rows.total, results))
+        s[results].set_scope("out" if results is self.d.out else "inp")
+        s[results].compute_at(y, tile)
+        _, row, column, channel = s[results].order
+        if results is not self.d.out:
+            self._by_parts(s[results], row, column)
+        s[results].tensorize(channel, self.hw[f"{softmax}_{rows.count}"])
+        for tensor, name in ((rows.total, "total"), (rows.largest, "largest")):
+            s[tensor].set_scope("row")
+            s[tensor].compute_at(y, tile)
+            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
+        s[powers].compute_at(y, tile)
         s[powers].keep()
         s[powers].tensorize(s[powers].split(s[powers].order[1], 1)[1], self.hw["load_exp"])
-        return s
 
     def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
         """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""

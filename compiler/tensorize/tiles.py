@@ -72,12 +72,16 @@ class Pipelined:
     computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
     """What lies in scratchpads from before the tile."""
+    depths: Mapping[str, int]
+    """Entries of the scratchpads."""
 
     @cached_property
     def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
         """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
         follows the last gemm goes with it."""
         found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        if self.attends:
+            return [before + behind for before, behind in zip(found[::2], found[1::2], strict=True)]
         last = [node for nodes in found[-2:] for node in nodes]
         return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
 
@@ -89,7 +93,26 @@ class Pipelined:
         if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
             return {}
         units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
-        return {tensor: min(len(of), 2) for tensor, of in units.items()}
+        places = {tensor: min(len(of), 2) for tensor, of in units.items()}
+        return places if not self.attends else places | dict(self._within_phases(made))
+
+    def _within_phases(self, made: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """Of attention, the places of what gemm leaves in acc, which is read in the same phase: one, and another where
+        there is room, of the last phase's first. Then the last tile's products need not wait for the one before."""
+        sums = [fill for fill in self.fills if fill.tensor in made and fill.scope == "acc"]
+        room = self.depths["acc"] - sum(fill.entries for fill in sums)
+        ends = [max(n for n, node in enumerate(self.computes) if fill.tensor in node.scratchpads) for fill in sums]
+        for _, fill in sorted(zip(ends, sums), key=lambda each: -each[0]):
+            second = fill.entries <= room
+            room -= fill.entries * second
+            yield fill.tensor, 1 + second
+
+    @property
+    def attends(self) -> bool:
+        """Whether it computes a softmax of what gemm makes. That takes the vector unit as long as gemm takes for the
+        next tile's scores, so that these need no second place."""
+        softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
+        return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 
     @property
     def stored(self) -> set[Tensor]:
@@ -208,8 +231,9 @@ class PlacedPlan:
         self.used: dict[str, int] = {}
         self.depth = max(_depths(self.plan.nodes), default=1)
         """Phases of the tile with the most; after it comes what reads its results."""
-        self.handed: dict[tuple[str, int], tuple[str, int, int]] = {}
-        """Scratchpad, first entry and end of what tiles hand on, by its name and size, while tiles are on their way."""
+        self.handed: dict[tuple[str, int], tuple[str, int, int, int]] = {}
+        """Scratchpad, first entry, end and number of places of what tiles hand on, by its name and size, while tiles
+        are on their way."""
         self.begun = 0
         self.under_way: Counter[str] = Counter()
         """Tiles that hand on a tensor and have not ended, by its name."""
@@ -359,13 +383,12 @@ class PlacedPlan:
         slots: dict[Tensor, int] = {}
         for fill in node.fills:
             if fill.tensor in node.handed:
-                places = node.handed[fill.tensor]
-                _, first, end = self._held(fill, places)
+                _, first, end, places = self._held(fill, node.handed[fill.tensor])
                 slots[fill.tensor] = first + number % places * ((end - first) // places)
         return slots
 
-    def _held(self, fill: Fill, places: int) -> tuple[str, int, int]:
-        """Places for what `fill` hands on; those of a larger tile of the same loops will do."""
+    def _held(self, fill: Fill, places: int) -> tuple[str, int, int, int]:
+        """Places for what `fill` hands on, and how many; those of a larger tile of the same loops will do."""
         name = fill.tensor.name
         for (other, size), known in self.handed.items():
             if other == name and size >= fill.entries:
@@ -373,14 +396,14 @@ class PlacedPlan:
         place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
         if place is None:
             raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
-        self.handed[name, fill.entries] = fill.scope, place[0], place[1]
+        self.handed[name, fill.entries] = fill.scope, place[0], place[1], places
         return self.handed[name, fill.entries]
 
     def _ended(self, node: Pipelined) -> None:
         """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
         self.under_way.subtract(tensor.name for tensor in node.handed)
         for key in [key for key in self.handed if not self.under_way[key[0]]]:
-            scope, first, end = self.handed.pop(key)
+            scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
     def _fill(self, fill: Fill, env: Env) -> int:

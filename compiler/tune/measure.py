@@ -323,8 +323,8 @@ def _turned(layer: Layer) -> Layer:
 
 
 def _rolled(values: NDArray[Any]) -> NDArray[Any]:
-    """`values` by one channel further; where channels are all alike, or there is one, with another first value."""
+    """`values` by one channel further; where channels are all alike, or there is one, with another value for all."""
     found = np.roll(values, 1, 0)
     if found.size and np.array_equal(found, values):
-        found.flat[0] = 0 if found.flat[0] else 1
+        found[...] = 0 if found.flat[0] else 1
     return found

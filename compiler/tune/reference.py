@@ -47,14 +47,16 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
         else:
             result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
     elif isinstance(layer, ActivationProduct):
-        rows, columns = (values[act].reshape(act.channels, -1) for act in (layer.x, layer.w))
-        sums = (columns + float(layer.w_offset)).T[: layer.y.channels] @ (rows + float(layer.x_offset))
-        result = _requantised(sums[None, :, None], layer.requantise, epilogue)
+        rows, columns = (values[act].reshape(layer.heads, -1, act.width) for act in (layer.x, layer.w))
+        weights = (columns + float(layer.w_offset)).transpose(0, 2, 1)[:, : layer.y.channels // layer.heads]
+        sums = weights @ (rows + float(layer.x_offset))
+        heads = [_requantised(head[None, :, None], layer.requantise, epilogue) for head in sums]
+        result = np.concatenate(heads, axis=1)
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
         result = _requantised(product, layer.requantise, epilogue)
     elif isinstance(layer, Softmax):
-        result = _softmax(x, layer)
+        result = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
     else:
         result = np.clip(x, *epilogue.clip)
     return _ended(result.astype(np.int8), epilogue, values)

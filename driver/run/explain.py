@@ -287,7 +287,7 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
         )
     if bound == "vector" and layer.macs and not time.own[Unit.GEMM]:
         return f"multiplied in the vector unit, {cfg.taps * cfg.lanes} at once: more taps, or a larger block_out"
-    if bound == "vector" and layer.op == "Softmax":
+    if bound == "vector" and "softmax of" in layer.what:
         return f"{cfg.softmax} elements of a row a cycle: a larger softmax"
     if bound == "vector":
         faster = "residual_cycles = 1, or " if "+ add" in layer.what and cfg.residual_cycles > 1 else ""

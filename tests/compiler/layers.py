@@ -105,15 +105,14 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         else:
             v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
     elif isinstance(layer, ActivationProduct):
-        w = values[layer.w][0, :, 0, : layer.y.channels].astype(np.int64) + layer.w_offset
-        v = np.einsum("cm,cn->nm", x[0, :, 0].astype(np.int64) + layer.x_offset, w)[None, :, None]
-        v = _requantised(v, layer.requantise, epilogue.clip)
+        each = zip(np.split(x[0, :, 0], layer.heads), np.split(values[layer.w][0, :, 0], layer.heads), strict=True)
+        v = np.concatenate([_product(layer, *head) for head in each], axis=1)
     elif isinstance(layer, Multiply):
         b = values[layer.b]
         v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
         v = _requantised(v, layer.requantise, epilogue.clip)
     elif isinstance(layer, Softmax):
-        v = _softmax(x, layer)
+        v = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
     else:
         v = np.clip(x.astype(np.int64), *epilogue.clip)
     if epilogue.table is not None:
@@ -123,6 +122,13 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
         v = numerics.rescale_add(v, values[r.operand], parameters, r.lo, r.hi).astype(np.int64)
     return v.astype(np.int8)
+
+
+def _product(layer: ActivationProduct, x: Int8, w: Int8) -> NDArray[np.int64]:
+    """Of one head."""
+    columns = w[:, : layer.y.channels // layer.heads].astype(np.int64) + layer.w_offset
+    v = np.einsum("cm,cn->nm", x.astype(np.int64) + layer.x_offset, columns)[None, :, None]
+    return _requantised(v, layer.requantise, layer.epilogue.clip)
 
 
 def _softmax(x: Int8, layer: Softmax) -> NDArray[np.int64]:

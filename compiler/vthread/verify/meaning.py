@@ -229,6 +229,8 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     if requantise is not None:
         operation = operation._replace(zero_point=requantise.zero_point)
         parameters = symbols.parameters(_parameters(cfg, requantise))[None, :, None, None]
+        if isinstance(layer, ActivationProduct):
+            parameters = np.tile(parameters, (1, layer.heads, 1, 1))
     if epilogue.table is not None:
         operation = operation._replace(table=epilogue.table.astype(np.int8).tobytes())
     if epilogue.residual is not None:
@@ -248,8 +250,10 @@ def terms(
         return
     x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
     if isinstance(layer, ActivationProduct):
-        window = _rows_of(symbols, x, layer)[batch, :, row, column]
-        yield from zip(window.reshape(-1).tolist(), _factors(symbols, pieces, layer)[group].reshape(-1).tolist())
+        factors = _factors(symbols, pieces, layer)
+        head, group = divmod(group, factors.shape[1])
+        window = np.split(_rows_of(symbols, x, layer)[batch, :, row, column], layer.heads)[head]
+        yield from zip(window.reshape(-1).tolist(), factors[head, group].reshape(-1).tolist())
         return
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if isinstance(layer, Pool):
@@ -307,15 +311,16 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
 
 def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: ActivationProduct) -> Scalars:
     """The sums of `layer`, [1, groups of y, 1, width]."""
-    windows = _rows_of(symbols, x, layer)[0, :, 0]
-    sums: Scalars = np.einsum("gkr,kprs->gp", _factors(symbols, pieces, layer), windows)
-    return sums[None, :, None]
+    windows = np.stack(np.split(_rows_of(symbols, x, layer)[0, :, 0], layer.heads))
+    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _factors(symbols, pieces, layer), windows)
+    return sums.reshape(1, -1, 1, sums.shape[-1])
 
 
 def _softmax(symbols: Symbols, x: Scalars, layer: Softmax) -> Operands:
     """What `layer` means; of groups that hold elements, which are all that it has."""
-    b = symbols.softmax(x.transpose(0, 2, 3, 1), layer.x.channels).transpose(0, 3, 1, 2)
-    powers = layer.powers.astype(np.float32).tobytes(), layer.x.channels
+    rows = np.stack(np.split(x.transpose(0, 2, 3, 1), layer.heads, axis=3), axis=3)
+    b = symbols.softmax(rows, layer.count).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
+    powers = layer.powers.astype(np.float32).tobytes(), layer.count
     return Operands(Operation(zero_point=layer.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
 
 
@@ -326,12 +331,12 @@ def _rows_of(symbols: Symbols, x: Scalars, layer: ActivationProduct) -> Scalars:
 
 
 def _factors(symbols: Symbols, pieces: Pieces, layer: ActivationProduct) -> Scalars:
-    """What the windows of x are multiplied by, [groups of y, input groups, places]: the padding of w, then w."""
-    cfg, padded = symbols.cfg, len(layer.w_pads)
+    """What the windows of x are multiplied by, [heads, groups of y, input groups, places]: the padding of w, then w."""
+    cfg, padded, heads = symbols.cfg, len(layer.w_pads), layer.heads
     w = part(cfg, pieces[layer.w.storage], layer.w)[0, :, 0]
-    outs = layer.y.groups(cfg)
-    own = symbols.entries(w[:, : outs * cfg.block_out].reshape(len(w), outs, cfg.block_out)).T
-    factors = np.empty((outs, len(w), layer.window.kernel[0]), np.uint64)
+    outs = layer.y.groups(cfg) // heads
+    own = symbols.entries(w[:, : outs * cfg.block_out].reshape(heads, -1, outs, cfg.block_out)).transpose(0, 2, 1)
+    factors = np.empty((*own.shape, layer.window.kernel[0]), np.uint64)
     for place, pad in enumerate(layer.w_pads):
         factors[..., place] = symbols.entries(np.full(cfg.block_out, symbols.padding(pad)))
     factors[..., padded:] = own[..., None]

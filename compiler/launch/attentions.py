@@ -1,0 +1,122 @@
+"""Attention as a block: what layers of heads, a product, a softmax and a product each, are together.
+
+    product 0 .. n → scores → softmax 0 .. n → probabilities → product 0 .. n     ➔     one layer of n + 1 heads
+
+where nobody else reads scores and probabilities, heads lie side by side and all of them are scaled alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.graph.beside import beside_softmaxes
+from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
+from celosia.hw.config import Config
+
+
+class Attention(NamedTuple):
+    """heads: the choices that run one by one, as they are in the selection. stages: product, softmax and product, each
+    of all heads. before: what makes that which these read, in order. one_by_one: the layers of that and of the heads,
+    in the order of a launch."""
+
+    heads: list[Choice]
+    stages: tuple[Choice, Choice, Choice]
+    before: list[Choice]
+    one_by_one: list[Layer]
+
+
+def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) -> Iterator[Attention]:
+    """Those of `selection` of which no operator is to stay `apart`."""
+    choices = selection.choices
+    rows = dict.fromkeys(choice.value for choice in choices if isinstance(choice.layer, Softmax))
+    for value in rows:
+        middle = [choice for choice in choices if choice.value is value]
+        scores, shares = middle[0].layer.x.storage, middle[0].layer.y.storage
+        first = [choice for choice in choices if choice.layer.y.storage is scores]
+        last = [choice for choice in choices if shares in (act.storage for act in inputs(choice.layer))]
+        read = [choice for choice in choices if scores in (act.storage for act in inputs(choice.layer))]
+        heads = [*first, *middle, *last]
+        alone = all(a is b for a, b in zip(read, middle)) and len(read) == len(middle)
+        if not alone or not len(first) == len(middle) == len(last) or not _none_of(heads, apart):
+            continue
+        handed = zip((first, middle), (middle, last))
+        if any(a.layer.y != b.layer.x for before, behind in handed for a, b in zip(before, behind)):
+            continue
+        nodes = {node for choice in heads for node in choice.nodes}
+        stages = [_merged(cfg, each) for each in (first, middle, last)]
+        if all(_stays(choice.value, nodes, selection) for choice in (first[0], middle[0])) and None not in stages:
+            one, two, three = (stage for stage in stages if stage is not None)
+            before = _before(choices, heads)
+            order = beside_softmaxes(cfg, [*before, *heads])
+            yield Attention(heads, (one, two, three), before, [choice.layer for choice in order])
+
+
+def _none_of(choices: Iterable[Choice], nodes: Collection[ir.Node]) -> bool:
+    """Whether none of `nodes` is in `choices`."""
+    return all(node not in nodes for choice in choices for node in choice.nodes)
+
+
+def _stays(value: ir.Value, nodes: Collection[ir.Node], selection: Selection) -> bool:
+    """Whether `value` and its views are read by `nodes` alone."""
+    if value.is_graph_output():
+        return False
+    others = [use.node for use in value.uses() if use.node not in nodes]
+    return all(n in selection.views and all(_stays(y, nodes, selection) for y in n.outputs) for n in others)
+
+
+def _merged(cfg: Config, choices: Sequence[Choice]) -> Choice | None:
+    """One layer for those of all heads, None where there is none."""
+    layers = [choice.layer for choice in choices]
+    first = layers[0]
+    if not isinstance(first, ActivationProduct | Softmax) or first.heads > 1:
+        return None
+    if any(type(layer) is not type(first) or _scaling(layer) != _scaling(first) for layer in layers):
+        return None
+    whole: dict[str, Any] = {}
+    for name in ("x", "y", *(["w"] if isinstance(first, ActivationProduct) else [])):
+        whole[name] = _side_by_side(cfg, [getattr(layer, name) for layer in layers])
+    if None in whole.values():
+        return None
+    name = first.name if len(layers) == 1 else choices[0].nodes[0].name or ""
+    reads = {storage: source for choice in choices for storage, source in choice.reads.items()}
+    return replace(choices[0], layer=replace(first, name=name, heads=len(layers), **whole), reads=reads)
+
+
+def _side_by_side(cfg: Config, acts: Sequence[Activation]) -> Activation | None:
+    """One activation whose channels are those of all, where they follow each other in one storage."""
+    first = acts[0]
+    for number, act in enumerate(acts):
+        if act != replace(first, group_offset=first.group_offset + number * first.groups(cfg)):
+            return None
+    if first.channels % cfg.group:
+        return None
+    return replace(first, channels=first.channels * len(acts))
+
+
+def _scaling(layer: Any) -> tuple[object, ...]:
+    """What must be the same for all heads."""
+    epilogue: Epilogue = layer.epilogue
+    table = None if epilogue.table is None else epilogue.table.tobytes()
+    if isinstance(layer, Softmax):
+        own: tuple[object, ...] = layer.powers.tobytes(), layer.zero_point
+    else:
+        r = layer.requantise
+        arrays = (np.asarray(each).tobytes() for each in (r.bias, r.multiplier, r.shift))
+        own = *arrays, r.zero_point, layer.x_offset, layer.w_offset
+    return epilogue.clip, table, epilogue.residual, *own
+
+
+def _before(choices: Sequence[Choice], heads: Sequence[Choice]) -> list[Choice]:
+    """What makes that which `heads` read, and what makes that, in order."""
+    own = {id(choice) for choice in heads}
+    found: dict[int, Choice] = {}
+    for _ in range(2):
+        read = {act.storage for choice in (*heads, *found.values()) for act in inputs(choice.layer)}
+        found = {id(c): c for c in choices if c.layer.y.storage in read and id(c) not in own}
+    return [choice for choice in choices if id(choice) in found]

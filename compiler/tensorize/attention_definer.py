@@ -1,0 +1,151 @@
+"""The tensors of attention as a block: scores and probabilities lie in vin and inp, a row's entries one behind another.
+
+    scores = requantise(Q · Kᵀ)  → vin        probabilities = softmax(scores)  → inp        y = requantise(P · V)
+
+Heads are rows of the definition, queries its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
+from celosia.compiler.expr.nodes import INDEX, Const
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.definer import PLACES, Definer
+from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, Rows, zero_point
+from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.compiler.tensorize.row_definer import row_tensors
+from celosia.compiler.tensorize.space import Problem
+from celosia.hw.config import Config
+
+
+def attention(cfg: Config, block: Block) -> Definition:
+    """Of a product, the softmax of its rows, and the product of these. Untileable where the Config lacks what that
+    takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
+    scores, rows, mixed = block.layers
+    assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)
+    if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
+        raise Untileable("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
+    if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
+        raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
+    if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
+        raise Untileable("attention as a block adds nothing, and looks nothing up behind its softmax")
+    first = _ProductDefiner(cfg, scores, "0")
+    queries = first.queries()
+    level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
+    near = first.rows_of(level)
+    middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
+    made, most, whole, powers = row_tensors(middle, rows, near)
+    last = _ProductDefiner(cfg, mixed, "2", middle)
+    final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
+    out, y = last.results(final)
+    problem = Problem(
+        Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
+        attends=(first.blocks, first.input_blocks),
+    )  # fmt: skip
+    levels = level, Level(Pass("vin"), near, "vin"), final
+    found = Rows(rows.count, most, whole, powers)
+    return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+
+
+class _ProductDefiner(Definer):
+    """Makes the tensors of the products of all heads, which are rows."""
+
+    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: Definer | None = None) -> None:
+        self.product_layer = layer
+        if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
+            raise Untileable("attention as a block takes heads of whole groups of channels")
+        blocks = layer.y.channels // layer.heads // cfg.group
+        super().__init__(cfg, layer, False, 0, blocks, suffix, before)
+        self.y = self._heads(layer.y)
+
+    @property
+    def input_blocks(self) -> int:
+        return self.product_layer.x.channels // self.product_layer.heads // self.cfg.group
+
+    def _heads(self, act: Activation) -> ActivationGrid:
+        """`act`, which is matrices whose rows are pixels, with a row for each."""
+        grid, heads = ActivationGrid.of(self.cfg, act, False), self.product_layer.heads
+        image, plane, _, column = grid.strides
+        each = act.channels // heads // self.cfg.group
+        return replace(grid, rows=heads, strides=(image, plane, each * plane, column))
+
+    def queries(self) -> Tensor:
+        """x in entries of inp, [1, heads, blocks, columns, 1, 1, group]."""
+        grid = self._heads(self.product_layer.x)
+        source = self.given(grid, "x", self.input_blocks)
+        shape = (1, grid.rows, self.input_blocks, grid.columns, 1, 1, self.cfg.group)
+        axes = ("image", "row", "block", "column", *PLACES[4:])
+        return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
+
+    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> Level:
+        """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
+        blocks, input blocks, block_out, block_in], and the pass behind them."""
+        cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
+        w = self.given(self._heads(layer.w), "w", self.input_blocks)
+        weights = compute(
+            (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
+            lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
+            axes=("h", "n", "k", "m", "c"),
+        )  # fmt: skip
+        k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
+
+        def product(i: Expr, y: Expr, x: Expr, n: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
+            value = element(i, k, y, x, c).astype("int32")
+            return sum(weights[y, n, k, m, c].astype("int32") * value, (k, c))
+
+        shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
+        acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
+        behind = Pass("acc", "", False, True, layer.epilogue.table is not None, to=to)
+        par, table = self._uniform(), self.looked_up(layer.epilogue)
+        return Level(behind, near, "inp", acc, weights, par=par, table=table)
+
+    def _uniform(self) -> Tensor:
+        """Parameters, which are the same for all channels: one entry."""
+        r, size = self.product_layer.requantise, self.cfg.block_out
+        if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
+            raise Untileable("attention as a block requantises all channels alike")
+        bias, multiplier, shift = r.bias[:1].repeat(size), r.multiplier[:1].repeat(size), r.shift[:1].repeat(size)
+        one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
+        return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
+
+    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+        i, n, y, x, *entry = index
+        if name == "a":
+            assert level.acc is not None
+            return level.acc[i, y, x, n, *entry]
+        return super()._read(level, name, window, (i, Const(0, INDEX), y, x, *entry))
+
+    def rows_of(self, level: Level) -> Tensor:
+        """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
+        value, zero, size = self._made(level), Const(0, INDEX), self.cfg.group
+        shape = (1, self.product_layer.heads, self.y.columns, self.blocks * size)
+        return compute(
+            shape, lambda i, y, x, c: value(i, c // size, y, x, zero, zero, c % size), "scores",
+            axes=("image", "row", "column", "channel"),
+        )  # fmt: skip
+
+    def results(self, level: Level) -> tuple[Tensor, Tensor]:
+        """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
+        1, group]."""
+        value, heads, size = self._made(level), self.product_layer.heads, self.cfg.group
+        shape = (1, heads, self.y.columns, self.blocks, 1, 1, size)
+        out = compute(shape, lambda i, y, x, n, *e: value(i, n, y, x, *e), "out", axes=(*BY_ROW, *PLACES[4:]))
+        zero = Const(0, INDEX)
+        y = compute(
+            (1, self.blocks, heads, self.y.columns, 1, size), lambda i, n, y, x, b, g: out[i, y, x, n, zero, b, g], "y",
+            axes=("image", "group", "row", "column", "b", "g"),
+        )  # fmt: skip
+        _, self.places[y] = self.y.tensor(self.cfg, "y", self.blocks)
+        return out, y
+
+    def _made(self, level: Level) -> Callable[..., Expr]:
+        return self.passed(level, self.product_layer.epilogue, zero_point(self.product_layer))
+
+
+BY_ROW = ("image", "row", "column", "block")
+"""The first axes of what gemm and the vector unit hand to each other: a part of the queries is entries in a row, so
+that the other unit waits for these alone."""

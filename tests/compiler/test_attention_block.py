@@ -1,0 +1,218 @@
+"""Attention as a block: scores and probabilities are nowhere in DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.encoders import Encoder, quantised, sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+import celosia
+from celosia.compiler.launch import attentions
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, Untileable
+from celosia.compiler.numerics import fold_scale, softmax_powers
+from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import candidates, why_not
+from celosia.compiler.tune.measure import in_a_row
+from celosia.compiler.tune.reference import meaning as reference
+from celosia.compiler.vthread.verify import VerifyError
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import Buffer, Destination, Opcode
+
+from ..oracle import opened
+from .layers import CONFIGS, Builder, Network, builders, meaning, table
+from .test_provenance import Program
+
+PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=1)
+
+
+def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
+    """The same for all channels."""
+    multiplier, shift = fold_scale(np.float32([100 / reach]))
+    whole = np.full(channels, rng.integers(-50, 50), np.int32), multiplier.repeat(channels), shift.repeat(channels)
+    return Requantise(*whole, int(rng.integers(-30, 30)))
+
+
+def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, columns: int, around: int = 0) -> Block:
+    """Of so many heads; keys, inner and columns in channel groups. around: foreign groups about what is read."""
+    group, rng = b.cfg.group, b.rng
+    x = b.given(1, heads * inner * group, 1, queries, around, around)
+    w = b.given(1, heads * inner * group, 1, keys * group, around)
+    v = b.given(1, heads * keys * group, 1, columns * group, 0, around)
+    scores, shares = (Activation.alone(b.cfg, name, 1, heads * keys * group, 1, queries) for name in ("s", "p"))
+    y = Activation.alone(b.cfg, "y", 1, heads * columns * group, 1, queries)
+    first = ActivationProduct(
+        "scores", x, w, scores, 0, 0, scales(rng, keys * group, 99 * 99 * (inner * group) ** 0.5),
+        Epilogue((-120, 110), table(rng) if rng.random() < 0.5 else None), heads=heads,
+    )  # fmt: skip
+    powers = softmax_powers(keys * group, 0.03, 1 / 255)
+    softmax = Softmax("rows", scores, shares, powers, int(rng.integers(-128, 1)), heads=heads)
+    last = ActivationProduct("mixed", shares, v, y, 0, 0, scales(rng, columns * group, 99 * 99.0), heads=heads)
+    b.net.launches[-1].append(block := Block((first, softmax, last)))
+    return block
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 13), st.integers(1, 4), st.integers(1, 2), st.integers(1, 2))
+
+
+@given(builders(["softmax"], forward=True), sizes, st.integers(0, 1), st.integers(0, 1 << 16))
+def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int, number: int) -> None:
+    """In any tiles of heads and queries."""
+    block = attention(b, *of, around)
+    planner = Planner(b.cfg)
+    (definition,) = planner.definitions(block)
+    points = list(candidates(b.cfg, definition.problem))
+    planner.decider = replace(planner.decider, given=Fixed([points[number % len(points)]]))
+    b.net.check(checking=True, planner=planner)
+    np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
+
+
+# Wrong programs ---------------------------------------------------------------------------------------------------
+
+
+def wrong(p: Program, which: str) -> None:
+    softmaxes = p.find(Opcode.VECTOR, softmax=1)
+    (passed, *_), f = p.find(Opcode.VECTOR, destination=Destination.VIN), softmaxes[-1].fields
+    gemm = next(i for i in p.launches[0] if i.opcode == Opcode.GEMM and i.fields["inp_k"] == 1)
+    match which:
+        case "the scores of the head before":
+            f["a_base"] -= f["a_x"]
+        case "probabilities in another row":
+            f["dst_base"] += f["dst_x"]
+        case "probabilities to out":
+            f["destination"] = Destination.OUT
+        case "a softmax less":
+            p.drop(softmaxes[0])
+        case "another scale of the scores":
+            (par, *_) = p.loads(Buffer.PAR)
+            p.constants[par.fields["dram_addr"] - p.image.constants_address + 4] ^= 1
+        case "scores of another block of keys":
+            passed.fields["a_base"] += 1
+        case "the values of another head":
+            gemm.fields["wgt_base"] += 1
+        case "a row of probabilities twice":
+            gemm.fields["inp_x"] = 0
+        case "the keys of another head":
+            next(iter(p.loads(Buffer.WGT))).fields["dram_addr"] += 16 * p.net.cfg.piece_bytes
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "the scores of the head before", "probabilities in another row", "probabilities to out", "a softmax less",
+        "another scale of the scores", "scores of another block of keys", "the values of another head",
+        "a row of probabilities twice", "the keys of another head",
+    ],
+)  # fmt: skip
+def test_wrong_programs_are_found(which: str) -> None:
+    b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    attention(b, 2, 6, 2, 1, 1)
+    p = Program(b.net, b.net.build())
+    p.verify()
+    wrong(p, which)
+    with pytest.raises(VerifyError):
+        p.verify()
+
+
+# What is none -------------------------------------------------------------------------------------------------------
+
+
+def _refused(cfg: Config, change: Callable[[ActivationProduct], Any]) -> str:
+    b = Builder(Network(cfg), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    first, softmax, last = attention(b, 2, 6, 2, 1, 1).layers
+    assert isinstance(first, ActivationProduct)
+    with pytest.raises(Untileable) as refused:
+        Planner(cfg).definitions(Block((change(first), softmax, last)))
+    return str(refused.value)
+
+
+def test_why_it_is_none() -> None:
+    cfg = replace(CONFIGS["softmax"], forward=True)
+    assert "needs softmax, forward" in _refused(CONFIGS["softmax"], lambda layer: layer)
+    assert "zero points of 0" in _refused(cfg, lambda layer: replace(layer, x_offset=1))
+
+    def another_bias(layer: ActivationProduct) -> ActivationProduct:
+        r = layer.requantise
+        return replace(layer, requantise=replace(r, bias=np.arange(len(r.bias), dtype=np.int32)))
+
+    assert "all channels alike" in _refused(cfg, another_bias)
+
+
+def test_the_tuner_measures_it_with_other_constants() -> None:
+    b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    again = in_a_row(block := attention(b, 2, 6, 2, 1, 1))[1]
+    (one,), (other,) = (Planner(b.cfg).definitions(layer) for layer in (block, again))
+    assert one.signature == other.signature and isinstance(again, Block)
+    for own, turned in zip(block.layers[::2], again.layers[::2]):
+        assert isinstance(own, ActivationProduct) and isinstance(turned, ActivationProduct)
+        assert (own.requantise.bias != turned.requantise.bias).all()
+
+
+def test_tiles_that_do_not_fit() -> None:
+    b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    (definition,) = Planner(b.cfg).definitions(attention(b, 2, 12, 4, 1, 1))
+    (first, *_) = candidates(b.cfg, definition.problem)
+    assert why_not(b.cfg, definition.problem, first) is None
+    reason = why_not(b.cfg, definition.problem, replace(first, y=2, x=12))
+    assert reason == "a tile takes 96 entries of vin, where 64 are to be had"
+    b = Builder(Network(replace(b.cfg, inp_depth=512, acc_depth=128, out_depth=128)), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    (definition,) = Planner(b.cfg).definitions(attention(b, 2, 20, 1, 1, 1))
+    points = {(d.y, d.x) for d in candidates(b.cfg, definition.problem)}
+    assert (1, 20) in points and (2, 16) in points and (2, 20) not in points
+    reason = why_not(b.cfg, definition.problem, replace(first, n=1, y=2, x=20))
+    assert reason == "a tile of several heads takes at most 16 queries, or a multiple of that"
+
+
+def test_heads_that_are_scaled_differently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They stay layers of their own."""
+    encoder = Encoder(16, 2, 16, 0, alone=True)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    real, numbers = attentions._scaling, iter(range(99))
+    monkeypatch.setattr(attentions, "_scaling", lambda layer: (*real(layer), next(numbers)))
+    program = celosia.compile(path, config=PYNQ, check=False)
+    assert not any(layer.op == "Block" for layer in program.launches[0].layers)
+
+
+# Networks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signed", "keep"), [(True, False), (False, False), (True, True)])
+def test_networks_are_onnxruntimes(signed: bool, keep: bool, tmp_path: Path) -> None:
+    """Scores move where operands have zero points, and where somebody asks for them."""
+    encoder = Encoder(32, 3, 32, 0, alone=True)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
+    program = celosia.compile(path, config=PYNQ, keep="all" if keep else ())
+    layers = [layer for launch in program.launches for layer in launch.layers]
+    x = sample(encoder.shape, 7)
+    (expected,) = opened(path, int8=True).run(None, {"x": x})
+    result = celosia.Runtime(program, "functional").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
+    blocks = [layer for layer in layers if layer.op == "Block"]
+    assert len(blocks) == (signed and not keep)
+    if blocks:
+        (block,) = blocks
+        tensor = encoder.tokens * encoder.channels
+        assert (block.bytes_stored, block.bytes_kept) == (tensor, 2 * encoder.heads * encoder.tokens**2)
+        assert block.cycles_together < block.cycles_apart
+        assert block.what.split(" > ")[1:] == ["3 × softmax of 32", "3 × product of two activations 32→32"]
+
+
+@pytest.mark.rtl
+def test_attention_on_the_rtl(tmp_path: Path) -> None:
+    encoder = Encoder(16, 2, 8, 0, alone=True)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    program = celosia.compile(path, config=TINY)
+    assert [layer.op for layer in program.launches[0].layers] == ["Block"]
+    x = sample(encoder.shape, 3)
+    (expected,) = opened(path, int8=True).run(None, {"x": x})
+    found = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(found.outputs["y"], expected)
+    timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
+    assert timed == pytest.approx(found.report["cycles"], rel=0.01)
