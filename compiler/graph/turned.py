@@ -4,6 +4,8 @@ P · V contracts over the rows of V, and weights are rows that are contracted ov
 accelerator computes P, a product with the identity turns V there, V being the weights, so that the host need not:
 
     P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of keys is
+
+So it is with the rows of a cache, behind which a product puts new ones.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.matrices import MOVES, multiplies
+from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
+from celosia.compiler.graph.select.placement import cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.hw.config import Config
+
+REPEATING = (*VIEWS, "Expand")
+"""What stands between values and the heads that share them."""
 
 
 def turn_values(model: ir.Model, cfg: Config) -> None:
@@ -29,7 +35,8 @@ def turn_values(model: ir.Model, cfg: Config) -> None:
         scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
         if scores is not None and _is_made(node.inputs[3]) and _is_made(scores.inputs[3]):
             for each in (node, scores):
-                _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
+                if not _is_appended(each.inputs[3]):
+                    _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
             _turn(model.graph, node)
 
 
@@ -37,8 +44,13 @@ def _scores(value: ir.Value | None) -> ir.Node | None:
     """The product whose softmax `value` is."""
     producer = None if value is None else value.producer()
     made = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
-    while made is not None and (producer := made.producer()) is not None and is_op(producer, "Table", *VIEWS):
-        made = producer.inputs[0]
+    while made is not None and (producer := made.producer()) is not None:
+        if is_op(producer, "QLinearAdd"):  # a mask
+            made = next((each for each in producer.inputs[0:4:3] if shape(each) == shape(made)), None)
+        elif is_op(producer, "Table", *VIEWS):
+            made = producer.inputs[0]
+        else:
+            break
     found = made is not None and producer is not None and is_op(producer, "QLinearMatMul")
     return producer if found else None
 
@@ -65,13 +77,25 @@ def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -
     reader.replace_input_with(number, copy.outputs[0])
 
 
+def _is_appended(value: ir.Value | None) -> bool:
+    """Whether it is rows of a cache and new ones behind them, perhaps with another shape."""
+    while value is not None and (producer := value.producer()) is not None:
+        if is_op(producer, "Concat"):
+            return cache_of(producer.outputs[0]) is not None
+        value = producer.inputs[0] if is_op(producer, "Transpose", *REPEATING) else None
+    return False
+
+
 def _is_made(value: ir.Value | None) -> bool:
-    """Whether it is matrices that a product has just made, perhaps with another shape."""
+    """Whether it is matrices that a product has just made, of another shape perhaps, or behind the rows of a cache."""
     dims = None if value is None else shape(value)
     while value is not None and (producer := value.producer()) is not None:
         if is_op(producer, "QLinearMatMul", "QGemm"):
             return dims is not None and len(dims) > 2
-        if not is_op(producer, "QLinearAdd", "Table", "Transpose", *VIEWS):
+        if is_op(producer, "Concat") and cache_of(producer.outputs[0]) is not None and len(producer.inputs) == 2:
+            value = producer.inputs[1]
+            continue
+        if not is_op(producer, "QLinearAdd", "Table", "Transpose", *REPEATING):
             return False
         fixed = constant(producer.inputs[0]) is not None
         value = producer.inputs[3] if fixed and is_op(producer, "QLinearAdd") else producer.inputs[0]
@@ -79,9 +103,14 @@ def _is_made(value: ir.Value | None) -> bool:
 
 
 def _turn(graph: ir.Graph, node: ir.Node) -> None:
-    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V."""
-    value = node.inputs[3]
-    assert value is not None and value.dtype is not None
+    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V. What several heads share is turned once."""
+    operand = node.inputs[3]
+    assert operand is not None
+    shared, _, fold = shared_operand(operand)
+    value, reader, number = shared if fold == "columns" else operand, node, 3
+    while (read := reader.inputs[number]) is not value:
+        reader, number = read.producer(), 0  # type: ignore[union-attr,assignment]
+    assert value.dtype is not None
     dims = shape(value)
     assert dims is not None
     perm = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
@@ -106,5 +135,5 @@ def _turn(graph: ir.Graph, node: ir.Node) -> None:
     turned = [dims[axis] for axis in perm]
     for step, size in ((before, turned), (made, turned), (after, dims)):
         step.outputs[0].shape, step.outputs[0].dtype = ir.Shape(list(size)), value.dtype
-    graph.insert_before(node, [before, made, after])
-    node.replace_input_with(3, after.outputs[0])
+    graph.insert_before(reader, [before, made, after])
+    reader.replace_input_with(number, after.outputs[0])

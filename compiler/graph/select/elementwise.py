@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,14 +13,17 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
+from celosia.compiler.graph.select.matrices import MOST_PRODUCTS
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import constant, shape
-from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
+from celosia.compiler.layer import Activation, Epilogue, Layer, Map, Multiply, Residual
+from celosia.compiler.program.model import matrix_counts, matrix_sizes
+from celosia.compiler.tensorize import pack
 
 
 def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape, or of a value for each channel. OnCpu."""
+    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
@@ -32,13 +37,16 @@ def addition(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y):
         a, b, ma, mb = b, a, mb, ma
     row = shape(b) != shape(y)
+    added = partial(Residual, scale_v=ma, scale_b=mb, scale_c=fit.c, shift=fit.shift)
+    if row and shape(a) == shape(y) and _add_to_each(p, node, a, b, added):
+        return
     if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
         raise OnCpu(_unequal(node))
     for form in [p.common_form(a)] if row else [p.common_form(b, a), p.common_form(a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
         other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
-        residual = Residual(other, ma, mb, fit.c, fit.shift)
+        residual = added(other)
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
             return
@@ -46,6 +54,34 @@ def addition(p: Placement, node: ir.Node) -> None:
         epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=mb, scale_b=ma))
         layer = replace(layer, x=other, epilogue=epilogue)
     p.add(node, layer, reads, form)
+
+
+def _add_to_each(
+    p: Placement, node: ir.Node, a: ir.Value, b: ir.Value, added: Callable[[Activation], Residual]
+) -> bool:
+    """Place the addition of `b`, a row or a matrix, to each of several matrices that the accelerator holds, as a mask
+    is added to scores; False where that is not what it is."""
+    form, y, inner = p.held(a), node.outputs[0], matrix_sizes(shape(b) or ())
+    if form is None or form.fold != "rows" or form.inverted:
+        return False
+    count, columns, rows = matrix_counts("rows", shape(a) or ())
+    if not 1 < count <= MOST_PRODUCTS or inner not in ((1, 1, columns), (1, rows, columns)):
+        return False
+    reads: Reads = {}
+    dims, groups = (1, columns, 1, rows), pack.blocks(columns, p.cfg.group)
+    residual = added(p.read(b, Form((1, columns, 1, inner[1]), "rows"), reads, constants=True))
+    if extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
+        return True
+    x, whole = p.read(a, form, reads), p.activation(y, form)
+    layers: list[Layer] = [
+        Map(
+            f"{node.name}.{number}", x.region(dims, number * groups, x.pixels),
+            whole.region(dims, number * groups, whole.pixels), Epilogue(residual=residual),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    p.assemble(node, layers, reads, whole, form)
+    return True
 
 
 def _unequal(node: ir.Node) -> str:
@@ -69,9 +105,9 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
         extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
-    if extend_products(p, value, node, table):
-        return
     reads: Reads = {}
+    if extend_products(p, value, node, lambda before: replace(before, table=table), reads):
+        return
     x = p.read(value, form, reads)
     p.add(node, Map(node.name or "", x, p.activation(node.outputs[0], form), Epilogue(table=table)), reads, form)
 
