@@ -42,8 +42,8 @@ class DecoderNetwork:
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
     gated: set[str] = field(default_factory=set, init=False)
     """Names of the products of SwiGLU."""
-    masked: set[str] = field(default_factory=set, init=False)
-    """Names of what makes scaled and masked scores."""
+    attending: set[str] = field(default_factory=set, init=False)
+    """Names of products and sums in attention: of rotary positions, scales and masks."""
     known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
 
     @property
@@ -156,7 +156,9 @@ class DecoderNetwork:
         low, high = (self._op("Slice", x, self._ints(a), self._ints(b), self._ints(3))
                      for a, b in ((0, half), (half, self.inner)))  # fmt: skip
         turned = self._op("Concat", self._op("Neg", high), low, axis=3)
-        return self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
+        both = self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
+        self.attending.update(node.name for node in self.nodes[-3:])
+        return both
 
     def _split(self, x: str, heads: int) -> str:
         return self._op("Transpose", self._op("Reshape", x, self._ints(1, -1, heads, self.inner)), perm=(0, 2, 1, 3))
@@ -175,7 +177,7 @@ class DecoderNetwork:
         keys, values = (self._repeated(held[kind]) for kind in ("key", "value"))
         scores = self._op("MatMul", queries, self._op("Transpose", keys, perm=(0, 1, 3, 2)))
         scores = self._op("Add", self._op("Mul", scores, self._constant(self.inner**-0.5)), mask)
-        self.masked.update(node.name for node in self.nodes[-2:])
+        self.attending.update(node.name for node in self.nodes[-2:])
         mixed = self._op("MatMul", self._op("Softmax", scores, axis=-1), values)
         joined = self._op("Reshape", self._op("Transpose", mixed, perm=(0, 2, 1, 3)), self._ints(1, -1, self.channels))
         return self._linear(joined, self.channels, self.channels)
@@ -214,26 +216,26 @@ DECODERS = {
 """A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
 
 
-def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, softmax: bool = False) -> Path:
+def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False) -> Path:
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
-    activations symmetric. softmax: of that, too, and of what makes its scores."""
+    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            valid = past // 2 if softmax else past  # which steps scores need to tell who is hidden
+            valid = past // 2 if attention else past  # which steps scores need to tell who is hidden
             self.left = iter([decoder.feed(steps, past, seed, valid) for seed in range(3)])
 
         def get_next(self) -> dict[str, Array] | None:
             return next(self.left, None)
 
-    if softmax:
+    if attention:
         decoder = replace(decoder, hidden=HIDDEN_IN_BYTES)
     model = decoder.model()
     onnx.save(model, folder / "float.onnx")
     kinds, taken = ["MatMul", "Sigmoid", "Mul"], decoder.gated
-    if softmax:
-        kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.masked
+    if attention:
+        kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.attending
     quantize_static(
         folder / "float.onnx", folder / "quantised.onnx", DecoderSamples(), weight_type=QuantType.QInt8,
         activation_type=QuantType.QInt8, op_types_to_quantize=kinds, per_channel=True,

@@ -102,13 +102,13 @@ def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str],
 
 
 def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
-    """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows; its softmax in bytes where the
-    accelerator has one."""
+    """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows; attention in bytes where the
+    accelerator has a softmax."""
     network = DECODERS[name]
     say(f"{name}: quantising, compiling, running")
     prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, softmax=cfg.softmax > 0)
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0)
         with celosia.Decoder(path, "timed", config=cfg, length=TOKENS, options={"memory": memory}) as decoder:
             run, wrong = decoder.session(), 0
             found = [run.feed(prompt)]

@@ -24,6 +24,8 @@ from celosia.hw.config import Config
 
 REPEATING = (*VIEWS, "Expand")
 """What stands between values and the heads that share them."""
+BETWEEN = ("QLinearAdd", "QLinearMul", "Table", "Transpose", "Slice", "Concat", *REPEATING)
+"""What stands between a product and the keys or values that are made of it."""
 
 
 def turn_values(model: ir.Model, cfg: Config) -> None:
@@ -44,13 +46,12 @@ def _scores(value: ir.Value | None) -> ir.Node | None:
     """The product whose softmax `value` is."""
     producer = None if value is None else value.producer()
     made = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
-    while made is not None and (producer := made.producer()) is not None:
-        if is_op(producer, "QLinearAdd"):  # a mask
-            made = next((each for each in producer.inputs[0:4:3] if shape(each) == shape(made)), None)
-        elif is_op(producer, "Table", *VIEWS):
-            made = producer.inputs[0]
-        else:
-            break
+    while (
+        made is not None
+        and (producer := made.producer()) is not None
+        and is_op(producer, "QLinearAdd", "Table", *VIEWS)
+    ):
+        made = _read(producer)
     found = made is not None and producer is not None and is_op(producer, "QLinearMatMul")
     return producer if found else None
 
@@ -92,14 +93,18 @@ def _is_made(value: ir.Value | None) -> bool:
     while value is not None and (producer := value.producer()) is not None:
         if is_op(producer, "QLinearMatMul", "QGemm"):
             return dims is not None and len(dims) > 2
-        if is_op(producer, "Concat") and cache_of(producer.outputs[0]) is not None and len(producer.inputs) == 2:
-            value = producer.inputs[1]
-            continue
-        if not is_op(producer, "QLinearAdd", "Table", "Transpose", *REPEATING):
+        if not is_op(producer, *BETWEEN):
             return False
-        fixed = constant(producer.inputs[0]) is not None
-        value = producer.inputs[3] if fixed and is_op(producer, "QLinearAdd") else producer.inputs[0]
+        value = _read(producer)
     return False
+
+
+def _read(node: ir.Node) -> ir.Value | None:
+    """What `node` changes: of two operands the one with the shape of the result, of a cache's rows the new ones."""
+    if is_op(node, "QLinearAdd", "QLinearMul"):
+        operands = (each for each in node.inputs[0:4:3] if each is not None and constant(each) is None)
+        return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
+    return node.inputs[1] if is_op(node, "Concat") and cache_of(node.outputs[0]) is not None else node.inputs[0]
 
 
 def _turn(graph: ir.Graph, node: ir.Node) -> None:

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from benchmarks.decoders import DecoderNetwork, quantised
 from numpy.typing import NDArray
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.select import elementwise, matrices
+from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
+from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.layer import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
@@ -76,9 +79,10 @@ def test_all_outputs_are_onnxruntimes(name: str, config: str, new: int, past: in
 
 
 SHARED = replace(NETWORKS["own heads"], heads=6, groups=2)
+TURNED = replace(NETWORKS["shared by three"], inner=32)
 IN_BYTES = [
     (NETWORKS["own heads"], 1, 15, 3, 2), (SHARED, 1, 31, 3, 2), (SHARED, 3, 16, 3, 2),
-    (NETWORKS["shared by three"], 1, 16, 4, 0),
+    (NETWORKS["shared by three"], 1, 16, 5, 2), (TURNED, 1, 15, 3, 2), (TURNED, 4, 13, 3, 2),
 ]  # fmt: skip
 """Networks whose softmax is one of bytes, tokens and rows of the cache, launches, and values that are turned."""
 
@@ -87,9 +91,9 @@ IN_BYTES = [
 def test_masks_and_softmax_of_bytes(
     network: DecoderNetwork, new: int, past: int, launches: int, turned: int, tmp_path: Path
 ) -> None:
-    """Attention with its cache is one launch, but for what is float in it, rotary positions; and the host turns no
-    values of a launch, whose heads share them once they are turned."""
-    proto = onnx.load(quantised(network, tmp_path, past=20, softmax=True))
+    """Attention with its cache is one launch, but where rotary positions have halves that are no whole groups; and
+    values are turned there, once for all heads that share them."""
+    proto = onnx.load(quantised(network, tmp_path, past=20, attention=True))
     step = stepping(proto, roles_of(proto))
     feed = fed(network, new, past)
     feed["attention_mask"][0, past // 2 : past] = 0
@@ -103,15 +107,33 @@ def test_masks_and_softmax_of_bytes(
     assert program.macs_accelerator == program.macs_total
 
 
-def test_a_mask_of_other_steps_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = NETWORKS["own heads"]
-    proto = onnx.load(quantised(network, tmp_path, past=20, softmax=True))
+def other_steps(*given: Any, scale_b: int, **others: int) -> Any:
+    return partial(*given, scale_b=scale_b // 2, **others)
+
+
+def first_half(node: ir.Node, sizes: list[range]) -> list[tuple[int, range]]:
+    return [(3, range(sizes[3].stop // 2))]
+
+
+def in_other_places(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
+    return columns.join_columns(p, node, parts[::-1])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fault"),
+    [
+        (elementwise, "partial", other_steps), (columns, "cut_axes", first_half),
+        (concatenation, "join_columns", in_other_places),
+    ],
+)  # fmt: skip
+def test_wrong_masks_and_halves_are_found(
+    module: ModuleType, name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load(quantised(TURNED, tmp_path, past=20, attention=True))
     step = stepping(proto, roles_of(proto))
-    monkeypatch.setattr(
-        elementwise, "partial", lambda *parts, scale_b, **others: partial(*parts, scale_b=scale_b // 2, **others)
-    )
-    with pytest.raises(SelfCheckError):
-        compiled(step, fed(network, 3, 15), replace(PRESETS["pynq"], softmax=4))
+    monkeypatch.setattr(module, name, fault)
+    with pytest.raises((ProvenanceError, SelfCheckError)):
+        compiled(step, fed(TURNED, 1, 15), replace(PRESETS["pynq"], softmax=4))
 
 
 def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:

@@ -11,15 +11,13 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.columns import each_matrix, one_for_each
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
-from celosia.compiler.graph.select.matrices import MOST_PRODUCTS
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import constant, shape
-from celosia.compiler.layer import Activation, Epilogue, Layer, Map, Multiply, Residual
-from celosia.compiler.program.model import matrix_counts, matrix_sizes
-from celosia.compiler.tensorize import pack
+from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:
@@ -61,26 +59,12 @@ def _add_to_each(
 ) -> bool:
     """Place the addition of `b`, a row or a matrix, to each of several matrices that the accelerator holds, as a mask
     is added to scores; False where that is not what it is."""
-    form, y, inner = p.held(a), node.outputs[0], matrix_sizes(shape(b) or ())
-    if form is None or form.fold != "rows" or form.inverted:
-        return False
-    count, columns, rows = matrix_counts("rows", shape(a) or ())
-    if not 1 < count <= MOST_PRODUCTS or inner not in ((1, 1, columns), (1, rows, columns)):
-        return False
     reads: Reads = {}
-    dims, groups = (1, columns, 1, rows), pack.blocks(columns, p.cfg.group)
-    residual = added(p.read(b, Form((1, columns, 1, inner[1]), "rows"), reads, constants=True))
-    if extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
-        return True
-    x, whole = p.read(a, form, reads), p.activation(y, form)
-    layers: list[Layer] = [
-        Map(
-            f"{node.name}.{number}", x.region(dims, number * groups, x.pixels),
-            whole.region(dims, number * groups, whole.pixels), Epilogue(residual=residual),
-        )
-        for number in range(count)
-    ]  # fmt: skip
-    p.assemble(node, layers, reads, whole, form)
+    if (other := one_for_each(p, a, b, reads)) is None:
+        return False
+    residual = added(other)
+    if not extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
+        each_matrix(p, node, a, reads, lambda name, x, y: Map(name, x, y, Epilogue(residual=residual)))
     return True
 
 
@@ -113,7 +97,7 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places QLinearMul of two tensors of one shape, or by one pixel for each channel. OnCpu."""
+    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
@@ -125,13 +109,18 @@ def product(p: Placement, node: ir.Node) -> None:
     zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
+    reads: Reads = {}
+    if shape(a) == shape(y) != shape(b) and (other := one_for_each(p, a, b, reads)) is not None:
+        requantise = uniform(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+        made = lambda name, x, y: Multiply(name, x, other, y, -zeros[0], -zeros[1], requantise)  # noqa: E731
+        each_matrix(p, node, a, reads, made)
+        return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
     form = p.common_form(a)
     if form.fold and shape(b) != shape(y):
         raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
-    reads: Reads = {}
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
     requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
     layer = Multiply(node.name or "", x, other, p.activation(y, form), -zeros[0], -zeros[1], requantise)

@@ -68,7 +68,7 @@ def extend_products(
     for choice in choices:
         own = choice.layer.epilogue
         free = own.residual is None and (own.table is None or changed(own).table is own.table)
-        if not isinstance(choice.layer, ActivationProduct) or not free:
+        if not isinstance(choice.layer, ActivationProduct | Map) or not free:
             return False
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
