@@ -11,7 +11,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, cut_axes, shape_of
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.graph.values import attribute
+from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.layer import Activation, Layer, Map, ending
 from celosia.compiler.program.model import matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
@@ -62,6 +62,8 @@ def take_columns(p: Placement, node: ir.Node) -> None:
     sizes = [range(size) for size in shape_of(x)]
     for axis, places in cut_axes(node, sizes):
         sizes[axis] = places
+    if not _becomes_columns(y):
+        raise OnCpu("nothing puts the columns that it takes beside others")
     *others, columns = sizes
     if any(len(places) != size for places, size in zip(others, shape_of(x))):
         raise OnCpu("it takes some of the rows, or of the matrices, that the accelerator holds")
@@ -74,6 +76,14 @@ def take_columns(p: Placement, node: ir.Node) -> None:
         taken = matrix.region(part.dims, columns.start // group, matrix.pixels)
         layers.append(Map(f"{node.name}.{number}", taken, part))
     p.assemble(node, layers, {}, whole, form)
+
+
+def _becomes_columns(value: ir.Value) -> bool:
+    """Whether nobody reads `value` but concatenations, of its table perhaps."""
+    readers = [use.node for use in value.uses()]
+    return bool(readers) and all(
+        is_op(node, "Concat") or (is_op(node, "Table") and _becomes_columns(node.outputs[0])) for node in readers
+    )
 
 
 def join_columns(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
