@@ -272,14 +272,15 @@ class _Check:
         """The same where the parts are columns of matrices, and `choice` writes those of one; None where not."""
         value, y = node.outputs[0], choice.layer.y
         whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
-        if fold != "rows" or attribute(node, "axis", 1) % len(dims) != len(dims) - 1:
+        axis = {"rows": -1, "columns": -2}.get(fold, 0)
+        if not axis or attribute(node, "axis", 1) % len(dims) != len(dims) + axis:
             return None
         count = matrix_counts(fold, dims)[0]
         matrix, first = divmod(y.group_offset - whole.group_offset, whole.channels // count // self.cfg.group)
         if whole.region(y.dims, y.group_offset - whole.group_offset, whole.pixels) != y:
             return None
         for number, part in enumerate(read_by(node)):
-            size = (shape(part) or ())[-1]
+            size = (shape(part) or ())[axis]
             if (first, y.channels) == (0, size):
                 return number, matrix * size, count * size
             first -= size // self.cfg.group

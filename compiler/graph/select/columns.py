@@ -10,7 +10,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.select.forms import Form, OnCpu, cut_axes, shape_of
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.placement import Choice, Placement, Reads, cache_of
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.layer import Activation, Layer, Map, ending
 from celosia.compiler.program.model import matrix_counts, matrix_sizes
@@ -98,16 +98,30 @@ def join_columns(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
     form = matrices_form(p.cfg, y, "rows")
     whole, offset, joined = p.activation(y, form), 0, list[Choice]()
     for part in parts:
-        for number, choice in enumerate(p.assembled.pop(part)):
-            matrix = matrix_of(p, whole, y, number)
-            place = matrix.region(choice.layer.y.dims, offset // p.cfg.group, matrix.pixels)
-            choice.layer, choice.value = ending(choice.layer, choice.layer.epilogue, place), y
-            choice.nodes.append(node)
-            joined.append(choice)
+        joined += _moved(p, part, whole, offset, [node])
         offset += shape_of(part)[-1]
-        del p.selection.forms[part], p.selection.written[part]
-    p.assembled[y] = joined
-    p.selection.forms[y], p.selection.written[y] = form, whole
+    _assembled(p, y, joined, whole, form)
+    return True
+
+
+def join_turned(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
+    """Place a concatenation of a cache's rows, in whole groups, and new ones that layers have turned, for products that
+    contract over them: the host fills the first, and the layers write where the others belong; False where that is not
+    what it is."""
+    (first, *others), y = parts, node.outputs[0]
+    if len(others) != 1 or cache_of(y) is None or p.held(first) is not None:
+        return False
+    after = others[0].producer()
+    made = None if after is None or not is_op(after, "Transpose") else after.inputs[0]
+    held, rows = p.held(others[0]), shape_of(first)[-2]
+    if made is None or held is None or held.fold != "columns" or rows % p.cfg.group or not _is_moved(p, made):
+        return False
+    form = matrices_form(p.cfg, y, "columns", block=p.cfg.block_out)
+    whole = p.activation(y, form)
+    joined = _moved(p, made, whole, rows, [after, node])  # type: ignore[list-item]
+    for choice in joined:
+        choice.reads[whole.storage] = first, form
+    _assembled(p, y, joined, whole, form)
     return True
 
 
@@ -115,3 +129,20 @@ def _is_moved(p: Placement, part: ir.Value) -> bool:
     """Whether layers make `part`, a matrix each, that could as well write elsewhere."""
     choices = p.assembled.get(part, [])
     return bool(choices) and joins(choices[0], part) and p.owned(part) and holds_matrices(p, part)
+
+
+def _moved(p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: list[ir.Node]) -> list[Choice]:
+    """The layers of `part`, which now write from channel `offset` on of each matrix in `whole`, what `nodes` make."""
+    choices = p.assembled.pop(part)
+    groups = whole.channels // len(choices) // p.cfg.group
+    for number, choice in enumerate(choices):
+        place = whole.region(choice.layer.y.dims, number * groups + offset // p.cfg.group, whole.pixels)
+        choice.layer, choice.value = ending(choice.layer, choice.layer.epilogue, place), nodes[-1].outputs[0]
+        choice.nodes += nodes
+    del p.selection.forms[part], p.selection.written[part]
+    return choices
+
+
+def _assembled(p: Placement, y: ir.Value, choices: list[Choice], whole: Activation, form: Form) -> None:
+    p.assembled[y] = choices
+    p.selection.forms[y], p.selection.written[y] = form, whole

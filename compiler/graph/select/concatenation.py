@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.columns import join_columns
+from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
@@ -36,7 +36,7 @@ def concat(p: Placement, node: ir.Node) -> None:
     y = node.outputs[0]
     operands = _operands(node)
     values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
-    if not changed and (append(p, node, values) or join_columns(p, node, values)):
+    if not changed and any(place(p, node, values) for place in (join_turned, append, join_columns)):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
