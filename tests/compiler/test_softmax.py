@@ -62,7 +62,7 @@ def test_encoders_are_onnxruntimes(name: str, tmp_path: Path) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("signed", [True, False])
 def test_attention_on_the_rtl(signed: bool, tmp_path: Path) -> None:
-    encoder = Encoder(8, 2, 4, 12)
+    encoder = Encoder(8, 2, 4, 12, masked=signed)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
     program = celosia.compile(path, config=TINY)
     x = sample(encoder.shape, 3)
