@@ -138,6 +138,7 @@ class _Made:
         self.graph, self.reader, self.name = graph, reader, name
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """An initializer."""
         made = ir.Value(name=f"{self.name}.{name}", const_value=ir.tensor(array))
         made.shape, made.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         self.graph.initializers[made.name or ""] = made
@@ -145,11 +146,11 @@ class _Made:
 
     def node(self, op: str, inputs: list[ir.Value], like: ir.Value, rows: int = 0, **attributes: Any) -> ir.Value:
         """The output of an operator, of the type of `like` and so many more rows."""
-        node = ir.node(op, inputs, attributes)
-        *before, count, columns = shape(like) or ()
-        node.outputs[0].shape, node.outputs[0].dtype = ir.Shape([*before, count + rows, columns]), like.dtype
+        node, (*before, count, columns) = ir.node(op, inputs, attributes), shape(like) or ()
+        y = node.outputs[0]
+        y.shape, y.type = ir.Shape([*before, count + rows, columns]), like.type
         self.graph.insert_before(self.reader, [node])
-        return node.outputs[0]
+        return y
 
     def rows(self, value: ir.Value, first: int, end: int) -> ir.Value:
         """Some rows of matrices."""
@@ -171,11 +172,8 @@ class _Made:
         made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
         made.meta[MOVES] = True
         after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
-        for step, size in (
-            (before, [dims[axis] for axis in perm]),
-            (made, [dims[axis] for axis in perm]),
-            (after, dims),
-        ):
+        swapped = [dims[axis] for axis in perm]
+        for step, size in ((before, swapped), (made, swapped), (after, dims)):
             step.outputs[0].shape, step.outputs[0].dtype = ir.Shape(list(size)), value.dtype
         self.graph.insert_before(self.reader, [before, made, after])
         return after.outputs[0]
