@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.cpu.ops import VIEWS, traits
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
@@ -24,8 +24,6 @@ from celosia.hw.config import Config
 
 REPEATING = (*VIEWS, "Expand")
 """What stands between values and the heads that share them."""
-BETWEEN = ("QLinearAdd", "QLinearMul", "Table", "Transpose", "Slice", "Concat", *REPEATING)
-"""What stands between a product and the keys or values that are made of it."""
 
 
 def turn_values(model: ir.Model, cfg: Config) -> None:
@@ -93,7 +91,7 @@ def _is_made(value: ir.Value | None) -> bool:
     while value is not None and (producer := value.producer()) is not None:
         if is_op(producer, "QLinearMatMul", "QGemm"):
             return dims is not None and len(dims) > 2
-        if not is_op(producer, *BETWEEN):
+        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and traits(producer.op_type).moves is None:
             return False
         value = _read(producer)
     return False
