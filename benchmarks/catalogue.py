@@ -293,10 +293,11 @@ PACKED = tuple(
 )  # fmt: skip
 DECODERS = tuple(
     Figure(
-        f"decoder-{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`: {what}", unit, MACHINE,
-        f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/step",), value,
-        most=most, least=least,
+        f"decoder-{kind}{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`{on}: {what}", unit, MACHINE,
+        f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/step{key}",),
+        value, most=most, least=least,
     )
+    for kind, on, key in (("", "", ""), ("softmax-", " with softmax = 4, attention in bytes", "/softmax"))
     for name, label in (("gpt_10m", "a GPT of 10.6 M parameters"), ("llama_10m", "a Llama-like one"))
     for part, what, unit, value, most, least in (
         ("cycles", "cycles, timed", "cycles", of("cycles"), None, None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Array = NDArray[Any]
-HIDDEN = -1e4
-"""What is added to the scores of tokens that are not seen."""
+HIDDEN, HIDDEN_IN_BYTES = -1e4, -32.0
+"""What is added to the scores of tokens that are not seen: the second where masked scores are bytes, whose steps it
+sets. It is enough for powers of e that add nothing to a sum of float32."""
 
 
 @dataclass
@@ -22,8 +23,9 @@ class DecoderNetwork:
     """A decoder in floats, with random weights: layers of attention and two products (GELU), or three (SwiGLU).
 
     rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
-    values. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64, past_key_values.N.key and
-    .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary], present.N.key and .value.
+    values. hidden: see HIDDEN. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64,
+    past_key_values.N.key and .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary],
+    present.N.key and .value.
     """
 
     heads: int
@@ -35,10 +37,13 @@ class DecoderNetwork:
     groups: int = 0
     rotary: bool = False
     seed: int = 0
+    hidden: float = HIDDEN
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
     gated: set[str] = field(default_factory=set, init=False)
     """Names of the products of SwiGLU."""
+    attending: set[str] = field(default_factory=set, init=False)
+    """Names of products and sums in attention: of rotary positions, scales and masks."""
     known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
 
     @property
@@ -137,7 +142,7 @@ class DecoderNetwork:
         before = self._op("GreaterOrEqual", self._op("Unsqueeze", own, self._ints(1)), places)
         valid = self._op("Unsqueeze", self._op("Cast", "attention_mask", to=TensorProto.BOOL), self._ints(1, 2))
         seen = self._op("And", valid, before)
-        return self._op("Where", seen, self._constant(0.0), self._constant(HIDDEN))
+        return self._op("Where", seen, self._constant(0.0), self._constant(self.hidden))
 
     def _turns(self) -> tuple[str, str]:
         """Cosine and sine of each position's angles, [1, 1, steps, inner]."""
@@ -151,7 +156,9 @@ class DecoderNetwork:
         low, high = (self._op("Slice", x, self._ints(a), self._ints(b), self._ints(3))
                      for a, b in ((0, half), (half, self.inner)))  # fmt: skip
         turned = self._op("Concat", self._op("Neg", high), low, axis=3)
-        return self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
+        both = self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
+        self.attending.update(node.name for node in self.nodes[-3:])
+        return both
 
     def _split(self, x: str, heads: int) -> str:
         return self._op("Transpose", self._op("Reshape", x, self._ints(1, -1, heads, self.inner)), perm=(0, 2, 1, 3))
@@ -170,6 +177,7 @@ class DecoderNetwork:
         keys, values = (self._repeated(held[kind]) for kind in ("key", "value"))
         scores = self._op("MatMul", queries, self._op("Transpose", keys, perm=(0, 1, 3, 2)))
         scores = self._op("Add", self._op("Mul", scores, self._constant(self.inner**-0.5)), mask)
+        self.attending.update(node.name for node in self.nodes[-2:])
         mixed = self._op("MatMul", self._op("Softmax", scores, axis=-1), values)
         joined = self._op("Reshape", self._op("Transpose", mixed, perm=(0, 2, 1, 3)), self._ints(1, -1, self.channels))
         return self._linear(joined, self.channels, self.channels)
@@ -208,24 +216,30 @@ DECODERS = {
 """A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
 
 
-def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127) -> Path:
+def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False) -> Path:
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
-    activations symmetric."""
+    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.left = iter([decoder.feed(steps, past, seed) for seed in range(3)])
+            valid = past // 2 if attention else past  # which steps scores need to tell who is hidden
+            self.left = iter([decoder.feed(steps, past, seed, valid) for seed in range(3)])
 
         def get_next(self) -> dict[str, Array] | None:
             return next(self.left, None)
 
+    if attention:
+        decoder = replace(decoder, hidden=HIDDEN_IN_BYTES)
     model = decoder.model()
     onnx.save(model, folder / "float.onnx")
+    kinds, taken = ["MatMul", "Sigmoid", "Mul"], decoder.gated
+    if attention:
+        kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.attending
     quantize_static(
         folder / "float.onnx", folder / "quantised.onnx", DecoderSamples(), weight_type=QuantType.QInt8,
-        activation_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Sigmoid", "Mul"], per_channel=True,
-        nodes_to_exclude=[n.name for n in model.graph.node if n.op_type == "Mul" and n.name not in decoder.gated],
+        activation_type=QuantType.QInt8, op_types_to_quantize=kinds, per_channel=True,
+        nodes_to_exclude=[n.name for n in model.graph.node if n.op_type in ("Mul", "Add") and n.name not in taken],
         extra_options={"ActivationSymmetric": True},
     )  # fmt: skip
     return folder / "quantised.onnx"

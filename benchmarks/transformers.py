@@ -34,11 +34,9 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
     softmax on the accelerator."""
     cfg = Config.load(config or "pynq")
     for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS):
-        if name in DECODERS:
-            yield _step(name, cfg, memory, say)
-        elif name in ATTENTIONS:
+        if name in (*DECODERS, *ATTENTIONS):
             for each in (cfg, replace(cfg, softmax=LANES)):
-                yield _attention(name, each, memory, say)
+                yield (_step if name in DECODERS else _attention)(name, each, memory, say)
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
                 yield _row(name, kind, each, memory, say)
@@ -106,12 +104,13 @@ def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str],
 
 
 def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
-    """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows."""
+    """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows; attention in bytes where the
+    accelerator has a softmax."""
     network = DECODERS[name]
     say(f"{name}: quantising, compiling, running")
     prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        path = decoders.quantised(network, Path(folder), past=TOKENS - 1)
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0)
         with celosia.Decoder(path, "timed", config=cfg, length=TOKENS, options={"memory": memory}) as decoder:
             run, wrong = decoder.session(), 0
             found = [run.feed(prompt)]
@@ -125,7 +124,7 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     launches = usage["launches"] / network.layers
     details = {
         "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
-        "least": least, "different": wrong, "config": cfg.name,
+        "least": least, "different": wrong, "config": cfg.name, "softmax": cfg.softmax,
     }  # fmt: skip
     text = (
         f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
@@ -133,8 +132,9 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     )
     kept = not wrong and share >= 0.999 and launches <= 3 and bus >= 0.95
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
-    what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {cfg.name}, timed: bytes loaded over the bus"
-    return Row(f"transformers/{name}/step", what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
+    what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)}, timed: bytes loaded over the bus"
+    key = f"transformers/{name}/step" + "/softmax" * (cfg.softmax > 0)
+    return Row(key, what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
 
 
 def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:

@@ -291,7 +291,7 @@ def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
     for name in names:
         if name not in inputs:
             raise ModelError(f"cache {name!r} is no input{did_you_mean(name, filter(None, inputs))}")
-        inputs[name].meta[CACHE] = True
+        inputs[name].meta[CACHE] = inputs[name]
 
 
 def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:

@@ -4,6 +4,8 @@ P · V contracts over the rows of V, and weights are rows that are contracted ov
 accelerator computes P, a product with the identity turns V there, V being the weights, so that the host need not:
 
     P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of keys is
+
+So it is with the rows of a cache, behind which a product puts new ones.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.matrices import MOVES, multiplies
+from celosia.compiler.cpu.ops import VIEWS, traits
+from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
+from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.hw.config import Config
+
+REPEATING = (*VIEWS, "Expand")
+"""What stands between values and the heads that share them."""
 
 
 def turn_values(model: ir.Model, cfg: Config) -> None:
@@ -29,16 +35,21 @@ def turn_values(model: ir.Model, cfg: Config) -> None:
         scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
         if scores is not None and _is_made(node.inputs[3]) and _is_made(scores.inputs[3]):
             for each in (node, scores):
-                _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
-            _turn(model.graph, node)
+                if not _is_appended(each.inputs[3]):
+                    _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
+            _turn(model.graph, node, cfg.block_out)
 
 
 def _scores(value: ir.Value | None) -> ir.Node | None:
     """The product whose softmax `value` is."""
     producer = None if value is None else value.producer()
     made = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
-    while made is not None and (producer := made.producer()) is not None and is_op(producer, "Table", *VIEWS):
-        made = producer.inputs[0]
+    while (
+        made is not None
+        and (producer := made.producer()) is not None
+        and is_op(producer, "QLinearAdd", "Table", *VIEWS)
+    ):
+        made = _read(producer)
     found = made is not None and producer is not None and is_op(producer, "QLinearMatMul")
     return producer if found else None
 
@@ -65,46 +76,102 @@ def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -
     reader.replace_input_with(number, copy.outputs[0])
 
 
+def _is_appended(value: ir.Value | None) -> bool:
+    """Whether it is rows of a cache and new ones behind them, perhaps with another shape."""
+    while value is not None and (producer := value.producer()) is not None:
+        if is_op(producer, "Concat"):
+            return cache_of(producer.outputs[0]) is not None
+        value = producer.inputs[0] if is_op(producer, "Transpose", *REPEATING) else None
+    return False
+
+
 def _is_made(value: ir.Value | None) -> bool:
-    """Whether it is matrices that a product has just made, perhaps with another shape."""
+    """Whether it is matrices that a product has just made, of another shape perhaps, or behind the rows of a cache."""
     dims = None if value is None else shape(value)
     while value is not None and (producer := value.producer()) is not None:
         if is_op(producer, "QLinearMatMul", "QGemm"):
             return dims is not None and len(dims) > 2
-        if not is_op(producer, "QLinearAdd", "Table", "Transpose", *VIEWS):
+        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and traits(producer.op_type).moves is None:
             return False
-        fixed = constant(producer.inputs[0]) is not None
-        value = producer.inputs[3] if fixed and is_op(producer, "QLinearAdd") else producer.inputs[0]
+        value = _read(producer)
     return False
 
 
-def _turn(graph: ir.Graph, node: ir.Node) -> None:
-    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V."""
-    value = node.inputs[3]
-    assert value is not None and value.dtype is not None
-    dims = shape(value)
-    assert dims is not None
-    perm = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
-    identity = np.broadcast_to(np.eye(dims[-1], dtype=np.int8), (*dims[:-2], dims[-1], dims[-1]))
-    dtype = value.dtype.numpy()
-    zero = np.array(128 if dtype == np.uint8 else 0, dtype)  # of which the accelerator takes no notice
-    scale = np.array(1, np.float32)
-    arrays: dict[str, NDArray[Any]] = {
-        "identity": np.ascontiguousarray(identity), "one": scale, "none": np.array(0, np.int8), "zero": zero,
-    }  # fmt: skip
-    given = [
-        ir.Value(name=f"{node.outputs[0].name}.{name}", const_value=ir.tensor(array)) for name, array in arrays.items()
-    ]
-    for each, array in zip(given, arrays.values()):
-        each.shape, each.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
-        graph.initializers[each.name or ""] = each
-    eye, one, none, middle = given
-    before = ir.node("Transpose", [value], {"perm": perm})
-    made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
-    made.meta[MOVES] = True
-    after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
-    turned = [dims[axis] for axis in perm]
-    for step, size in ((before, turned), (made, turned), (after, dims)):
-        step.outputs[0].shape, step.outputs[0].dtype = ir.Shape(list(size)), value.dtype
-    graph.insert_before(node, [before, made, after])
-    node.replace_input_with(3, after.outputs[0])
+def _read(node: ir.Node) -> ir.Value | None:
+    """What `node` changes: of two operands the one with the shape of the result, of a cache's rows the new ones."""
+    if is_op(node, "QLinearAdd", "QLinearMul"):
+        operands = (each for each in node.inputs[0:4:3] if each is not None and constant(each) is None)
+        return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
+    return node.inputs[1] if is_op(node, "Concat") and cache_of(node.outputs[0]) is not None else node.inputs[0]
+
+
+def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
+    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V. What several heads share is turned once, and of a
+    cache the last rows alone, as a block has them with the new ones: the host turns the others once."""
+    operand = node.inputs[3]
+    assert operand is not None
+    shared, _, fold = shared_operand(operand)
+    value, reader, number = shared if fold == "columns" else operand, node, 3
+    while (read := reader.inputs[number]) is not value:
+        reader, number = read.producer(), 0  # type: ignore[union-attr,assignment]
+    made, concat = _Made(graph, reader, node.outputs[0].name or ""), value.producer()
+    past = concat.inputs[0] if concat is not None and cache_of(value) is not None and len(concat.inputs) == 2 else None
+    kept = 0 if past is None else max((shape(past) or ())[-2] - 1, 0) // block * block
+    if concat is None or past is None or not kept:
+        reader.replace_input_with(number, made.turned(value))
+        return
+    axis = len(shape(past) or ()) - 2
+    head, tail = (made.rows(past, first, end) for first, end in ((0, kept), (kept, (shape(past) or ())[axis])))
+    head.meta[CACHE] = cache_of(past)
+    recent = made.node("Concat", [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
+    reader.replace_input_with(number, made.node("Concat", [head, made.turned(recent)], value, axis=axis))
+    if not list(value.uses()):
+        graph.remove(concat, safe=True)
+
+
+class _Made:
+    """Puts operators in front of `reader`, whose constants have names that begin with `name`."""
+
+    def __init__(self, graph: ir.Graph, reader: ir.Node, name: str) -> None:
+        self.graph, self.reader, self.name = graph, reader, name
+
+    def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """An initializer."""
+        made = ir.Value(name=f"{self.name}.{name}", const_value=ir.tensor(array))
+        made.shape, made.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
+        self.graph.initializers[made.name or ""] = made
+        return made
+
+    def node(self, op: str, inputs: list[ir.Value], like: ir.Value, rows: int = 0, **attributes: Any) -> ir.Value:
+        """The output of an operator, of the type of `like` and so many more rows."""
+        node, (*before, count, columns) = ir.node(op, inputs, attributes), shape(like) or ()
+        y = node.outputs[0]
+        y.shape, y.type = ir.Shape([*before, count + rows, columns]), like.type
+        self.graph.insert_before(self.reader, [node])
+        return y
+
+    def rows(self, value: ir.Value, first: int, end: int) -> ir.Value:
+        """Some rows of matrices."""
+        dims = shape(value) or ()
+        places = [np.array([number], np.int64) for number in (first, end, len(dims) - 2)]
+        given = [self.constant(f"{what}.{first}", array) for what, array in zip(("first", "end", "axis"), places)]
+        return self.node("Slice", [value, *given], value, rows=end - first - dims[-2])
+
+    def turned(self, value: ir.Value) -> ir.Value:
+        """(I · Vᵀ)ᵀ."""
+        dims = shape(value)
+        assert dims is not None and value.dtype is not None
+        perm, dtype = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2], value.dtype.numpy()
+        identity = np.broadcast_to(np.eye(dims[-1], dtype=np.int8), (*dims[:-2], dims[-1], dims[-1]))
+        eye = self.constant("identity", np.ascontiguousarray(identity))
+        one, none = self.constant("one", np.array(1, np.float32)), self.constant("none", np.array(0, np.int8))
+        middle = self.constant("zero", np.array(128 if dtype == np.uint8 else 0, dtype))  # which makes no difference
+        before = ir.node("Transpose", [value], {"perm": perm})
+        made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
+        made.meta[MOVES] = True
+        after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
+        swapped = [dims[axis] for axis in perm]
+        for step, size in ((before, swapped), (made, swapped), (after, dims)):
+            step.outputs[0].shape, step.outputs[0].dtype = ir.Shape(list(size)), value.dtype
+        self.graph.insert_before(self.reader, [before, made, after])
+        return after.outputs[0]

@@ -158,10 +158,10 @@ def _launch(program: Contents, step: LaunchStep, known: Types) -> Types:
 
 
 def _cache(program: Contents, pack: Pack, shape: tuple[int, ...]) -> None:
-    """The first rows of a tensor of this shape, which memory keeps from run to run, are those of an input."""
+    """The first rows of a tensor of this shape, which memory keeps from run to run, are the first of an input."""
     if pack.cache:
         of = next((each.shape for each in program.inputs if each.name == pack.cache), ())
-        rows = len(of) > 1 and of[:-2] == shape[:-2] and of[-1] == shape[-1] and 0 <= of[-2] <= shape[-2]
+        rows = len(of) > 1 and of[:-2] == shape[:-2] and of[-1] == shape[-1] and of[-2] >= 0
         sound = rows and pack.form.fold in BY_ROWS and program.config.batch == 1
         _require(sound, f"tensor {pack.value!r} does not begin with the rows of {pack.cache!r}")
 

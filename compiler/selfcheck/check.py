@@ -21,7 +21,7 @@ from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Activation, Lattice, Softmax, Storage
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
-from celosia.compiler.program.model import FormInfo
+from celosia.compiler.program.model import FormInfo, matrix_counts
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
 from celosia.sim.device import DeviceError
@@ -224,7 +224,10 @@ class _Check:
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
         if is_concat(node):
-            self.parts[node, self._part(choice, node)] = data
+            number, first, channels = self._part(choice, node)
+            images, _, *pixels = data.shape
+            part = self.parts.setdefault((node, number), np.zeros((images, channels, *pixels), np.uint8))
+            part[:, first : first + data.shape[1]] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
         whole, form = self.selection.written[choice.value], self._form(choice.value)
@@ -246,10 +249,13 @@ class _Check:
         rows, columns = Lattice(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
         return slice(None), slice(first, first + part.channels), rows, columns
 
-    def _part(self, choice: Choice, node: ir.Node) -> int:
-        """The part of the concatenation `node` that `choice` writes."""
+    def _part(self, choice: Choice, node: ir.Node) -> tuple[int, int, int]:
+        """Which part of the concatenation `node` `choice` writes, the first of its channels there, and how many the
+        part has."""
         whole, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
+        if (columns := self._columns(choice, node)) is not None:
+            return columns
         for number, value in enumerate(read_by(node)):
             dims = shape(value)
             assert dims is not None
@@ -258,9 +264,27 @@ class _Check:
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             lattice = Lattice(whole.height, whole.width, row, column)
             if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
-                return number
+                return number, 0, y.channels
             start += dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
+
+    def _columns(self, choice: Choice, node: ir.Node) -> tuple[int, int, int] | None:
+        """The same where the parts are columns of matrices, and `choice` writes those of one; None where not."""
+        value, y = node.outputs[0], choice.layer.y
+        whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
+        axis = {"rows": -1, "columns": -2}.get(fold, 0)
+        if not axis or attribute(node, "axis", 1) % len(dims) != len(dims) + axis:
+            return None
+        count = matrix_counts(fold, dims)[0]
+        matrix, first = divmod(y.group_offset - whole.group_offset, whole.channels // count // self.cfg.group)
+        if whole.region(y.dims, y.group_offset - whole.group_offset, whole.pixels) != y:
+            return None
+        for number, part in enumerate(read_by(node)):
+            size = (shape(part) or ())[axis]
+            if (first, y.channels) == (0, size):
+                return number, matrix * size, count * size
+            first -= size // self.cfg.group
+        return None
 
     # Comparison ------------------------------------------------------------------------------------------------
 
@@ -269,14 +293,16 @@ class _Check:
         made: dict[ir.Value, Codes] = {}
         result = None
         for node in choice.nodes:
-            number = self._part(choice, node) if is_concat(node) else None
+            number = self._part(choice, node)[0] if is_concat(node) else None
             read = read_by(node) if number is None else read_by(node)[number : number + 1]
             result = self.computed.compute(node, [self._operand(value, made) for value in read], number)
             made[node.outputs[0]] = result
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
-            return replace(self._form(choice.value), dims=y.dims).arrange(result)
+            _, first, channels = self._part(choice, node)
+            dims = y.images, channels, *y.dims[2:]
+            return replace(self._form(choice.value), dims=dims).arrange(result)[:, first : first + y.channels]
         arranged = self._form(choice.value).arrange(result)
         return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 

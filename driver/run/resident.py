@@ -45,7 +45,8 @@ class Resident:
         if rows is None or (pack.address, pack.cache) not in self._kept:
             yield pack.address, pack_activation(self.config, pack.form.arrange(array), pack.groups)
             return
-        for each in (rows, range(past, array.shape[-2])):
+        held = array.shape[-2]
+        for each in (range(rows.start, min(rows.stop, held)), range(past, held)):
             if each:
                 yield from rows_of(self.config, pack, array, each)
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from benchmarks.decoders import DecoderNetwork, quantised
 from numpy.typing import NDArray
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
-from celosia.compiler.graph.select import matrices
+from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
+from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.layer import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.provenance import ProvenanceError
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import Stepping, stepping
+from celosia.hw.config import PRESETS, Config
 
 from ..oracle import opened
 
@@ -51,7 +57,7 @@ def fed(network: DecoderNetwork, new: int, past: int) -> dict[str, NDArray[Any]]
     }
 
 
-def compiled(step: Stepping, feed: dict[str, NDArray[Any]], config: str = "pynq") -> Program:
+def compiled(step: Stepping, feed: dict[str, NDArray[Any]], config: str | Config = "pynq") -> Program:
     shapes = {name: array.shape for name, array in feed.items()}
     return celosia.compile(step.proto, config, shapes=shapes, caches=list(step.dtypes))
 
@@ -70,6 +76,64 @@ def test_all_outputs_are_onnxruntimes(name: str, config: str, new: int, past: in
     outputs = celosia.Runtime(compiled(steps[name], feed, config), "functional").run(feed).outputs
     for each in names:
         np.testing.assert_array_equal(outputs[each], expected[each])
+
+
+SHARED = replace(NETWORKS["own heads"], heads=6, groups=2)
+TURNED = replace(NETWORKS["shared by three"], inner=32)
+IN_BYTES = [
+    (NETWORKS["own heads"], 1, 15, 3, 2), (SHARED, 1, 31, 3, 2), (NETWORKS["shared by three"], 1, 16, 5, 2),
+    (TURNED, 4, 29, 3, 2),
+]  # fmt: skip
+"""Networks whose softmax is one of bytes, tokens and rows of the cache, launches, and values that are turned."""
+
+
+@pytest.mark.parametrize(("network", "new", "past", "launches", "turned"), IN_BYTES)
+def test_masks_and_softmax_of_bytes(
+    network: DecoderNetwork, new: int, past: int, launches: int, turned: int, tmp_path: Path
+) -> None:
+    """Attention with its cache is one launch, but where rotary positions have halves that are no whole groups; and
+    values are turned there, once for all heads that share them."""
+    proto = onnx.load(quantised(network, tmp_path, past=20, attention=True))
+    step = stepping(proto, roles_of(proto))
+    feed = fed(network, new, past)
+    feed["attention_mask"][0, past // 2 : past] = 0
+    program = compiled(step, feed, replace(PRESETS["pynq"], softmax=4))
+    names = [each.name for each in program.outputs]
+    for name, expected in zip(names, opened(step.proto, int8=True).run(names, feed)):
+        np.testing.assert_array_equal(celosia.Runtime(program, "functional").run(feed).outputs[name], expected)
+    layers = [layer.what for launch in program.launches for layer in launch.layers]
+    assert (len(program.launches), sum(what.startswith("matrix turned") for what in layers)) == (launches, turned)
+    assert sum("softmax" in what for what in layers) == network.heads
+    assert program.macs_accelerator == program.macs_total
+
+
+def other_steps(*given: Any, scale_b: int, **others: int) -> Any:
+    return partial(*given, scale_b=scale_b // 2, **others)
+
+
+def first_half(node: ir.Node, sizes: list[range]) -> list[tuple[int, range]]:
+    return [(3, range(sizes[3].stop // 2))]
+
+
+def in_other_places(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
+    return columns.join_columns(p, node, parts[::-1])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fault"),
+    [
+        (elementwise, "partial", other_steps), (columns, "cut_axes", first_half),
+        (concatenation, "join_columns", in_other_places),
+    ],
+)  # fmt: skip
+def test_wrong_masks_and_halves_are_found(
+    module: ModuleType, name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load(quantised(TURNED, tmp_path, past=20, attention=True))
+    step = stepping(proto, roles_of(proto))
+    monkeypatch.setattr(module, name, fault)
+    with pytest.raises((ProvenanceError, SelfCheckError)):
+        compiled(step, fed(TURNED, 1, 15), replace(PRESETS["pynq"], softmax=4))
 
 
 def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:

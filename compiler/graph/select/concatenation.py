@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
@@ -34,7 +35,8 @@ def concat(p: Placement, node: ir.Node) -> None:
     """Places a concatenation of channels, rows or columns. OnCpu."""
     y = node.outputs[0]
     operands = _operands(node)
-    if all(table is None for _, table in operands) and append(p, node, [value for value, _ in operands]):
+    values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
+    if not changed and any(place(p, node, values) for place in (join_turned, append, join_columns)):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))

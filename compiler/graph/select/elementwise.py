@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.columns import each_matrix, one_for_each
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import constant, shape
-from celosia.compiler.layer import Epilogue, Map, Multiply, Residual
+from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
 
 
 def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape, or of a value for each channel. OnCpu."""
+    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
@@ -32,13 +35,16 @@ def addition(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y):
         a, b, ma, mb = b, a, mb, ma
     row = shape(b) != shape(y)
+    added = partial(Residual, scale_v=ma, scale_b=mb, scale_c=fit.c, shift=fit.shift)
+    if row and shape(a) == shape(y) and _add_to_each(p, node, a, b, added):
+        return
     if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
         raise OnCpu(_unequal(node))
     for form in [p.common_form(a)] if row else [p.common_form(b, a), p.common_form(a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
         other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
-        residual = Residual(other, ma, mb, fit.c, fit.shift)
+        residual = added(other)
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
             return
@@ -46,6 +52,20 @@ def addition(p: Placement, node: ir.Node) -> None:
         epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=mb, scale_b=ma))
         layer = replace(layer, x=other, epilogue=epilogue)
     p.add(node, layer, reads, form)
+
+
+def _add_to_each(
+    p: Placement, node: ir.Node, a: ir.Value, b: ir.Value, added: Callable[[Activation], Residual]
+) -> bool:
+    """Place the addition of `b`, a row or a matrix, to each of several matrices that the accelerator holds, as a mask
+    is added to scores; False where that is not what it is."""
+    reads: Reads = {}
+    if (other := one_for_each(p, a, b, reads)) is None:
+        return False
+    residual = added(other)
+    if not extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
+        each_matrix(p, node, a, reads, lambda name, x, y: Map(name, x, y, Epilogue(residual=residual)))
+    return True
 
 
 def _unequal(node: ir.Node) -> str:
@@ -69,15 +89,15 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
         extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
-    if extend_products(p, value, node, table):
-        return
     reads: Reads = {}
+    if extend_products(p, value, node, lambda before: replace(before, table=table), reads):
+        return
     x = p.read(value, form, reads)
     p.add(node, Map(node.name or "", x, p.activation(node.outputs[0], form), Epilogue(table=table)), reads, form)
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places QLinearMul of two tensors of one shape, or by one pixel for each channel. OnCpu."""
+    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
@@ -89,13 +109,18 @@ def product(p: Placement, node: ir.Node) -> None:
     zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
+    reads: Reads = {}
+    if shape(a) == shape(y) != shape(b) and (other := one_for_each(p, a, b, reads)) is not None:
+        requantise = uniform(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+        made = lambda name, x, y: Multiply(name, x, other, y, -zeros[0], -zeros[1], requantise)  # noqa: E731
+        each_matrix(p, node, a, reads, made)
+        return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
     form = p.common_form(a)
     if form.fold and shape(b) != shape(y):
         raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
-    reads: Reads = {}
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
     requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
     layer = Multiply(node.name or "", x, other, p.activation(y, form), -zeros[0], -zeros[1], requantise)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.values import shape
+from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Window
+from celosia.compiler.program.host.sizes import taken
 from celosia.compiler.program.model import FormInfo
 
 
@@ -60,3 +61,25 @@ def natural_form(value: ir.Value, rows: bool = False) -> Form:
     if len(dims) >= 1 and (rows or len(dims) == 2):
         return Form((math.prod(dims[:-1]), dims[-1], 1, 1))
     raise OnCpu(f"{value.name!r} has {len(dims)} dimensions")
+
+
+def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
+    """Each axis that a Slice cuts, and the positions that it takes of it. OnCpu where they are not constant."""
+    lists: list[list[int] | None] = []
+    for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
+        given = attribute(node, name)
+        if given is None and len(node.inputs) > number and node.inputs[number] is not None:
+            array = constant(node.inputs[number])
+            if array is None:
+                raise OnCpu(f"its {name} are not constant")
+            given = array.reshape(-1).tolist()
+        lists.append(given)
+    starts, ends, axes, steps = lists
+    assert starts is not None and ends is not None
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+    if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
+        raise OnCpu("its axes or steps are impossible")
+    return [
+        (axis % len(whole), taken(len(whole[axis]), start, end, step))
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    ]

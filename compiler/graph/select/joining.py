@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Int8, Map, ending
+from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, ending
 
 
 def join_residual(
@@ -56,20 +57,27 @@ def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, read
     p.writes(choice, node.outputs[0], form)
 
 
-def extend_products(p: Placement, value: ir.Value, node: ir.Node, table: Int8) -> bool:
-    """Let the products of several matrices that make `value` look up in `table` and write the output of `node`; whether
-    they can."""
+def extend_products(
+    p: Placement, value: ir.Value, node: ir.Node, changed: Callable[[Epilogue], Epilogue], reads: Reads
+) -> bool:
+    """Let the products of several matrices that make `value` end as their epilogues are `changed`, and write the output
+    of `node`; whether they can: they have neither a residual nor what would take the place of their table."""
     choices, y = p.assembled.get(value, []), node.outputs[0]
-    alike = all(isinstance(each.layer, ActivationProduct) and each.layer.epilogue.table is None for each in choices)
-    if not choices or not alike or not joins(choices[0], value):
+    if not choices or not joins(choices[0], value):
         return False
+    for choice in choices:
+        own = choice.layer.epilogue
+        free = own.residual is None and (own.table is None or changed(own).table is own.table)
+        if not isinstance(choice.layer, ActivationProduct | Map) or not free:
+            return False
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
     whole = p.activation(y, form)
     for choice in choices:
         place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
-        choice.layer = ending(choice.layer, replace(choice.layer.epilogue, table=table), place)
+        choice.layer = ending(choice.layer, changed(choice.layer.epilogue), place)
         choice.nodes.append(node)
+        choice.reads.update(reads)
         choice.value = y
     p.assembled[y] = p.assembled.pop(value)
     p.selection.forms[y], p.selection.written[y] = form, whole

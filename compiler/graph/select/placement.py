@@ -13,7 +13,7 @@ from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.config import Config
 
 CACHE = "cache"
-"""Of the meta of an input that is a cache."""
+"""Of the meta of an input that is a cache, and of its first rows: the input."""
 Reads = dict[Storage, tuple[ir.Value, Form]]
 """For each storage that the host fills: the tensor that it holds and its form."""
 
@@ -66,12 +66,13 @@ def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
 
 
 def cache_of(value: ir.Value) -> ir.Value | None:
-    """The input whose rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
+    """The input whose first rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
     producer, rank = value.producer(), len(value.shape or ())
     if producer is not None and is_op(producer, "Concat"):
         first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
-        return cache_of(first) if along_rows and first is not None and first.producer() is None else None
-    return value if value.meta.get(CACHE) else None
+        return cache_of(first) if along_rows and first is not None else None
+    held: ir.Value | None = value.meta.get(CACHE)
+    return held
 
 
 class Placement:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.columns import holds_matrices, take_columns
+from celosia.compiler.graph.select.forms import Form, OnCpu, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
-from celosia.compiler.graph.values import attribute, constant, is_op, shape
+from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.layer import Activation, Lattice, Map
-from celosia.compiler.program.host.sizes import taken
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Those that are free where the accelerator's layout stays the same."""
@@ -74,6 +74,8 @@ def take_parts(p: Placement, node: ir.Node) -> None:
     """Note the outputs of a Split or Slice as parts of its input. OnCpu where the accelerator has no such parts."""
     x = node.inputs[0]
     assert x is not None
+    if is_op(node, "Slice") and holds_matrices(p, x):
+        return take_columns(p, node)
     form = natural_form(x)
     if p.held(x) != form:
         raise OnCpu("the host has its input")
@@ -122,25 +124,3 @@ def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
     if any(not len(side) for each in result for side in each):
         raise OnCpu("an output is empty")
     return result
-
-
-def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
-    """Each axis that a Slice cuts, and the positions that it takes of it. OnCpu where they are not constant."""
-    lists: list[list[int] | None] = []
-    for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
-        given = attribute(node, name)
-        if given is None and len(node.inputs) > number and node.inputs[number] is not None:
-            array = constant(node.inputs[number])
-            if array is None:
-                raise OnCpu(f"its {name} are not constant")
-            given = array.reshape(-1).tolist()
-        lists.append(given)
-    starts, ends, axes, steps = lists
-    assert starts is not None and ends is not None
-    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
-    if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
-        raise OnCpu("its axes or steps are impossible")
-    return [
-        (axis % len(whole), taken(len(whole[axis]), start, end, step))
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
-    ]
