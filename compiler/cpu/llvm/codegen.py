@@ -14,6 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import amx, dot, operations
+from celosia.compiler.cpu.llvm.numbers import of_numbers
 from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V, aligned
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
@@ -84,6 +85,7 @@ def _body(
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
     writer.ahead, writer.streamed = ahead(phase.body), streamed(function)
+    writer.numbers = of_numbers(function.body)
     writer.stmt(stmt, {})
     if writer.streamed:
         operations.fence(writer.b)

@@ -124,14 +124,21 @@ def extreme(b: Any, op: str, x: V, y: V) -> V:
     return intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
 
 
+def extreme_number(b: Any, op: str, x: V, y: V) -> V:
+    """The smaller or larger float, `x` where `y` is NaN. op: min or max."""
+    return b.select(b.fcmp_ordered(">" if op == "min" else "<", x, y), y, x)
+
+
 def soft_floats(b: Any) -> bool:
     """Whether floats are computed by calls, as on a RISC-V without F: LLVM calls what few C libraries have, then."""
     return features(b) & {"m", "f"} == {"m"}
 
 
-def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
-    """All lanes combined with `op`: add, mul, min or max; in any order."""
+def horizontal(b: Any, op: str, dtype: str, vector: V, numbers: bool = False) -> V:
+    """All lanes combined with `op`: add, mul, min or max; in any order. numbers: for min and max, none is NaN."""
     element = vector.type.element
+    if numbers and vector.type.count & (vector.type.count - 1) == 0:
+        return _extreme_lane(b, op, vector)
     if dtype.startswith("float") and op in ("min", "max") and soft_floats(b):
         lanes = [b.extract_element(vector, I32(lane)) for lane in range(vector.type.count)]
         return reduce(partial(extreme, b, op), lanes)
@@ -147,6 +154,15 @@ def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
     if not starts:
         return b.call(fn, [vector], fastmath=("nsz",) if dtype.startswith("float") else ())
     return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
+
+
+def _extreme_lane(b: Any, op: str, vector: V) -> V:
+    """Of lanes that are a power of two."""
+    while (half := vector.type.count // 2) > 0:
+        places = [ir.Constant(ir.VectorType(I32, half), [*range(at, at + half)]) for at in (0, half)]
+        parts = [b.shuffle_vector(vector, vector, each) for each in places]
+        vector = extreme_number(b, op, *parts)
+    return b.extract_element(vector, I32(0))
 
 
 def transposed(b: Any, lines: list[V]) -> list[V]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, operations
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations
 from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
@@ -82,6 +82,7 @@ class BodyWriter:
         self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
         self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
+        self.numbers: frozenset[Tensor] = frozenset()  # extremes that are never NaN
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -344,9 +345,10 @@ class BodyWriter:
             x, w, old = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
             self._store(tensor, index, dot.dot4(self.b, old, x, w, self.features), env)
             return
-        new = self.expr(value, env, memo)
+        op, plain = Reduce.COMBINE[kind], tensor in self.numbers
+        new = self.expr(numbers.number(value) if plain else value, env, memo)
         if self.vector is not None and step == 0:
-            new = operations.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
+            new = operations.horizontal(self.b, op, tensor.dtype, splat(self.b, new, self.vector[1]), plain)
             saved, self.vector = self.vector, None
             self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
@@ -357,8 +359,8 @@ class BodyWriter:
         old = self._load(tensor, index, env)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
-        free = kind != "ordered_sum"
-        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free)
+        free, plain = kind != "ordered_sum", tensor in self.numbers
+        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free, numbers=plain)
         self._store(tensor, index, result, env)
 
     # Expressions
