@@ -259,5 +259,6 @@ def _around(
 
 def _traffic(nbytes: int, times: int, between: float) -> float:
     """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
-    again = 0 if between <= L1_BYTES else 1 if between <= target().cache_bytes // 2 else 3
+    half = target().cache_bytes // 2
+    again = 0 if between <= L1_BYTES else min(3, 1 + 2 * max(0, between - half) / half)
     return nbytes * (1 + (times - 1) * again)
