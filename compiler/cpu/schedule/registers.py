@@ -208,13 +208,14 @@ def _size(
     rows: int, columns: int, shared: bool, registers: int, even: bool = False, near: bool = False
 ) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
-    that with the fewest reads, of vectors where the numbers of rows are `near` each other.
+    that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
+    of all rows are `near` each other.
 
     even: the smallest tile that leaves no edges, where that is not much more work.
     """
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
-        reads = size[1] if near else sum(size)
+        reads = size[0] + (4 if near else 2) * size[1]
         return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * reads, size
 
     costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
@@ -259,6 +260,10 @@ def _around(
 
 def _traffic(nbytes: int, times: int, between: float) -> float:
     """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
-    half = target().cache_bytes // 2
-    again = 0 if between <= L1_BYTES else min(3, 1 + 2 * max(0, between - half) / half)
+    again = _beyond(between, L1_BYTES) + 2 * _beyond(between, target().cache_bytes // 2)
     return nbytes * (1 + (times - 1) * again)
+
+
+def _beyond(nbytes: float, half: int) -> float:
+    """How much of data does not stay in a cache that has this half: nothing up to it, all from the whole on."""
+    return min(1.0, max(0.0, nbytes / half - 1))
