@@ -13,6 +13,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
+ALIGN = 64  # of each tensor in the workspace
 SPECIAL = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
     "bfloat16": ir.IntType(16),
@@ -28,6 +29,21 @@ def llvm_type(dtype: str) -> Any:
     if dtype not in LLVM_TYPES:
         raise ValueError(f"the CPU has no element type {dtype}")
     return LLVM_TYPES[dtype]
+
+
+def memory_type(dtype: str) -> Any:
+    """LLVM's type of an element in memory: a bool is a byte there."""
+    return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
+
+
+def aligned(size: int) -> int:
+    """Bytes that `size` of them take in the workspace."""
+    return -(-max(size, 1) // ALIGN) * ALIGN
+
+
+def fits(low: float, high: float, dtype: str) -> bool:
+    """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
+    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
 def is_vector(value: V) -> bool:
@@ -99,13 +115,14 @@ def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
     return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
 
 
-def fetch(b: Any, at: V, ahead: int, element: Any) -> None:
-    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, wherever that is."""
-    place = b.gep(at, [ir.IntType(64)(ahead)], source_etype=element)
+def fetch(b: Any, at: V, ahead: V, element: Any, near: bool = True) -> None:
+    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, or only into the second, wherever
+    that is."""
+    place = b.gep(at, [ahead], source_etype=element)
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
     fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(fn, [place, I32(0), I32(3), I32(1)])  # to be read, near, data
+    b.call(fn, [place, I32(0), I32(3 if near else 2), I32(1)])  # to be read, near, data
 
 
 def fence(b: Any) -> None:
