@@ -109,9 +109,9 @@ def merge(stmts: Sequence[Stmt], alike: bool = False) -> list[Stmt]:
 def _inside(first: Stmt, second: Stmt) -> Stmt | None:
     """`second`, which runs once, with a loop of it merged with `first`; None where there is no such loop.
 
-        for k in 8: t[k] = ...               s = 0
-        s = 0                          ->    for k in 8: t[k] = ...; s sum= t[k]
-        unrolled k in 8: s sum= t[k]
+    for k in 8: t[k] = ...               s = 0
+    s = 0                          ->    for k in 8: t[k] = ...; s sum= t[k]
+    unrolled k in 8: s sum= t[k]
     """
     if isinstance(second, Alloc) or (isinstance(second, For) and second.extent == 1 and second.kind == "serial"):
         inner = _inside(first, second.body)

@@ -293,7 +293,9 @@ class ProgramRuntime(Running):
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         checked = {}
         for name, dtype, shape in self._kinds:
-            given = inputs[name] if name in inputs else None
+            if name not in inputs:
+                break
+            given = inputs[name]
             if type(given) is np.ndarray and given.dtype == dtype and given.shape == shape and given.flags.c_contiguous:
                 checked[name] = given
         if len(checked) == len(self._known) == len(inputs):

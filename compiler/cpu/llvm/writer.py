@@ -214,7 +214,7 @@ class BodyWriter:
         data = bytearray(tensor.value.tobytes())
         kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
         table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
-        table.linkage, table.global_constant, table.align = "private", True, ALIGN
+        table.linkage, table.global_constant, table.align = "private", True, operations.ALIGN
         table.initializer = ir.Constant(kind, data or bytearray(1))
         table.type = ir.PointerType()
         return table

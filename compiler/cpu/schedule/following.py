@@ -1,7 +1,7 @@
 """What is fetched while tiles of a product compute: the block of one operand with which the next ones begin.
 
-Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights are
-more than the cache holds, the processor would wait at each new block and leave memory alone in between.
+Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights
+are more than the cache holds, the processor would wait at each new block and leave memory alone in between.
 
     for i in 16:                       # a block of w for each i
       for j in 7:                      # 7 tiles with it
