@@ -13,8 +13,8 @@ from celosia.compiler.expr.nodes import Binary, Const, Expr, Load, Select, Tenso
 def number(value: Expr) -> Expr:
     """x of `x == x ? x : infinity`, by which NaN is left out of an extreme; all else as it is."""
     match value:
-        case Select(Binary("eq", a, b), x, Const(at)) if is_float(x.dtype) and math.isinf(at) and a is b is x:
-            return x
+        case Select(Binary("eq", a, b), x, Const(at)) if is_float(x.dtype) and math.isinf(at):
+            return x if a is b is x or str(a) == str(b) == str(x) else value
     return value
 
 

@@ -101,4 +101,4 @@ def _next(load: Load, outer: list[For], sums: list[For], inside: set[Var]) -> Ex
     count: Expr = Const(0, INDEX)
     for loop in (*again, *sums):
         count = count * loop.extent + loop.var
-    return place + count * each
+    return place + minimum(count * each, Const(span - 1, INDEX))
