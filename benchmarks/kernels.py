@@ -283,6 +283,7 @@ TYPICAL: dict[str, Any] = {
     "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
 }  # fmt: skip
 """Name -> (tolerance, what writes the model)."""
+"""One of each kind."""
 
 
 def _sized() -> Iterator[tuple[str, Any]]:
