@@ -236,7 +236,8 @@ def network_rows(folder: Path, chosen: tuple[str, ...], seconds: float, say: Say
                 f"cpu/network/{name}/{threads}", f"{name} in float on the CPU, {threads} thread{'s' * (threads > 1)}",
                 f"{LEAST_NETWORK[threads]} of onnxruntime, error {TOLERANCE}",
                 f"{result.ratio:.2f} of onnxruntime, error {result.error:.1g}",
-                result.ratio >= LEAST_NETWORK[threads] and result.error <= TOLERANCE, f"{command(seconds)} --models {name}",
+                result.ratio >= LEAST_NETWORK[threads] and result.error <= TOLERANCE,
+                f"{command(seconds)} --models {name}",
                 {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error},
             )  # fmt: skip
 

@@ -282,8 +282,7 @@ TYPICAL: dict[str, Any] = {
     "half_add": _op("Add", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
     "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
 }  # fmt: skip
-"""Name -> (tolerance, what writes the model)."""
-"""One of each kind."""
+"""Of each kind."""
 
 
 def _sized() -> Iterator[tuple[str, Any]]:
