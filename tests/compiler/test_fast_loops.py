@@ -130,3 +130,21 @@ def test_a_loop_stays_outside_where_something_between_reads_it() -> None:
         assert (len([each for each in statements(after.body) if isinstance(each, loops.For)]) == 2) == merged
         given = np.arange(8, dtype=np.int32)
         assert T.interpret(after, given)[0] == T.interpret(before, given)[0] == (3 if merged else 14) + 56
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_running_sums_are_added_in_order(dtype: str) -> None:
+    """Bit by bit as numpy's, which begins with the first element; exclusive ones begin with 0."""
+    x = (np.random.default_rng(0).standard_normal((3, 21, 5)) * 9).astype(dtype)
+    x[:, 0] = -0.0
+    for axis, reverse, exclusive in ((1, 0, 0), (-1, 1, 0), (0, 0, 1), (1, 1, 1)):
+        attributes = {"reverse": reverse, "exclusive": exclusive}
+        (found,) = compile_op("CumSum", attributes, [(x.shape, dtype), np.array(axis)])(x, np.array(axis))
+        given = np.flip(x, axis) if reverse else x
+        expected = np.cumsum(given, axis, dtype=dtype)
+        if exclusive:
+            first = np.zeros_like(np.take(expected, [0], axis))
+            expected = np.concatenate([first, np.take(expected, np.arange(x.shape[axis] - 1), axis)], axis)
+        expected = np.flip(expected, axis) if reverse else expected
+        assert found.dtype == expected.dtype and np.array_equal(found, expected)
+        assert exclusive or found.tobytes() == expected.tobytes()
