@@ -261,9 +261,9 @@ class ProgramRuntime(Running):
         if self._launches:
             self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
         returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
-        outputs = {name: returned[name] for name in self._outputs} if self.program.kept else dict(returned)
+        outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
         if kept:
-            outputs |= {name: value for name, value in kept.items() if name not in outputs}
+            outputs = outputs | {name: value for name, value in kept.items() if name not in outputs}
         run_seconds = time.perf_counter() - started
 
         def times() -> Times:
