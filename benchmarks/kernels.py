@@ -292,18 +292,20 @@ def _sized() -> Iterator[tuple[str, Any]]:
         return "_".join([kind.lower(), *("x".join(map(str, each)) if isinstance(each, tuple) else str(each)
                                          for each in numbers)])  # fmt: skip
 
-    for row in sizes.CONVOLUTIONS:
-        channels, size, out, kernel, stride, group = row
-        yield named("conv", *row), _conv(channels, size, out, kernel, group, strides=[stride] * 2)
-    for *numbers, dtype in sizes.QUANTISED:
-        yield named("quantised_conv", *numbers, dtype), _quantised_conv(*numbers, dtype=np.dtype(dtype).type)
-    for row in sizes.PRODUCTS:
-        yield named("gemm", row), _matmul(*row[:2], b=row[1:])
-    for row in sizes.BYTES:
-        yield named("quantised_matmul", row), _quantised_matmul(*row)
-        yield named("matmul_integer", row), _matmul_integer(*row)
-    for heads, *row in sizes.BATCHED:
-        yield named("matmul_fed", (heads, *row)), _matmul(heads, *row[:2], b=(heads, *row[1:]), fed=True)
+    for channels, size, out, kernel, stride, group in sizes.CONVOLUTIONS:
+        name = named("conv", channels, size, out, kernel, stride, group)
+        yield name, _conv(channels, size, out, kernel, group, strides=[stride] * 2)
+    for channels, size, out, kernel, group, dtype in sizes.QUANTISED:
+        name = named("quantised_conv", channels, size, out, kernel, group, dtype)
+        yield name, _quantised_conv(channels, size, out, kernel, group, np.dtype(dtype).type)
+    for rows, depth, columns in sizes.PRODUCTS:
+        yield named("gemm", (rows, depth, columns)), _matmul(rows, depth, b=(depth, columns))
+    for rows, depth, columns in sizes.BYTES:
+        yield named("quantised_matmul", (rows, depth, columns)), _quantised_matmul(rows, depth, columns)
+        yield named("matmul_integer", (rows, depth, columns)), _matmul_integer(rows, depth, columns)
+    for heads, rows, depth, columns in sizes.BATCHED:
+        name = named("matmul_fed", (heads, rows, depth, columns))
+        yield name, _matmul(heads, rows, depth, b=(heads, depth, columns), fed=True)
     for shape in sizes.SOFTMAX:
         yield named("softmax", shape), _op("Softmax", shape, axis=-1)
     for shape in sizes.NORMALISED:

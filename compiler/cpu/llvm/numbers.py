@@ -35,7 +35,7 @@ def of_numbers(body: Stmt) -> frozenset[Tensor]:
         known = isinstance(each.value, Load) and each.value.tensor in found
         return each.kind in ("max", "min") and (known or number(each.value) is not each.value)
 
-    more = True
+    more = set(writes)
     while more:
         fit = (t for t, some in writes.items() if t not in found and is_float(t.dtype))
         more = {t for t in fit if any(isinstance(each, Update) for each in writes[t]) and all(map(fits, writes[t]))}

@@ -221,8 +221,8 @@ def _size(
     costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
     best = min(costs)
     if even:
-        near = (each for each in costs if each[0] <= EVEN * best[0])
-        whole = (each for each in near if not rows % each[2][0] and not columns % each[2][1])
+        almost = (each for each in costs if each[0] <= EVEN * best[0])
+        whole = (each for each in almost if not rows % each[2][0] and not columns % each[2][1])
         best = min(whole, key=lambda each: (prod(each[2]), each), default=best)
     return best[0], best[2]
 
