@@ -107,7 +107,8 @@ class _Layout:
         if not m:
             return None
         by_channel = group == channels == out[1]
-        if x not in self.blocked and (by_channel or _is_shallow(node, w)) and not self._leads_to_conv(node):
+        fills = by_channel and 2 * out[-1] >= self.lanes  # with a line of the image, half a vector or more
+        if x not in self.blocked and (fills or _is_shallow(node, w)) and not self._leads_to_conv(node):
             return None  # as fast as it is, without conversions
         if by_channel:
             x, c = self._blocks_of(x, node), 1

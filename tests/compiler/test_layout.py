@@ -92,6 +92,16 @@ def test_a_convolution_of_pixels_alone_goes_in_blocks_where_it_is_deep(
     assert ("BlockedConv" in after(blocks_of_four, source)) == blocks
 
 
+@pytest.mark.parametrize(("width", "blocks"), [(1, True), (2, False)])
+def test_a_convolution_by_channel_alone_goes_in_blocks_where_lines_are_short(width: int, blocks: bool) -> None:
+    source = f"""
+    g (float[1,4,6,{width}] x) => (float[1,4,6,{width}] y) <float[4,1,3,1] w = {{{", ".join(["1"] * 12)}}}> {{
+      y = Conv<group = 4, pads = [1, 0, 1, 0]>(x, w)
+    }}
+    """
+    assert ("BlockedConv" in after(blocks_of_four, source)) == blocks
+
+
 Nodes = list[tuple[str, list[str], dict[str, Any]]]
 CASES: dict[str, tuple[tuple[int, ...], Nodes]] = {
     "dense, strides and uneven pads": ((2, 3, 13, 11), [
