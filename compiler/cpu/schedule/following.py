@@ -19,8 +19,8 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Update, exprs
-from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var, minimum
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, minimum
+from celosia.compiler.expr.walk import rewrite, walk
 from celosia.compiler.program.dtypes import itemsize
 
 
@@ -81,9 +81,18 @@ def _vectors(body: Stmt) -> list[Load]:
     return found
 
 
+def _unclamped(e: Expr) -> Expr | None:
+    """The last block may begin earlier, with columns of the one before."""
+    match e:
+        case Binary("min", a, Const()):
+            return a
+    return None
+
+
 def _next(load: Load, outer: list[For], sums: list[For], inside: set[Var]) -> Expr | None:
     """The number of the element to fetch, among those of the next block; None where nothing is gained by it."""
-    terms, size = linear(flatten(load.tensor.shape, load.index)), itemsize(load.tensor.dtype)
+    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _unclamped))
+    size = itemsize(load.tensor.dtype)
     known = {None, *inside, *(loop.var for loop in (*outer, *sums))}
     moving = [number for number, loop in enumerate(outer) if terms.get(loop.var) and loop.extent > 1]
     if load.tensor.nbytes <= target().cache_bytes or not moving or not terms.keys() <= known:
