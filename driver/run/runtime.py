@@ -30,7 +30,7 @@ from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
 from celosia.driver.run.devices import Devices, open_device, require_device
 from celosia.driver.run.interface import Running
-from celosia.driver.run.prepare import fitted, require_memory, views, with_kernels
+from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
 from celosia.driver.run.report import report_of
 from celosia.driver.run.resident import Changed, Resident
 from celosia.driver.run.result import Result, Tensors, Times
@@ -65,7 +65,7 @@ class ProgramRuntime(Running):
         require_memory(program, self.threads)
         self._arena = views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
-        self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
+        self._fixed = {name: in_order(array) for name, array in program.constants.items()}
         self._steps = self._actions()
         self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
         self._outputs = [tensor.name for tensor in program.outputs]
@@ -407,7 +407,7 @@ class ProgramRuntime(Running):
 
     def _packed(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         past = self._known[pack.cache].shape[-2] if pack.cache else 0
-        return self._resident.writes(pack, _stored(array), past)
+        return self._resident.writes(pack, stored(array), past)
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
         cfg, info = self.program.config, self.program.tensors[unpack.value]
@@ -443,14 +443,5 @@ def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
     )
 
 
-def _in_order(value: Any) -> Any:
-    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
-
-
 def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _stored(array: Array) -> NDArray[np.int8]:
-    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
-    return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array
