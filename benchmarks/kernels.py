@@ -11,6 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import kernel_sizes as sizes
+
 Array = NDArray[Any]
 
 
@@ -135,10 +137,12 @@ def _gelu(w: _Writer) -> str:
     return w.node("Mul", half, w.node("Add", erf, w.constant(1, np.float32)))
 
 
-def _layernorm(w: _Writer) -> str:
-    return w.node(
-        "LayerNormalization", w.input(w.floats(128, 768)), w.constant(w.floats(768)), w.constant(w.floats(768))
-    )
+def _layernorm(rows: int, columns: int) -> Any:
+    def write(w: _Writer) -> str:
+        x, scale, bias = w.floats(rows, columns), w.floats(columns), w.floats(columns)
+        return w.node("LayerNormalization", w.input(x), w.constant(scale), w.constant(bias))
+
+    return FLOAT, write
 
 
 def _gather(w: _Writer) -> str:
@@ -169,16 +173,23 @@ def _quantised_conv(channels: int, size: int, out: int, kernel: int, group: int 
     return 0.0, write
 
 
-def _quantised_matmul(w: _Writer) -> str:
-    return w.node(
-        "QLinearMatMul", w.input(w.bytes(128, 384)), w.constant(0.02, np.float32), w.constant(3, np.int8),
-        w.constant(w.bytes(384, 1536)), w.constant(0.005, np.float32), w.constant(0, np.int8),
-        w.constant(0.5, np.float32), w.constant(-5, np.int8),
-    )  # fmt: skip
+def _quantised_matmul(rows: int, depth: int, columns: int) -> Any:
+    def write(w: _Writer) -> str:
+        return w.node(
+            "QLinearMatMul", w.input(w.bytes(rows, depth)), w.constant(0.02, np.float32), w.constant(3, np.int8),
+            w.constant(w.bytes(depth, columns)), w.constant(0.005, np.float32), w.constant(0, np.int8),
+            w.constant(0.5, np.float32), w.constant(-5, np.int8),
+        )  # fmt: skip
+
+    return 0.0, write
 
 
-def _matmul_integer(w: _Writer) -> str:
-    return w.node("MatMulInteger", w.input(w.bytes(128, 384, dtype=np.uint8)), w.constant(w.bytes(384, 1536)))
+def _matmul_integer(rows: int, depth: int, columns: int) -> Any:
+    def write(w: _Writer) -> str:
+        x, y = w.bytes(rows, depth, dtype=np.uint8), w.bytes(depth, columns)
+        return w.node("MatMulInteger", w.input(x), w.constant(y))
+
+    return 0.0, write
 
 
 def _dequantize(w: _Writer) -> str:
@@ -202,7 +213,7 @@ def _recurrent(op: str, gates: int, hidden: int, batch: int = 1, directions: int
 IMAGE = (1, 64, 56, 56)
 """A feature map of 800 kB."""
 
-KERNELS: dict[str, Any] = {
+TYPICAL: dict[str, Any] = {
     "gemm_64": _matmul(64, 64, b=(64, 64)),
     "gemm_384x384x1536": _matmul(384, 384, b=(384, 1536)),
     "gemm_1024": _matmul(1024, 1024, b=(1024, 1024)),
@@ -222,7 +233,7 @@ KERNELS: dict[str, Any] = {
     "global_average_pool": _op("GlobalAveragePool", (1, 512, 14, 14)),
     "softmax_narrow": _op("Softmax", (12, 128, 128), axis=-1),
     "softmax_wide": _op("Softmax", (16, 8192), axis=-1),
-    "layer_norm": (FLOAT, _layernorm),
+    "layer_norm": _layernorm(128, 768),
     "gelu": (FLOAT, _gelu),
     "sigmoid": _op("Sigmoid", IMAGE),
     "tanh": _op("Tanh", IMAGE),
@@ -259,8 +270,8 @@ KERNELS: dict[str, Any] = {
     "quantised_conv_3x3": _quantised_conv(64, 28, 64, 3),
     "quantised_conv_depthwise": _quantised_conv(144, 56, 144, 3, group=144),
     "quantised_conv_uint8": _quantised_conv(64, 28, 64, 3, dtype=np.uint8),
-    "quantised_matmul": (0.0, _quantised_matmul),
-    "matmul_integer": (0.0, _matmul_integer),
+    "quantised_matmul": _quantised_matmul(128, 384, 1536),
+    "matmul_integer": _matmul_integer(128, 384, 1536),
     "quantize": _with("QuantizeLinear", IMAGE, np.float32(0.02), np.int8(3), tolerance=0.0),
     "dequantize": (FLOAT, _dequantize),
     "lstm_128": _recurrent("LSTM", 4, 128),
@@ -271,4 +282,44 @@ KERNELS: dict[str, Any] = {
     "half_add": _op("Add", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
     "half_mul": _op("Mul", IMAGE, IMAGE, dtype="float16", tolerance=1e-3),
 }  # fmt: skip
-"""Name -> (tolerance, what writes the model)."""
+"""Of each kind."""
+
+
+def _sized() -> Iterator[tuple[str, Any]]:
+    """The same for every row of kernel_sizes.py."""
+
+    def named(kind: str, *numbers: Any) -> str:
+        return "_".join([kind.lower(), *("x".join(map(str, each)) if isinstance(each, tuple) else str(each)
+                                         for each in numbers)])  # fmt: skip
+
+    for channels, size, out, kernel, stride, group in sizes.CONVOLUTIONS:
+        name = named("conv", channels, size, out, kernel, stride, group)
+        yield name, _conv(channels, size, out, kernel, group, strides=[stride] * 2)
+    for channels, size, out, kernel, group, dtype in sizes.QUANTISED:
+        name = named("quantised_conv", channels, size, out, kernel, group, dtype)
+        yield name, _quantised_conv(channels, size, out, kernel, group, np.dtype(dtype).type)
+    for rows, depth, columns in sizes.PRODUCTS:
+        yield named("gemm", (rows, depth, columns)), _matmul(rows, depth, b=(depth, columns))
+    for rows, depth, columns in sizes.BYTES:
+        yield named("quantised_matmul", (rows, depth, columns)), _quantised_matmul(rows, depth, columns)
+        yield named("matmul_integer", (rows, depth, columns)), _matmul_integer(rows, depth, columns)
+    for heads, rows, depth, columns in sizes.BATCHED:
+        name = named("matmul_fed", (heads, rows, depth, columns))
+        yield name, _matmul(heads, rows, depth, b=(heads, depth, columns), fed=True)
+    for shape in sizes.SOFTMAX:
+        yield named("softmax", shape), _op("Softmax", shape, axis=-1)
+    for shape in sizes.NORMALISED:
+        yield named("layer_norm", shape), _layernorm(*shape)
+    for op, shapes in sizes.ELEMENTWISE:
+        yield named(op, *shapes), _op(op, *shapes)
+    for op, channels, size, kernel, stride in sizes.POOLS:
+        shape = (1, channels, size, size)
+        yield named(op, shape, kernel, stride), _op(op, shape, kernel_shape=[kernel] * 2, strides=[stride] * 2)
+    for channels, size in sizes.MEANS:
+        yield named("mean", channels, size), _op("GlobalAveragePool", (1, channels, size, size))
+    for shape, order in sizes.TRANSPOSED:
+        yield named("transpose", shape, order), _op("Transpose", shape, perm=order, tolerance=0.0)
+
+
+KERNELS: dict[str, Any] = {**TYPICAL, **dict(_sized())}
+"""Name -> (tolerance, what writes the model): all that are timed."""

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from benchmarks import networks
 from benchmarks.cpu import MODELS, NETWORKS, TOLERANCE, KernelComparison, Say, compare, model_feed
-from benchmarks.kernels import FLOAT, TimedKernel, cases
+from benchmarks.kernels import FLOAT, TYPICAL, TimedKernel, cases
 from benchmarks.rows import ROOT, Row
 from benchmarks.workloads import MADE
 from celosia.compiler.compile import compile as compile_model
@@ -67,7 +67,7 @@ def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: 
     with Fleet.local(os.cpu_count() or 1, 120.0) as fleet:
         if kernels or not models:
             command += f" --kernels {','.join(kernels)}" if kernels else ""
-            chosen = list(cases(kernels))
+            chosen = list(cases(kernels or tuple(TYPICAL)))
             if size.convolutions and not kernels:
                 chosen += [case for name in NETWORKS for case in convolutions(name)]
             yield from kernel_rows(chosen, size, fleet, say, command)

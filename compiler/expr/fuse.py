@@ -9,6 +9,7 @@ from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval,
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import (
     Alloc,
+    Block,
     For,
     Function,
     Let,
@@ -97,12 +98,34 @@ def merge(stmts: Sequence[Stmt], alike: bool = False) -> list[Stmt]:
     done: list[Stmt] = []
     for stmt in stmts:
         for at in reversed(range(len(done))):
-            merged = _merged(done[at], stmt, alike)
+            merged = _merged(done[at], stmt, alike) or (None if alike else _inside(done[at], stmt))
             if merged is not None and not any(_conflict(later, done[at]) for later in done[at + 1 :]):
                 del done[at]
                 stmt = merged
         done.append(stmt)
     return done
+
+
+def _inside(first: Stmt, second: Stmt) -> Stmt | None:
+    """`second`, which runs once, with a loop of it merged with `first`; None where there is no such loop.
+
+    for k in 8: t[k] = ...               s = 0
+    s = 0                          ->    for k in 8: t[k] = ...; s sum= t[k]
+    unrolled k in 8: s sum= t[k]
+    """
+    if isinstance(second, Alloc) or (isinstance(second, For) and second.extent == 1 and second.kind == "serial"):
+        inner = _inside(first, second.body)
+        return None if inner is None else replace(second, body=inner)
+    if not isinstance(second, Block):
+        return None
+    for number, stmt in enumerate(second.body):
+        loop = replace(stmt, kind="serial") if isinstance(stmt, For) and stmt.kind == "unrolled" else stmt
+        merged = _merged(first, loop, alike=False) or _inside(first, stmt)
+        if merged is not None:
+            return Block((*second.body[:number], merged, *second.body[number + 1 :]))
+        if _conflict(first, stmt):
+            return None
+    return None
 
 
 def _conflict(a: Stmt, b: Stmt) -> bool:

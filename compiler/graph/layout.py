@@ -34,6 +34,16 @@ def layout(model: ir.Model, lanes: int | None = None) -> None:
     _Layout(model.graph, lanes or target().lanes("float32")).run()
 
 
+DEEP = 160
+"""Channels that are added up, from which on a tile that reads them one by one reads more pages of memory than the
+processor finds fast."""
+
+
+def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
+    """Whether a convolution is of single pixels that are neighbours, and adds up few of them."""
+    return prod(w.shape[2:]) == 1 and w.shape[1] < DEEP and set(attribute(node, "strides", [1])) == {1}
+
+
 class _Layout:
     """`blocked`: the blocked form of values that have one. `done`: nodes replaced so far, with what they make now."""
 
@@ -97,7 +107,8 @@ class _Layout:
         if not m:
             return None
         by_channel = group == channels == out[1]
-        if x not in self.blocked and (by_channel or prod(w.shape[2:]) == 1) and not self._leads_to_conv(node):
+        fills = by_channel and 2 * out[-1] >= self.lanes  # with a line of the image, half a vector or more
+        if x not in self.blocked and (fills or _is_shallow(node, w)) and not self._leads_to_conv(node):
             return None  # as fast as it is, without conversions
         if by_channel:
             x, c = self._blocks_of(x, node), 1

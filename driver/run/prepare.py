@@ -95,3 +95,13 @@ def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> 
     if array.dtype.name != tensor.dtype or not same:
         raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def in_order(value: Any) -> Any:
+    """An array with its elements one after the other; all else as it is."""
+    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
+
+
+def stored(array: NDArray[Any]) -> NDArray[np.int8]:
+    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
+    return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

@@ -30,7 +30,7 @@ from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
 from celosia.driver.run.devices import Devices, open_device, require_device
 from celosia.driver.run.interface import Running
-from celosia.driver.run.prepare import fitted, require_memory, views, with_kernels
+from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
 from celosia.driver.run.report import report_of
 from celosia.driver.run.resident import Changed, Resident
 from celosia.driver.run.result import Result, Tensors, Times
@@ -58,16 +58,17 @@ class ProgramRuntime(Running):
         self.program = program = with_kernels(program)
         self._launches = bool(program.launches)
         self._known = {tensor.name: tensor for tensor in program.inputs}
-        self._kinds = {
-            name: (numpy_dtype(tensor.dtype), tensor.shape) for name, tensor in self._known.items()
-            if tensor.kind == "tensor"
-        }  # fmt: skip
+        self._kinds = [
+            (tensor.name, numpy_dtype(tensor.dtype), tensor.shape)
+            for tensor in program.inputs if tensor.kind == "tensor"
+        ]  # fmt: skip
         require_memory(program, self.threads)
         self._arena = views(program)
         self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
-        self._fixed = {name: _in_order(array) for name, array in program.constants.items()}
+        self._fixed = {name: in_order(array) for name, array in program.constants.items()}
         self._steps = self._actions()
         self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        self._outputs = [tensor.name for tensor in program.outputs]
         wanted = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
         wanted |= {name for name, _ in self._returned}
         self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
@@ -233,9 +234,9 @@ class ProgramRuntime(Running):
     def _run(
         self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
     ) -> Result:
-        if self._device is None and self._launches:
+        if self._launches:
             self.open()
-        self._resident.begin(changed)
+            self._resident.begin(changed)
         started = time.perf_counter()
         values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
         counters: list[Counters] = []
@@ -257,11 +258,12 @@ class ProgramRuntime(Running):
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
                 kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
-        self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
+        if self._launches:
+            self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
         returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
-        outputs = {tensor.name: returned[tensor.name] for tensor in self.program.outputs}
+        outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
         if kept:
-            outputs |= {name: value for name, value in kept.items() if name not in outputs}
+            outputs = outputs | {name: value for name, value in kept.items() if name not in outputs}
         run_seconds = time.perf_counter() - started
 
         def times() -> Times:
@@ -289,22 +291,25 @@ class ProgramRuntime(Running):
         return ""
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        checked = {}
+        for name, dtype, shape in self._kinds:
+            if name not in inputs:
+                break
+            given = inputs[name]
+            if type(given) is np.ndarray and given.dtype == dtype and given.shape == shape and given.flags.c_contiguous:
+                checked[name] = given
+        if len(checked) == len(self._known) == len(inputs):
+            return checked  # all as they should be, which small models would notice if it took long
         known = self._known
         for name in inputs:
             if name not in known:
                 raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, known)) or 'none'}")
-        checked = {}
         for name, tensor in known.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
-            given = inputs[name]
-            if (
-                type(given) is np.ndarray
-                and given.flags.c_contiguous
-                and (given.dtype, given.shape) == self._kinds.get(name)
-            ):
-                checked[name] = given
+            if name in checked:
                 continue
+            given = inputs[name]
             if tensor.kind != "tensor":
                 checked[name] = given
                 continue
@@ -347,7 +352,8 @@ class ProgramRuntime(Running):
     def _segment(self, steps: list[CpuStep]) -> list[Segment]:
         if not steps:
             return []
-        return [Segment(self.program, steps, self._fixed, self._workspace, self.threads)]
+        checked = {name: (dtype, shape) for name, dtype, shape in self._kinds if name not in self.program.batched}
+        return [Segment(self.program, steps, self._fixed, checked, self._workspace, self.threads)]
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         arena = self._arena
@@ -401,7 +407,7 @@ class ProgramRuntime(Running):
 
     def _packed(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         past = self._known[pack.cache].shape[-2] if pack.cache else 0
-        return self._resident.writes(pack, _stored(array), past)
+        return self._resident.writes(pack, stored(array), past)
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
         cfg, info = self.program.config, self.program.tensors[unpack.value]
@@ -437,14 +443,5 @@ def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
     )
 
 
-def _in_order(value: Any) -> Any:
-    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
-
-
 def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _stored(array: Array) -> NDArray[np.int8]:
-    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
-    return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

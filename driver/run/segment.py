@@ -14,22 +14,25 @@ from celosia.compiler.program.host.kernel import address_of, fresh
 from celosia.compiler.program.host.team import Calls, Stamps, team
 
 Array = NDArray[Any]
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 class Segment:
     """Kernels of a Program that run one after the other, without Python in between."""
 
     def __init__(
-        self, program: Program, steps: Sequence[CpuStep], fixed: Mapping[str, Array], workspace: Array, threads: int
-    ) -> None:
-        """fixed: tensors that lie in the same place in every run. workspace: of all kernels."""
+        self, program: Program, steps: Sequence[CpuStep], fixed: Mapping[str, Array], checked: Mapping[str, Kind],
+        workspace: Array, threads: int,
+    ) -> None:  # fmt: skip
+        """fixed: tensors that lie in the same place in every run. checked: what others are for certain when they come,
+        and contiguous. workspace: of all kernels."""
         kernels = [program.kernels[step.kernel] for step in steps if step.kernel is not None]
         tensors = [[*filter(None, step.inputs), *step.outputs] for step in steps]
         address = -(-workspace.ctypes.data // 64) * 64
         calls = [kernel.call([fixed.get(name) for name in names], address) for kernel, names in zip(kernels, tensors)]
         self.held = fixed, workspace
         self.calls = Calls(calls, team(kernels[0].library), threads)
-        kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        kinds: dict[str, Kind] = {}
         places: dict[str, list[int]] = {}
         for kernel, names, start in zip(kernels, tensors, self.calls.starts):
             for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), start):
@@ -37,12 +40,19 @@ class Segment:
                     kinds[name] = numpy_dtype(dtype), tuple(shape)
                     places.setdefault(name, []).append(place)
         made = {name for step in steps for name in step.outputs}
-        self.given = [(name, *kinds[name], places[name]) for name in places if name not in made]
+        given = [name for name in places if name not in made]
+        known = {name for name in given if checked.get(name) == kinds[name]}
+        self.checked = [(name, places[name]) for name in given if name in known]
+        self.given = [(name, *kinds[name], places[name]) for name in given if name not in known]
         self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
 
     def run(self, values: dict[str, Array]) -> Stamps:
         """Adds to `values` what no other run has."""
         arguments = self.calls.arguments
+        for name, places in self.checked:
+            address = address_of(values[name])
+            for place in places:
+                arguments[place] = address
         held = []
         for name, dtype, shape, places in self.given:
             array = values[name]
@@ -56,7 +66,8 @@ class Segment:
             for place in places:
                 arguments[place] = address_of(array)
         for name, dtype, shape, places in self.made:
-            values[name] = made = fresh(dtype, shape)
+            values[name] = array = fresh(dtype, shape)
+            address = address_of(array)
             for place in places:
-                arguments[place] = address_of(made)
+                arguments[place] = address
         return self.calls.run()

@@ -234,12 +234,11 @@ o(a: float32[4, 8]) -> (o: float32[4, 8]):
     for k in 8:
       m.acc[] max= a[i0, k]
     m[0] = m.acc[]
-    for i1 in 8:
-      e[i1] = exp((a[i0, i1] - m[0]))
     local s.acc: float32[]
     s.acc[] = 0.0
-    for l in 8:
-      s.acc[] sum= e[l]
+    for i1 in 8:
+      e[i1] = exp((a[i0, i1] - m[0]))
+      s.acc[] sum= e[i1]
     s[0] = s.acc[]
     for i1 in 8:
       o[i0, i1] = (e[i1] / s[0])"""

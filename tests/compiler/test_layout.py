@@ -79,6 +79,29 @@ def test_what_does_not_fit_stays() -> None:
     assert "Block" not in after(blocks_of_four, source)
 
 
+@pytest.mark.parametrize(("channels", "strides", "blocks"), [(160, 1, True), (159, 1, False), (8, 2, True)])
+def test_a_convolution_of_pixels_alone_goes_in_blocks_where_it_is_deep(
+    channels: int, strides: int, blocks: bool
+) -> None:
+    source = f"""
+    g (float[1,{channels},6,6] x) => (float[1,4,{6 // strides},{6 // strides}] y)
+      <float[4,{channels},1,1] w = {{{", ".join(["1"] * 4 * channels)}}}> {{
+      y = Conv<strides = [{strides}, {strides}]>(x, w)
+    }}
+    """
+    assert ("BlockedConv" in after(blocks_of_four, source)) == blocks
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(1, True), (2, False)])
+def test_a_convolution_by_channel_alone_goes_in_blocks_where_lines_are_short(width: int, blocks: bool) -> None:
+    source = f"""
+    g (float[1,4,6,{width}] x) => (float[1,4,6,{width}] y) <float[4,1,3,1] w = {{{", ".join(["1"] * 12)}}}> {{
+      y = Conv<group = 4, pads = [1, 0, 1, 0]>(x, w)
+    }}
+    """
+    assert ("BlockedConv" in after(blocks_of_four, source)) == blocks
+
+
 Nodes = list[tuple[str, list[str], dict[str, Any]]]
 CASES: dict[str, tuple[tuple[int, ...], Nodes]] = {
     "dense, strides and uneven pads": ((2, 3, 13, 11), [

@@ -12,6 +12,7 @@ from celosia.compiler.cpu.llvm.operations import (
     V,
     convert,
     extreme,
+    extreme_number,
     features,
     int_division,
     int_power,
@@ -48,8 +49,9 @@ def index_division(b: Any, op: str, plain: bool, x: V, y: V) -> V:
     return b.sub(whole, b.zext(negative, whole.type))
 
 
-def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False) -> V:
-    """x op y of element type `dtype`, scalars or vectors. any_order: sums of floats may be regrouped."""
+def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, numbers: bool = False) -> V:
+    """x op y of element type `dtype`, scalars or vectors. any_order: sums of floats may be regrouped. numbers: `x` is
+    no NaN, and an extreme leaves out `y` where it is one."""
     if is_float(dtype):
         flags = ("reassoc",) if any_order else ()
         match op:
@@ -70,7 +72,7 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False) -> 
                 move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
                 return b.select(move, b.fadd(rest, y), rest)
             case "min" | "max":
-                return extreme(b, op, x, y)
+                return (extreme_number if numbers else extreme)(b, op, x, y)
             case "pow":
                 return call(b, "pow", dtype, x, y)
         raise ValueError(f"{op} is not defined on {dtype}")

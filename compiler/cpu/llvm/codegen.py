@@ -14,9 +14,12 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import amx, dot, operations
-from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V, aligned
+from celosia.compiler.cpu.llvm.numbers import of_numbers
+from celosia.compiler.cpu.llvm.operations import aligned
+from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
+from celosia.compiler.cpu.schedule.following import following
 from celosia.compiler.cpu.schedule.streamed import streamed
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.loops import Alloc, Function
@@ -84,6 +87,7 @@ def _body(
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
     writer.ahead, writer.streamed = ahead(phase.body), streamed(function)
+    writer.numbers, writer.following = of_numbers(function.body), following(phase.body)
     writer.stmt(stmt, {})
     if writer.streamed:
         operations.fence(writer.b)

@@ -13,6 +13,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
+ALIGN = 64  # of each tensor in the workspace
 SPECIAL = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
     "bfloat16": ir.IntType(16),
@@ -28,6 +29,21 @@ def llvm_type(dtype: str) -> Any:
     if dtype not in LLVM_TYPES:
         raise ValueError(f"the CPU has no element type {dtype}")
     return LLVM_TYPES[dtype]
+
+
+def memory_type(dtype: str) -> Any:
+    """LLVM's type of an element in memory: a bool is a byte there."""
+    return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
+
+
+def aligned(size: int) -> int:
+    """Bytes that `size` of them take in the workspace."""
+    return -(-max(size, 1) // ALIGN) * ALIGN
+
+
+def fits(low: float, high: float, dtype: str) -> bool:
+    """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
+    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
 def is_vector(value: V) -> bool:
@@ -99,13 +115,14 @@ def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
     return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
 
 
-def fetch(b: Any, at: V, ahead: int, element: Any) -> None:
-    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, wherever that is."""
-    place = b.gep(at, [ir.IntType(64)(ahead)], source_etype=element)
+def fetch(b: Any, at: V, ahead: V, element: Any, near: bool = True) -> None:
+    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, or only into the second, wherever
+    that is."""
+    place = b.gep(at, [ahead], source_etype=element)
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
     fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(fn, [place, I32(0), I32(3), I32(1)])  # to be read, near, data
+    b.call(fn, [place, I32(0), I32(3 if near else 2), I32(1)])  # to be read, near, data
 
 
 def fence(b: Any) -> None:
@@ -124,14 +141,21 @@ def extreme(b: Any, op: str, x: V, y: V) -> V:
     return intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
 
 
+def extreme_number(b: Any, op: str, x: V, y: V) -> V:
+    """The smaller or larger float, `x` where `y` is NaN. op: min or max."""
+    return b.select(b.fcmp_ordered(">" if op == "min" else "<", x, y), y, x)
+
+
 def soft_floats(b: Any) -> bool:
     """Whether floats are computed by calls, as on a RISC-V without F: LLVM calls what few C libraries have, then."""
     return features(b) & {"m", "f"} == {"m"}
 
 
-def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
-    """All lanes combined with `op`: add, mul, min or max; in any order."""
+def horizontal(b: Any, op: str, dtype: str, vector: V, numbers: bool = False) -> V:
+    """All lanes combined with `op`: add, mul, min or max; in any order. numbers: for min and max, none is NaN."""
     element = vector.type.element
+    if numbers and vector.type.count & (vector.type.count - 1) == 0:
+        return _extreme_lane(b, op, vector)
     if dtype.startswith("float") and op in ("min", "max") and soft_floats(b):
         lanes = [b.extract_element(vector, I32(lane)) for lane in range(vector.type.count)]
         return reduce(partial(extreme, b, op), lanes)
@@ -147,6 +171,15 @@ def horizontal(b: Any, op: str, dtype: str, vector: V) -> V:
     if not starts:
         return b.call(fn, [vector], fastmath=("nsz",) if dtype.startswith("float") else ())
     return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
+
+
+def _extreme_lane(b: Any, op: str, vector: V) -> V:
+    """Of lanes that are a power of two."""
+    while (half := vector.type.count // 2) > 0:
+        places = [ir.Constant(ir.VectorType(I32, half), [*range(at, at + half)]) for at in (0, half)]
+        parts = [b.shuffle_vector(vector, vector, each) for each in places]
+        vector = extreme_number(b, op, *parts)
+    return b.extract_element(vector, I32(0))
 
 
 def transposed(b: Any, lines: list[V]) -> list[V]:

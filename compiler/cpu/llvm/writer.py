@@ -7,8 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, operations
-from celosia.compiler.cpu.llvm.operations import is_vector, llvm_type, splat
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations
+from celosia.compiler.cpu.llvm.operations import aligned, fits, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
@@ -33,24 +34,8 @@ from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
-ALIGN = 64  # of each tensor in the workspace
 STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
 STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
-
-
-def memory_type(dtype: str) -> Any:
-    """LLVM's type of an element in memory: a bool is a byte there."""
-    return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
-
-
-def aligned(size: int) -> int:
-    """Bytes that `size` of them take in the workspace."""
-    return -(-max(size, 1) // ALIGN) * ALIGN
-
-
-def _fits(low: float, high: float, dtype: str) -> bool:
-    """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
-    return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
 class _Rows:
@@ -81,7 +66,9 @@ class BodyWriter:
         self.rows: _Rows | None = None  # the innermost unrolled loop
         self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
+        self.following: dict[Var, Following] = {}  # loops, and what each iteration fetches
         self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
+        self.numbers: frozenset[Tensor] = frozenset()  # extremes that are never NaN
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
@@ -171,7 +158,13 @@ class BodyWriter:
 
     def _range(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
         """At least one iteration."""
-        self._count(first, end, lambda i: self.stmt(body, env | {var: i}))
+        self._count(first, end, lambda i: self._iteration(var, body, env | {var: i}))
+
+    def _iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
+        if (each := self.following.get(var)) is not None:
+            element = memory_type(each.tensor.dtype)
+            operations.fetch(self.b, self.memory[each.tensor], self.expr(each.place, env, {}), element, near=False)
+        self.stmt(body, env)
 
     def _count(self, first: V, end: V, body: Callable[[V], None]) -> None:
         """`body` of first, ..., end - 1, at least once."""
@@ -202,7 +195,7 @@ class BodyWriter:
         if scope == "local" and tensor.nbytes <= min(STACK_LIMIT, STACK_MOST - self.stack_bytes):
             self.stack_bytes += aligned(tensor.nbytes)
             slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
-            slot.align = ALIGN
+            slot.align = operations.ALIGN
             slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
             return slot
         at = self.workspace_bytes
@@ -221,7 +214,7 @@ class BodyWriter:
         data = bytearray(tensor.value.tobytes())
         kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
         table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
-        table.linkage, table.global_constant, table.align = "private", True, ALIGN
+        table.linkage, table.global_constant, table.align = "private", True, operations.ALIGN
         table.initializer = ir.Constant(kind, data or bytearray(1))
         table.type = ir.PointerType()
         return table
@@ -344,9 +337,10 @@ class BodyWriter:
             x, w, old = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
             self._store(tensor, index, dot.dot4(self.b, old, x, w, self.features), env)
             return
-        new = self.expr(value, env, memo)
+        op, plain = Reduce.COMBINE[kind], tensor in self.numbers
+        new = self.expr(numbers.number(value) if plain else value, env, memo)
         if self.vector is not None and step == 0:
-            new = operations.horizontal(self.b, Reduce.COMBINE[kind], tensor.dtype, splat(self.b, new, self.vector[1]))
+            new = operations.horizontal(self.b, op, tensor.dtype, splat(self.b, new, self.vector[1]), plain)
             saved, self.vector = self.vector, None
             self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
@@ -357,8 +351,8 @@ class BodyWriter:
         old = self._load(tensor, index, env)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
-        free = kind != "ordered_sum"
-        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free)
+        free, plain = kind != "ordered_sum", tensor in self.numbers
+        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free, numbers=plain)
         self._store(tensor, index, result, env)
 
     # Expressions
@@ -384,7 +378,7 @@ class BodyWriter:
             case Load(tensor, index):
                 if id(e) in self.ahead and self.lane is None:
                     at = self._in_lane(0, tensor, index, env)
-                    operations.fetch(self.b, at, self.ahead[id(e)], memory_type(tensor.dtype))
+                    operations.fetch(self.b, at, I64(self.ahead[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
@@ -401,7 +395,7 @@ class BodyWriter:
                 if name == "bitcast":
                     return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
-            case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if _fits(low, high, dtype):
+            case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if fits(low, high, dtype):
                 return operations.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
                 return operations.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)

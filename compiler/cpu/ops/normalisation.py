@@ -30,7 +30,7 @@ def softmax(node: Node) -> Tensor:
 
 
 def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
-    m = reduced(x, [axis], True, T.max, "max")
+    m = reduced(x, [axis], True, T.max, "max", lambda i: number(x[i]))
     power = exp_of_normal_floats if x.dtype == "float32" and target().vector_bytes < 64 else partial(call, "exp")
     e = T.compute(x.shape, lambda *i: power(x[i] - at(m, i)), "exp")
     total = sum_in_lanes(e, axis) if x.dtype == "float32" else reduced(e, [axis], True, T.sum, "sum")
@@ -39,6 +39,11 @@ def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
         return T.compute(x.shape, lambda *i: x[i] - at(m, i) - at(log, i), "logsoftmax")
     scale = T.compute(total.shape, lambda *i: wrap(1, x.dtype) / total[i], "scale")
     return T.compute(x.shape, lambda *i: e[i] * at(scale, i), "softmax")
+
+
+def number(x: Expr) -> Expr:
+    """x, and less than any number for a NaN, which a maximum then leaves out: NaN comes in by the exponentials."""
+    return select(T.equal(x, x), x, wrap(-math.inf, x.dtype))
 
 
 def exp_of_normal_floats(x: Expr) -> Expr:

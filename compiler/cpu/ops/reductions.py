@@ -157,3 +157,30 @@ def _ordered(x: Expr) -> Expr:
     bits = call("bitcast", x.astype("float32") + 0, dtype="int32")  # + 0: both zeros are one
     bits = select(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return select(call("isnan", x), wrap(2**31 - 1, "int32"), bits).astype("int64")
+
+
+@op("CumSum", kind=Kind.OPAQUE, shape_inputs=(1,))
+def cumulative(node: Node) -> Tensor:
+    """Sums of all elements up to each along an axis, in their order, side by side for all that is not along it."""
+    x, axis = node.input(0), int(node.constant(1, "axis").reshape(-1)[0])
+    axis += len(x.shape) if axis < 0 else 0
+    if not 0 <= axis < len(x.shape) or x.size == 0 or x.dtype not in ("float32", "float64", "int32", "int64"):
+        raise node.fail(f"along axis {axis} of {x.dtype}{list(x.shape)}")
+    count, rest = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
+    reverse, exclusive = (bool(node.attrs.get(name, 0)) for name in ("reverse", "exclusive"))
+    zero = wrap(-0.0 if is_float(x.dtype) and not exclusive else 0, x.dtype)  # added to -0.0, it leaves that
+
+    def turned(t: Expr, *i: Expr) -> Expr:
+        return x[(*i[:axis], count - 1 - t if reverse else t, *i[axis:])]
+
+    def step(t: Axis, state: tuple[Tensor, ...]) -> list[Tensor]:
+        return [T.compute(rest, lambda *i: state[0][i] + terms[(t, *i)], "next")]
+
+    terms = replace(T.compute((count, *rest), turned, "terms"), stored=True)
+    sums = T.scan(count, [T.compute(rest, lambda *i: zero, "start")], step, "sums")
+
+    def total(*i: Expr) -> Expr:
+        at_ = count - 1 - i[axis] if reverse else i[axis]
+        return sums[(0, at_ + (not exclusive), *i[:axis], *i[axis + 1 :])]
+
+    return T.compute(x.shape, total, "cumsum")

@@ -13,6 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
@@ -20,6 +21,7 @@ from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
+from celosia.compiler.program.dtypes import itemsize
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
@@ -80,7 +82,7 @@ def register_tile(
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds, stage.tail == "peel")
+        row, block, (height, width) = _shape(*kinds, stage.tail == "peel", partial(_are_near, scalars))
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
@@ -123,7 +125,7 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], shared: bool, even: bool
+    rows: list[Axis | None], columns: list[Axis | None], shared: bool, even: bool, near: Callable[[Axis | None], bool]
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -131,7 +133,7 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, shared, target().registers - 1, even)
+        work, size = _size(*extents, shared, target().registers - 1, even, near(row))
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
@@ -169,6 +171,17 @@ def _tiles(rows: int, columns: int) -> tuple[int, int]:
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
 
+NEAR = 256
+"""Bytes: numbers of rows that are further apart may be in the same places of the first cache, of which there are few.
+"""
+
+
+def _are_near(scalars: list[Load], row: Axis | None) -> bool:
+    """Whether what tiles read for neighbouring rows lies close together."""
+    steps = [(step(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
+    return all(apart is not None and apart * size <= NEAR for apart, size in steps)
+
+
 def _extent(axis: Axis | None) -> int:
     return 1 if axis is None else axis.extent
 
@@ -191,20 +204,25 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 
 @functools.cache
-def _size(rows: int, columns: int, shared: bool, registers: int, even: bool = False) -> tuple[float, tuple[int, int]]:
-    """(work, height and width of a tile) with the least work for all of it, edges computed twice included.
+def _size(
+    rows: int, columns: int, shared: bool, registers: int, even: bool = False, near: bool = False
+) -> tuple[float, tuple[int, int]]:
+    """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
+    that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
+    of all rows are `near` each other.
 
     even: the smallest tile that leaves no edges, where that is not much more work.
     """
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
-        return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * sum(size), size
+        reads = size[0] + (4 if near else 2) * size[1]
+        return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * reads, size
 
     costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
     best = min(costs)
     if even:
-        near = (each for each in costs if each[0] <= EVEN * best[0])
-        whole = (each for each in near if not rows % each[2][0] and not columns % each[2][1])
+        almost = (each for each in costs if each[0] <= EVEN * best[0])
+        whole = (each for each in almost if not rows % each[2][0] and not columns % each[2][1])
         best = min(whole, key=lambda each: (prod(each[2]), each), default=best)
     return best[0], best[2]
 
@@ -242,5 +260,10 @@ def _around(
 
 def _traffic(nbytes: int, times: int, between: float) -> float:
     """What it costs to read `nbytes` several times where each is read again after `between` bytes of the same."""
-    again = 0 if between <= L1_BYTES else 1 if between <= target().cache_bytes // 2 else 3
+    again = _beyond(between, L1_BYTES) + 2 * _beyond(between, target().cache_bytes // 2)
     return nbytes * (1 + (times - 1) * again)
+
+
+def _beyond(nbytes: float, half: int) -> float:
+    """How much of data does not stay in a cache that has this half: nothing up to it, all from the whole on."""
+    return min(1.0, max(0.0, nbytes / half - 1))

@@ -48,7 +48,7 @@ def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """
     size = dtype.itemsize * prod(shape)
     memory = np.empty(size + 64, np.uint8)
-    return np.ndarray(shape, dtype, memory.data, -address_of(memory) % 64)
+    return np.ndarray(shape, dtype, memory, -address_of(memory) % 64)
 
 
 ALIGNED_FROM = 1 << 15

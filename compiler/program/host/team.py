@@ -32,7 +32,8 @@ class Team:
         """addresses: of `FUNCTIONS`. held: what keeps their code alive."""
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.held = held
-        self.alone = ctypes.CFUNCTYPE(None, pointer, number, number)(addresses["celosia_run"])
+        self.alone = ctypes.CFUNCTYPE(None, pointer)(addresses["celosia_run"])
+        """Works through a list of calls which read no number of parts, see CompiledKernel._entry."""
         self.go = ctypes.CFUNCTYPE(None, pointer, pointer, number)(addresses["celosia_go"])
         self.serve = ctypes.CFUNCTYPE(None, pointer, number)(addresses["celosia_serve"])
         self.prepare = ctypes.CFUNCTYPE(None, pointer)(addresses["celosia_prepare"])
@@ -197,7 +198,7 @@ class Calls:
     def run(self) -> Stamps:
         """Runs all, on this thread where the team is busy. Returns when each began and ended."""
         if self._shared is None or not self.team.run(self._shared):
-            self.team.alone(self._alone, 0, 1)
+            self.team.alone(self._alone)
         return Stamps(bytes(self._stamps))
 
 

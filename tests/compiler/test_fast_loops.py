@@ -1,0 +1,150 @@
+"""What makes products and softmax fast: blocks fetched in time, maxima of numbers, sums beside their terms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.function import CpuFunction, compile_op
+from celosia.compiler.cpu.llvm.codegen import render
+from celosia.compiler.cpu.llvm.numbers import of_numbers
+from celosia.compiler.cpu.node import CpuNode, input_type
+from celosia.compiler.cpu.schedule.following import following
+from celosia.compiler.cpu.target import compiling_for, this_processor
+from celosia.compiler.expr import loops
+from celosia.compiler.expr.affine import flatten
+from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.interpret import evaluate
+from celosia.compiler.expr.nodes import Load, Var
+from celosia.compiler.expr.walk import walk
+from celosia.driver.oracle import session
+
+Array = NDArray[Any]
+
+
+def product(m: int, k: int, n: int) -> T.Function:
+    """Of an input and a constant, for a processor with small caches."""
+    types = {"a": input_type(((m, k), "float32")), "b": input_type(np.ones((k, n), np.float32))}
+    return CpuFunction((CpuNode("MatMul", ("a", "b"), ("y",), {}, ""),), types, ("y",)).lower()[0]
+
+
+def variables(place: T.Expr) -> list[Var]:
+    return [node for node in walk(place) if isinstance(node, Var)]
+
+
+def lines_of(place: T.Expr, loops_: list[loops.For], block: loops.For, at: int) -> set[int]:
+    """Lines of the cache at which `place` is, in block `at`."""
+    grid = np.meshgrid(*(np.arange(1 if loop is block else loop.extent) for loop in loops_))
+    env = {loop.var: at if loop is block else axis.ravel() for loop, axis in zip(loops_, grid)}
+    env |= {var: 0 for var in variables(place) if var not in env}
+    return set(np.unique(evaluate(place, env) * 4 // 64).tolist())
+
+
+def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
+    with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
+        function = product(64, 512, 512)
+        ((_, fetched),) = following(function.body).items()
+        text = render(function).text
+    assert "llvm.prefetch" in text and "i32 0, i32 2, i32 1" in text  # into the second cache
+    inside = {s.var: s for s in statements(function.body) if isinstance(s, loops.For)}.values()
+    used = set(variables(fetched.place))
+    block, *_ = path = [loop for loop in inside if loop.var in used and loop.extent > 1]
+    sums = [s for s in statements(function.body) if isinstance(s, loops.Update)]
+    (read,) = (n for n in walk(sums[0].value) if isinstance(n, Load) and n.tensor is fetched.tensor)
+    place = flatten(read.tensor.shape, read.index)
+    around = [loop for loop in inside if loop.var in set(variables(place))]
+    blocks = [lines_of(place, around, block, at) for at in range(block.extent)]
+    assert len(blocks) > 1 and len(blocks[0]) * 64 > 24 << 10
+    for at in range(block.extent):
+        assert lines_of(fetched.place, path, block, at) == blocks[min(at + 1, block.extent - 1)]
+
+
+def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
+    with compiling_for(replace(this_processor(), cache_bytes=1 << 24)):
+        assert not following(product(64, 512, 512).body)
+    with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
+        assert not following(product(1, 512, 512).body)  # each element is read once
+
+
+def softmax(shape: tuple[int, ...], axis: int, op: str = "Softmax") -> T.Function:
+    node = CpuNode(op, ("x",), ("y",), {"axis": axis}, "")
+    return CpuFunction((node,), {"x": input_type((shape, "float32"))}, ("y",)).lower()[0]
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_a_maximum_of_numbers_changes_no_result(op: str, axis: int) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 77)).astype(np.float32)
+    x[0, 3], x[2], x[3], x[4, 5], x[5, :9] = np.nan, np.nan, -np.inf, np.inf, -np.inf
+    x = x if axis else x.T.copy()
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], axis=axis)], "g", [given], [made])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (expected,) = session(model).run(None, {"x": x})
+    (found,) = compile_op(op, {"axis": axis}, [(x.shape, "float32")])(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)  # NaN in the same places
+    assert np.isnan(found).any() and not np.isnan(found).all()
+    function = softmax(x.shape, axis, op)
+    assert of_numbers(function.body) and "maximum" not in render(function).text
+
+
+def test_a_maximum_that_may_be_nan_stays_one() -> None:
+    x = T.placeholder((4, 64), "float32", "x")
+    k = T.reduce_axis(64, "k")
+    plain = T.compute((4,), lambda i: T.max(x[i, k], k), "plain")
+    assert not of_numbers(T.lower(plain).body)
+    number = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[i, k]), x[i, k], -np.inf), k), "number")
+    other = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[0, k]), x[i, k], -np.inf), k), "other")
+    assert {t.name for t in of_numbers(T.lower(number).body)} == {"number.acc"}
+    assert not of_numbers(T.lower(other).body)  # it tells something else
+
+
+def test_terms_are_made_beside_their_sum() -> None:
+    function = softmax((3, 4096), -1)
+    (inner,) = (
+        s for s in statements(function.body)
+        if isinstance(s, loops.For) and s.kind == "serial"
+        and {"exp", "lanes.acc"} <= {w.tensor.name for w in statements(s) if isinstance(w, loops.Store | loops.Update)}
+        and s.extent == 4096 // this_processor().lanes("float32")
+    )  # fmt: skip
+    assert isinstance(inner.body, loops.Block)
+
+
+def test_a_loop_stays_outside_where_something_between_reads_it() -> None:
+    x = T.placeholder((8,), "int32", "x")
+    t, s = T.Tensor("t", (8,), "int32"), T.Tensor("s", (1,), "int32")
+    i, k, one = T.Axis("i", extent=8), T.Axis("k", extent=8), T.Axis("one", extent=1)
+    first = loops.For(i, 8, loops.Store(t, (i,), x[i] * 2))
+    last = loops.For(k, 8, loops.Update("sum", s, (one,), t[k]), "unrolled")
+    for start, merged in ((T.wrap(3, "int32"), True), (t[7], False)):
+        second = loops.For(one, 1, loops.Block((loops.Store(s, (one,), start), last)))
+        body = loops.Alloc(t, loops.Block((first, second)), "workspace")
+        before = T.Function("f", (x,), (s,), body)
+        after = T.fuse_loops(before)
+        assert (len([each for each in statements(after.body) if isinstance(each, loops.For)]) == 2) == merged
+        given = np.arange(8, dtype=np.int32)
+        assert T.interpret(after, given)[0] == T.interpret(before, given)[0] == (3 if merged else 14) + 56
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_running_sums_are_added_in_order(dtype: str) -> None:
+    """Bit by bit as numpy's, which begins with the first element; exclusive ones begin with 0."""
+    x = (np.random.default_rng(0).standard_normal((3, 21, 5)) * 9).astype(dtype)
+    x[:, 0] = -0.0
+    for axis, reverse, exclusive in ((1, 0, 0), (-1, 1, 0), (0, 0, 1), (1, 1, 1)):
+        attributes = {"reverse": reverse, "exclusive": exclusive}
+        (found,) = compile_op("CumSum", attributes, [(x.shape, dtype), np.array(axis)])(x, np.array(axis))
+        given = np.flip(x, axis) if reverse else x
+        expected = np.cumsum(given, axis, dtype=dtype)
+        if exclusive:
+            first = np.zeros_like(np.take(expected, [0], axis))
+            expected = np.concatenate([first, np.take(expected, np.arange(x.shape[axis] - 1), axis)], axis)
+        expected = np.flip(expected, axis) if reverse else expected
+        assert found.dtype == expected.dtype and np.array_equal(found, expected)
+        assert exclusive or found.tobytes() == expected.tobytes()
