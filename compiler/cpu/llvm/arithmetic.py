@@ -148,6 +148,10 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
             return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
         if name == "popcount":
             return intrinsic(b, "llvm.ctpop", args[0])
+        if name == "popcount4":
+            lanes = args[0].type.count if is_vector(args[0]) else 1
+            counts = intrinsic(b, "llvm.ctpop", b.bitcast(args[0], ir.VectorType(ir.IntType(8), 4 * lanes)))
+            return b.bitcast(counts, args[0].type)
         raise ValueError(f"{name} is not defined on {dtype}")
     if name == "clamp":
         value, low, high = args

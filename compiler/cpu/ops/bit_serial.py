@@ -1,0 +1,226 @@
+"""Sums of products of few bits: planes of bits, `and`, and counting what is set.
+
+Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/levels.py). The bits of a
+place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
+
+    sum u * v  =  sum over planes i, j of 2**(i + j) * popcount(u_i & v_j)
+
+in the place of products. What bytes count is added up as long as a byte holds it, then dot4 by ones widens it. And
+
+    sum (x - zx) * (w - zw)  =  sx*sw * sum u*v  +  sx*(w0 - zw) * sum u  +  sw*(x0 - zx) * sum v  +  count*(x0 - zx)*(w0 - zw)
+
+The idea is that of the bit-serial operators of M. Cowan et al., "Automatic Generation of High-Performance Quantized
+Machine Learning Kernels" (CGO 2020).
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.integer import WIDTHS, Channels, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.cpu.ops.products import at_lead, batch_of
+from celosia.compiler.cpu.ops.registry import Node
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.expr.functions import ONES
+from celosia.compiler.program.levels import Levels
+
+MOST = 255
+"""That a byte counts."""
+
+
+def most_words(x: Levels, w: Levels) -> int:
+    """Words of 32 products whose sums a byte holds."""
+    return MOST // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
+
+
+Pair = tuple[int, Expr, Expr] | tuple[int, Expr]
+"""(place of what two words count, the words) or, of one word alone, (place, word)."""
+
+
+def counted(pairs: Iterable[Pair]) -> Expr:
+    """The sum of 2**place * popcount(u & v) over all pairs, as int32; of a uint32 each byte counts its own, which must
+    not be more than MOST."""
+    by_place: dict[int, Expr] = {}
+    for place, word, *others in pairs:
+        count = call("popcount4", word & others[0] if others else word)
+        by_place[place] = by_place[place] + count if place in by_place else count
+    total = by_place.pop(max(by_place))
+    for place in sorted(by_place, reverse=True):
+        total = by_place[place] + (total << 1)
+    return call("dot4", total, wrap(ONES, "uint32"))
+
+
+def chunks_of(steps: Sequence[int], most: int) -> tuple[int, ...]:
+    """How many steps of each axis of a reduction, the last ones first, are added up before bytes are widened."""
+    sizes: list[int] = []
+    for extent in reversed(steps):
+        sizes.append(max(n for n in range(1, min(extent, max(most, 1)) + 1) if extent % n == 0))
+        most //= sizes[-1]
+    return tuple(reversed(sizes))
+
+
+def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[int], chunks: Sequence[int] = ()) -> Expr:
+    """The sum of what `pairs` count at all steps, so many of them at once as `chunks` say."""
+    chunks = chunks or (1,) * len(steps)
+    axes = tuple(T.reduce_axis(n // size, f"k{d}") for d, (n, size) in enumerate(zip(steps, chunks)))
+    inside = itertools.product(*map(range, chunks))
+    found = [
+        pair for own in inside for pair in pairs([axis * n + wrap(k, INDEX) for axis, n, k in zip(axes, chunks, own)])
+    ]
+    return T.sum(counted(found), axes)
+
+
+def planes(x: Tensor, levels: Levels, axis: int, dtype: str) -> list[Tensor]:
+    """One for each bit of u, eight elements along `axis` a byte, the first lowest. dtype: int8 for weights, which are
+    filled up with 0 where x ends before a byte does; of what is uint8 the rest may be anything."""
+    return [_plane(x, levels, place, axis % len(x.shape), dtype) for place in range(levels.bits)]
+
+
+def _plane(x: Tensor, levels: Levels, place: int, axis: int, dtype: str) -> Tensor:
+    size, shift, filled = x.shape[axis], place + levels.step.bit_length() - 1, dtype == "int8"
+
+    def body(*i: Expr) -> Expr:
+        total: Expr | None = None
+        for k in range(8):
+            at = i[axis] * 8 + k
+            inside = at if size % 8 == 0 else T.minimum(at, size - 1)
+            u = x[(*i[:axis], inside, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
+            bit = (u >> shift - k if shift >= k else u << k - shift) & (1 << k)
+            bit = select(at < size, bit, 0) if filled and size % 8 else bit
+            total = bit if total is None else total | bit
+        assert total is not None
+        return total.astype(dtype)
+
+    shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(x.shape))
+    return replace(T.compute(shape, body, f"plane{place}"), stored=True)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """How the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset."""
+
+    x: Levels
+    w: Levels
+    zx: Expr
+    zw: Zero
+    count: int
+
+    def offset(self, channel: Expr, sum_v: Expr) -> Expr:
+        """What does not depend on x, of an output channel, given the sum of its v."""
+        low = wrap(self.x.low, "int32") - self.zx
+        return low * (sum_v * self.w.step + self.below(channel) * self.count)
+
+    def below(self, channel: Expr) -> Expr:
+        """w0 - zw of an output channel."""
+        return wrap(self.w.low, "int32") - self.zw.at(channel)
+
+    def acc(self, sum_uv: Expr, sum_u: Expr | None, offset: Expr, channel: Expr) -> Expr:
+        """The sum of (x - zx) * (w - zw). sum_u: None where it does not count."""
+        total = sum_uv * (self.x.step * self.w.step) + offset
+        return total if sum_u is None else total + self.below(channel) * (sum_u * self.x.step)
+
+    @property
+    def needs_sum_u(self) -> bool:
+        """Whether that of all u counts: not for weights of 0 and more without zero points."""
+        return self.w.low != 0 or not self.zw.none
+
+
+def convolution(
+    node: Node, x: Tensor, w: Tensor, levels: tuple[Levels, Levels], zx: Expr, pad: int, zw: Zero, bias: Tensor | None,
+    finish: Callable[[Expr, Expr], Expr],
+) -> Tensor:  # fmt: skip
+    """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: one of the
+    levels of x, that which windows read beyond the image."""
+    group = int(node.attrs.get("group", 1))
+    window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
+    count = w.shape[1] * prod(window.kernel)
+    how, u = Factors(*levels, zx, zw, count), levels[0].place(pad)
+    vs = planes(w, levels[1], 1, "int8")
+    packs = [
+        Channels(each, vs[0], window, group, wrap(255 * (u >> place & 1), "int32"))
+        for place, each in enumerate(planes(x, levels[0], 1, "uint8"))
+    ]
+    images, first = [each.image() for each in packs], packs[0]
+    weights = [first.packed(each, lambda v: v) for each in vs]
+    all_of_x = T.compute((1, *w.shape[1:]), lambda *i: wrap(1, "uint8"), "ones")
+    ones = [first.packed(each, lambda v: v) for each in planes(all_of_x, Levels(0, 1, 1), 1, "int8")]
+    chunks = chunks_of(first.steps, most_words(*levels))
+
+    def total(right: Sequence[Tensor], channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
+        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
+            start = first.start(images[0], ni, g, ks) + place
+            for (i, image), (j, each) in itertools.product(enumerate(images), enumerate(right)):
+                yield i + j, image.flat(start), each[(channel, *ks)]
+
+        return summed(pairs, first.steps, chunks)
+
+    def offsets(mi: Expr) -> Expr:
+        found = how.offset(mi, summed(lambda ks: [(j, each[(mi, *ks)]) for j, each in enumerate(weights)], first.steps))
+        return found if bias is None else found + bias[mi]
+
+    offset = T.compute((w.shape[0],), offsets, "offset")
+    n, mg, zero = x.shape[0], w.shape[0] // group, wrap(0, INDEX)
+    sums: Tensor | None = None
+    if how.needs_sum_u:
+        sums = T.compute((n, group, first.length), lambda ni, g, p: total(ones, zero, ni, g, p), "window_sums")
+
+    def body(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
+        channel = g * mg + mi
+        sum_u = None if sums is None else sums[ni, g, place]
+        return finish(how.acc(total(weights, channel, ni, g, place), sum_u, offset[channel], channel), channel)
+
+    return first.windows_of(T.compute((n, group, mg, first.length), body, "conv"))
+
+
+def matrix_product(
+    a: Tensor, b: Tensor, levels: tuple[Levels, Levels], za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
+    turn_a: bool = False, turn_b: bool = False,
+) -> Tensor:  # fmt: skip
+    """integer.matrix_product of operands that have these `levels`. za, zb: zero points, as they are. ValueError for
+    shapes that do not fit."""
+    inner = a.shape[-2 if turn_a else -1]
+    m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
+    batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
+    how, steps = Factors(*levels, za, zb, inner), -(-inner // 32)
+    width = width_of(n, 32 if m > 4 else WIDTHS[0])
+    lefts = [rows_of(each, steps, turn_a) for each in planes(a, levels[0], -2 if turn_a else -1, "uint8")]
+    along = -1 if turn_b else -2
+    rights = [columns_of(each, steps, width, turn_b) for each in planes(b, levels[1], along, "int8")]
+    all_of_a = T.compute((inner, 1), lambda *i: wrap(1, "uint8"), "ones")
+    (ones,) = (columns_of(each, steps, 1, False) for each in planes(all_of_a, Levels(0, 1, 1), -2, "int8"))
+    chunks = chunks_of((steps,), most_words(*levels))
+
+    def offsets(*i: Expr) -> Expr:
+        *lead, block, column = i
+        found = [(j, lambda k, each=each: each[(*lead, block, k, column)]) for j, each in enumerate(rights)]
+        return how.offset(block * width + column, summed(lambda ks: [(j, at(*ks)) for j, at in found], (steps,)))
+
+    offset = T.compute((*rights[0].shape[:-3], n // width, width), offsets, "offset")
+
+    def row_sums(*i: Expr) -> Expr:
+        return summed(
+            lambda ks: [(j, each[(*i, *ks)], ones[0, ks[0], 0]) for j, each in enumerate(lefts)], (steps,), chunks
+        )
+
+    sums = T.compute((*a.shape[:-2], m), row_sums, "row_sums") if how.needs_sum_u else None
+
+    def body(*i: Expr) -> Expr:
+        row, block, column = i[-3:]
+        lead_a, lead_b = at_lead(a, i[:-3]), at_lead(b, i[:-3])
+
+        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
+            for (p, left), (q, right) in itertools.product(enumerate(lefts), enumerate(rights)):
+                yield p + q, left[(*lead_a, row, *ks)], right[(*lead_b, block, *ks, column)]
+
+        j = block * width + column
+        sum_u = None if sums is None else sums[(*lead_a, row)]
+        acc = how.acc(summed(pairs, (steps,), chunks), sum_u, offset[(*lead_b, block, column)], j)
+        return finish(acc, (*i[:-3], row, j))
+
+    product = T.compute((*batch, m, n // width, width), body, "matmul")
+    return replace(product, shape=(*batch, m, n))
