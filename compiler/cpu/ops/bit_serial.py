@@ -20,15 +20,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+
 from celosia.compiler import expr as T
+from celosia.compiler.cpu.llvm.dot import instructions
 from celosia.compiler.cpu.ops.integer import WIDTHS, Channels, Index, Zero, columns_of, rows_of, width_of
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
 from celosia.compiler.program.levels import Levels
+from celosia.compiler.program.traits import traits
 
+LEVELS = "levels"
+"""In the attributes of an operator: the Levels of those of its factors that have few values, by the input's number."""
 MOST = 255
 """That a byte counts."""
 
@@ -37,6 +44,8 @@ def most_words(x: Levels, w: Levels) -> int:
     """Words of 32 products whose sums a byte holds."""
     return MOST // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
 
+MOST_ADDED = 9
+"""Words that are added up before bytes are widened: more gain little, and are written out."""
 
 Pair = tuple[int, Expr, Expr] | tuple[int, Expr]
 """(place of what two words count, the words) or, of one word alone, (place, word)."""
@@ -56,8 +65,10 @@ def counted(pairs: Iterable[Pair]) -> Expr:
 
 
 def chunks_of(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """How many steps of each axis of a reduction, the last ones first, are added up before bytes are widened."""
+    """How many steps of each axis of a reduction, the last ones first, are added up before bytes are widened: at most
+    `most`, and not all, so that what remains is a reduction."""
     sizes: list[int] = []
+    most = min(most, MOST_ADDED, prod(steps) - 1)
     for extent in reversed(steps):
         sizes.append(max(n for n in range(1, min(extent, max(most, 1)) + 1) if extent % n == 0))
         most //= sizes[-1]
@@ -134,12 +145,12 @@ def convolution(
     node: Node, x: Tensor, w: Tensor, levels: tuple[Levels, Levels], zx: Expr, pad: int, zw: Zero, bias: Tensor | None,
     finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: one of the
-    levels of x, that which windows read beyond the image."""
+    """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: what windows
+    read beyond the image, one of the levels of x if they do."""
     group = int(node.attrs.get("group", 1))
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     count = w.shape[1] * prod(window.kernel)
-    how, u = Factors(*levels, zx, zw, count), levels[0].place(pad)
+    how, u = Factors(*levels, zx, zw, count), levels[0].place(pad) if pad in levels[0].values else 0
     vs = planes(w, levels[1], 1, "int8")
     packs = [
         Channels(each, vs[0], window, group, wrap(255 * (u >> place & 1), "int32"))
@@ -224,3 +235,65 @@ def matrix_product(
 
     product = T.compute((*batch, m, n // width, width), body, "matmul")
     return replace(product, shape=(*batch, m, n))
+
+
+# Whether it pays: instructions of vectors, by what the processor has
+
+
+DOT4 = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
+"""For four products in each lane of 32 bits, by how dot4 is done (llvm/dot.py)."""
+PACKED = 0.75
+"""For one element of x, of each plane that it is packed into."""
+MARGIN = 1.15
+"""How many times fewer instructions it must take."""
+
+
+def _count() -> float:
+    """For 32 products of bits in each lane of 32 bits: `and`, counting, and an addition."""
+    has = target().features
+    if has & {"avx512bitalg", "neon"}:
+        return 3
+    return 8 if "avx2" in has else 14
+
+
+def pays(levels: tuple[Levels, Levels], channels: int, taps: int, outputs: int) -> bool:
+    """Whether counting bits is faster here. channels: of each of the taps, which are added up. outputs: for how many
+    each element of x is read."""
+    planes = levels[0].bits * levels[1].bits
+    by_bits = -(-channels // 32) * taps * outputs * planes * _count() + channels * levels[0].bits * PACKED
+    by_bytes = -(-channels // 4) * taps * outputs * DOT4[instructions(target().features)[0]]
+    return not target().tiles and MARGIN * by_bits < by_bytes
+
+
+def _levels(node: Node) -> tuple[Levels, Levels] | None:
+    found = [node.attrs.get(LEVELS, {}).get(number) for number in traits(node.op).factors]
+    return None if None in found else tuple(found)  # type: ignore[return-value]
+
+
+def for_convolution(node: Node, zero: int) -> tuple[tuple[Levels, Levels], int] | None:
+    """(levels, the zero point of x, input `zero`, which is one of them where windows reach beyond the image) of a
+    convolution that is faster by bits; None for others."""
+    first, second = (node.input(number) for number in traits(node.op).factors)
+    found, group = _levels(node), int(node.attrs.get("group", 1))
+    if found is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
+        return None
+    window = SlidingWindow.of(node, first.shape[2:], second.shape[2:])
+    fixed = node.values[zero] if node.has(zero) else np.zeros((), np.int64)
+    if fixed is None or fixed.size != 1:
+        return None
+    x: Levels | None = found[0]
+    if any(sum(window.margins(), ())):
+        x = found[0].joined(int(fixed.item()))
+    if x is None or not pays((x, found[1]), second.shape[1], prod(window.kernel), second.shape[0] // group):
+        return None
+    return (x, found[1]), int(fixed.item())
+
+
+def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[Levels, Levels] | None:
+    """The levels of a matrix product that is faster by bits; None for others."""
+    a, b = (node.input(number) for number in traits(node.op).factors)
+    found = _levels(node)
+    if found is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:
+        return None
+    inner, columns = a.shape[-2 if turn_a else -1], b.shape[-2 if turn_b else -1]
+    return found if pays(found, inner, 1, columns) else None
