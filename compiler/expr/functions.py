@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
 ONES = 0x01010101
 """Four bytes that are 1, as dot4 takes them."""
 

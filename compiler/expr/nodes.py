@@ -13,7 +13,6 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from math import prod

@@ -7,11 +7,12 @@ place of u are a plane, eight channels a byte; planes are convolved as bytes are
 
 in the place of products. What bytes count is added up as long as a byte holds it, then dot4 by ones widens it. And
 
-    sum (x - zx) * (w - zw)  =  sx*sw * sum u*v  +  sx*(w0 - zw) * sum u  +  sw*(x0 - zx) * sum v  +  count*(x0 - zx)*(w0 - zw)
+    sum (x - zx) * (w - zw)  =  sx * sw * sum u * v  +  (w0 - zw) * sx * sum u
+                                + (x0 - zx) * (sw * sum v + count * (w0 - zw))
 
 The idea is that of the bit-serial operators of M. Cowan et al., "Automatic Generation of High-Performance Quantized
 Machine Learning Kernels" (CGO 2020).
-"""  # fmt: skip
+"""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ MOST = 255
 def most_words(x: Levels, w: Levels) -> int:
     """Words of 32 products whose sums a byte holds."""
     return MOST // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
+
 
 MOST_ADDED = 9
 """Words that are added up before bytes are widened: more gain little, and are written out."""
@@ -86,28 +88,38 @@ def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[in
     return T.sum(counted(found), axes)
 
 
-def planes(x: Tensor, levels: Levels, axis: int, dtype: str) -> list[Tensor]:
-    """One for each bit of u, eight elements along `axis` a byte, the first lowest. dtype: int8 for weights, which are
-    filled up with 0 where x ends before a byte does; of what is uint8 the rest may be anything."""
-    return [_plane(x, levels, place, axis % len(x.shape), dtype) for place in range(levels.bits)]
+def planes(x: Tensor, levels: Levels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
+    """One for each bit of u, eight elements along `axis` in each of its bytes, of type `dtype`, with 0 beyond the end of x.
+
+    Byte p has the elements from 8 * p on, the first lowest; spread: every n-th from p on, n being the number of bytes,
+    a multiple of four, so that vectors run along the axis.
+    """
+    axis, size = axis % len(x.shape), x.shape[axis]
+    count = -(-size // 32) * 4 if spread else -(-size // 8)
+    if x.body is not None or size != 8 * count:  # computed once, and filled up
+        given, shape = x, tuple(8 * count if d == axis else n for d, n in enumerate(x.shape))
+
+        def element(*i: Expr) -> Expr:
+            return given[i] if size == 8 * count else select(i[axis] < size, given[i], levels.low)
+
+        x = replace(T.compute(shape, element, "levels"), stored=True)
+    return [_plane(x, levels, place, axis, dtype, count if spread else 1) for place in range(levels.bits)]
 
 
-def _plane(x: Tensor, levels: Levels, place: int, axis: int, dtype: str) -> Tensor:
-    size, shift, filled = x.shape[axis], place + levels.step.bit_length() - 1, dtype == "int8"
+def _plane(x: Tensor, levels: Levels, place: int, axis: int, dtype: str, apart: int) -> Tensor:
+    """Bit `place` of u; apart: how far those of a byte lie apart."""
+    shift = place + levels.step.bit_length() - 1
 
     def body(*i: Expr) -> Expr:
-        total: Expr | None = None
+        first, total = i[axis] if apart > 1 else i[axis] * 8, None
         for k in range(8):
-            at = i[axis] * 8 + k
-            inside = at if size % 8 == 0 else T.minimum(at, size - 1)
-            u = x[(*i[:axis], inside, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
+            u = x[(*i[:axis], first + k * apart, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
             bit = (u >> shift - k if shift >= k else u << k - shift) & (1 << k)
-            bit = select(at < size, bit, 0) if filled and size % 8 else bit
             total = bit if total is None else total | bit
         assert total is not None
         return total.astype(dtype)
 
-    shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(x.shape))
+    shape = tuple(n // 8 if d == axis else n for d, n in enumerate(x.shape))
     return replace(T.compute(shape, body, f"plane{place}"), stored=True)
 
 
@@ -199,11 +211,11 @@ def matrix_product(
     batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
     how, steps = Factors(*levels, za, zb, inner), -(-inner // 32)
     width = width_of(n, 32 if m > 4 else WIDTHS[0])
-    lefts = [rows_of(each, steps, turn_a) for each in planes(a, levels[0], -2 if turn_a else -1, "uint8")]
+    lefts = [rows_of(each, steps, turn_a) for each in planes(a, levels[0], -2 if turn_a else -1, "uint8", spread=True)]
     along = -1 if turn_b else -2
-    rights = [columns_of(each, steps, width, turn_b) for each in planes(b, levels[1], along, "int8")]
+    rights = [columns_of(each, steps, width, turn_b) for each in planes(b, levels[1], along, "int8", spread=True)]
     all_of_a = T.compute((inner, 1), lambda *i: wrap(1, "uint8"), "ones")
-    (ones,) = (columns_of(each, steps, 1, False) for each in planes(all_of_a, Levels(0, 1, 1), -2, "int8"))
+    (ones,) = (columns_of(each, steps, 1, False) for each in planes(all_of_a, Levels(0, 1, 1), -2, "int8", spread=True))
     chunks = chunks_of((steps,), most_words(*levels))
 
     def offsets(*i: Expr) -> Expr:
@@ -242,7 +254,7 @@ def matrix_product(
 
 DOT4 = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
 """For four products in each lane of 32 bits, by how dot4 is done (llvm/dot.py)."""
-PACKED = 0.75
+PACKED = 1.0
 """For one element of x, of each plane that it is packed into."""
 MARGIN = 1.15
 """How many times fewer instructions it must take."""
@@ -256,11 +268,12 @@ def _count() -> float:
     return 8 if "avx2" in has else 14
 
 
-def pays(levels: tuple[Levels, Levels], channels: int, taps: int, outputs: int) -> bool:
-    """Whether counting bits is faster here. channels: of each of the taps, which are added up. outputs: for how many
-    each element of x is read."""
+def pays(levels: tuple[Levels, Levels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
+    """Whether counting bits is faster here. channels: of each of the taps, which are added up. outputs: columns of a
+    product, or channels that a convolution makes of these. moved: elements of x, and of a channel, for each place of
+    the result."""
     planes = levels[0].bits * levels[1].bits
-    by_bits = -(-channels // 32) * taps * outputs * planes * _count() + channels * levels[0].bits * PACKED
+    by_bits = -(-channels // 32) * taps * outputs * planes * _count() + moved * channels * levels[0].bits * PACKED
     by_bytes = -(-channels // 4) * taps * outputs * DOT4[instructions(target().features)[0]]
     return not target().tiles and MARGIN * by_bits < by_bytes
 
@@ -284,7 +297,8 @@ def for_convolution(node: Node, zero: int) -> tuple[tuple[Levels, Levels], int] 
     x: Levels | None = found[0]
     if any(sum(window.margins(), ())):
         x = found[0].joined(int(fixed.item()))
-    if x is None or not pays((x, found[1]), second.shape[1], prod(window.kernel), second.shape[0] // group):
+    outputs, moved = second.shape[0] // group, prod(window.stride)
+    if x is None or not pays((x, found[1]), second.shape[1], prod(window.kernel), outputs, moved):
         return None
     return (x, found[1]), int(fixed.item())
 

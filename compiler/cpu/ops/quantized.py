@@ -141,7 +141,8 @@ def qlinear_conv(node: Node) -> Tensor:
 
 
 def _convolution(
-    node: Node, x: Tensor, w: Tensor, zero_x: int, zero_w: int, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
+    node: Node, x: Tensor, w: Tensor, zero_x: int, zero_w: int, bias: Tensor | None,
+    finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
     """By bits or by bytes, whatever is faster. zero_x, zero_w: inputs that are zero points."""
     if (found := bit_serial.for_convolution(node, zero_x)) is not None:

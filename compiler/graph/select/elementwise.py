@@ -11,7 +11,7 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
-from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import constant, shape
