@@ -118,7 +118,7 @@ EXPR_RULES: dict[type[Expr], Rules] = {
         "the function exists": lambda e, c: e.name not in ARITY,
         "a function has its arguments": lambda e, c: len(e.args) != ARITY[e.name],
         "arguments of a function have one type": lambda e, c: len({arg.dtype for arg in e.args}) != 1,
-        "dot4 and popcount4 take four bytes each": lambda e, c: e.name in OF_BYTES and e.args[0].dtype != "uint32",
+        "dot4 and popcount4 take four bytes": lambda e, c: e.name in OF_BYTES and e.args[0].dtype != "uint32",
         "a function's result has its type": lambda e, c: not _has_type(e),
     },
     Cast: {},

@@ -276,12 +276,9 @@ class Assembler:
         """Adds to the reasons of those that multiply that they do so by bits."""
         for node in nodes:
             if numbers := traits(node.op_type).factors:
-                bits = " and ".join(
-                    str(found.bits) for n in numbers if (found := levels_of(node.inputs[n])) is not None
-                )
-                self.selection.cpu[node] += (
-                    f"; its operands have values of {bits} bits: products are `and` and popcount"
-                )
+                found = [levels_of(node.inputs[number]) for number in numbers]
+                bits = " and ".join(str(each.bits) for each in found if each is not None)
+                self.selection.cpu[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
     def _dims_name(self, value: ir.Value) -> str:
         """The name of the constant that holds the shape of a view."""

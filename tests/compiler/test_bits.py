@@ -163,9 +163,8 @@ def activations(s: Sketch, x: str) -> tuple[str, type]:
         return s.node("DequantizeLinear", s.node("QuantizeLinear", x, step, point), step, point), wide
     point = s.constant(np.array(zero, wide))
     ends = [s.constant(np.array(end, wide)) for end in (low, high - 1)]
-    return s.node(
-        "DequantizeLinear", s.node("Clip", s.node("QuantizeLinear", x, step, point), *ends), step, point
-    ), wide
+    clipped = s.node("Clip", s.node("QuantizeLinear", x, step, point), *ends)
+    return s.node("DequantizeLinear", clipped, step, point), wide
 
 
 def model_of_few_bits(s: Sketch) -> onnx.ModelProto:

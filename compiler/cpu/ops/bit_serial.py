@@ -89,7 +89,7 @@ def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[in
 
 
 def planes(x: Tensor, levels: Levels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
-    """One for each bit of u, eight elements along `axis` in each of its bytes, of type `dtype`, with 0 beyond the end of x.
+    """One for each bit of u, eight elements along `axis` in each of its bytes, of type `dtype`, and 0 beyond its end.
 
     Byte p has the elements from 8 * p on, the first lowest; spread: every n-th from p on, n being the number of bytes,
     a multiple of four, so that vectors run along the axis.
