@@ -23,15 +23,15 @@ from celosia.compiler.cpu.ops import bit_serial, integer
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.target import TARGETS, compiling_for
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.levels import Levels
+from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.tune.kernels.trial import by_turns
 
 Array = NDArray[Any]
 COMMAND = "python -m benchmarks bits"
 LEVELS = {
-    "a1w1": (Levels(0, 1, 1), Levels(-1, 2, 1)),
-    "a2w1": (Levels(0, 1, 2), Levels(-1, 2, 1)),
-    "a2w2": (Levels(0, 1, 2), Levels(-2, 1, 2)),
+    "a1w1": (BitLevels(0, 1, 1), BitLevels(-1, 2, 1)),
+    "a2w1": (BitLevels(0, 1, 2), BitLevels(-1, 2, 1)),
+    "a2w2": (BitLevels(0, 1, 2), BitLevels(-2, 1, 2)),
 }
 LEAST = 1.0
 """On ARM: times as fast as bytes."""
@@ -68,7 +68,7 @@ LAYERS = (
 )
 
 
-def kernel(layer: Layer, levels: tuple[Levels, Levels], by_bits: bool) -> tuple[CompiledKernel, list[Array]]:
+def kernel(layer: Layer, levels: tuple[BitLevels, BitLevels], by_bits: bool) -> tuple[CompiledKernel, list[Array]]:
     """(a convolution of random operands of these levels for the target, by bits or by bytes; what it takes)."""
     rng, k = np.random.default_rng(layer.channels), layer.kernel
     x = rng.choice(np.array(levels[0].values, np.uint8), (1, layer.channels, layer.size, layer.size))

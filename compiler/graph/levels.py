@@ -7,14 +7,14 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import constant, dtype_name, is_op
-from celosia.compiler.program.levels import Levels
+from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.program.traits import Moves, traits
 
 DEPTH = 16
 """Operators that are looked through."""
 
 
-def levels_of(value: ir.Value | None, depth: int = DEPTH) -> Levels | None:
+def levels_of(value: ir.Value | None, depth: int = DEPTH) -> BitLevels | None:
     """The few values that elements of `value` have; None where they may have more, or nothing is known.
 
     Only for int8 and uint8.
@@ -23,14 +23,14 @@ def levels_of(value: ir.Value | None, depth: int = DEPTH) -> Levels | None:
         return None
     fixed = constant(value)
     if fixed is not None:
-        return Levels.of(fixed)
+        return BitLevels.of(fixed)
     node = value.producer()
     if node is None or not depth:
         return None
     if is_op(node, "Clip", "Table"):
         table = table_of(node)
         move = 0 if dtype_name(value) == "int8" else 128
-        return None if table is None else Levels.of(table.astype(np.int16) + move)
+        return None if table is None else BitLevels.of(table.astype(np.int16) + move)
     if is_op(node, "Concat"):
         parts = [levels_of(each, depth - 1) for each in node.inputs]
         known = [each for each in parts if each is not None]

@@ -15,11 +15,11 @@ MOST_BITS = 2
 
 
 @dataclass(frozen=True)
-class Levels:
+class BitLevels:
     """low + step * u, where 0 <= u < 2**bits; step is a power of two.
 
-    >>> Levels.of([-1, 1]), Levels.of([0, 3])
-    (Levels(low=-1, step=2, bits=1), Levels(low=0, step=1, bits=2))
+    >>> BitLevels.of([-1, 1]), BitLevels.of([0, 3])
+    (BitLevels(low=-1, step=2, bits=1), BitLevels(low=0, step=1, bits=2))
     """
 
     low: int
@@ -27,7 +27,7 @@ class Levels:
     bits: int
 
     @staticmethod
-    def of(values: Any) -> Levels | None:
+    def of(values: Any) -> BitLevels | None:
         """The fewest that hold these integers; None where they take more than MOST_BITS."""
         found = np.unique(np.asarray(values))
         if not found.size or found.size > 1 << MOST_BITS:
@@ -36,7 +36,7 @@ class Levels:
         apart = reduce(gcd, numbers)
         step = max(apart & -apart, 1)
         bits = max((numbers[-1] // step).bit_length(), 1)
-        return Levels(int(found[0]), step, bits) if bits <= MOST_BITS else None
+        return BitLevels(int(found[0]), step, bits) if bits <= MOST_BITS else None
 
     @property
     def values(self) -> list[int]:
@@ -51,7 +51,7 @@ class Levels:
         """Bit `place` of u of each."""
         return (values.astype(np.int64) - self.low) // self.step >> place & 1
 
-    def joined(self, *others: Levels | int) -> Levels | None:
+    def joined(self, *others: BitLevels | int) -> BitLevels | None:
         """Those of both."""
         more = (each if isinstance(each, int) else each.values for each in others)
-        return Levels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))
+        return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))

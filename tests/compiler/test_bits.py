@@ -22,12 +22,19 @@ from celosia.compiler.cpu.ops import bit_serial
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.target import TARGETS, TILES, Target, compiling_for
 from celosia.compiler.expr.functions import ONES
-from celosia.compiler.program.levels import Levels
+from celosia.compiler.program.levels import BitLevels
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import F32, Array, Sketch, by_onnxruntime, limits, weights
 
-LEVELS = [Levels(0, 1, 1), Levels(-1, 2, 1), Levels(0, 1, 2), Levels(-2, 1, 2), Levels(-3, 2, 2), Levels(-4, 8, 1)]
+LEVELS = [
+    BitLevels(0, 1, 1),
+    BitLevels(-1, 2, 1),
+    BitLevels(0, 1, 2),
+    BitLevels(-2, 1, 2),
+    BitLevels(-3, 2, 2),
+    BitLevels(-4, 8, 1),
+]
 
 
 @pytest.fixture
@@ -79,23 +86,23 @@ def test_four_counts_in_a_word(features: str) -> None:
             np.testing.assert_array_equal(found, one + 2 * two)
 
 
-# Levels ---------------------------------------------------------------------------------------------------------------
+# BitLevels ---------------------------------------------------------------------------------------------------------------
 
 
 def test_levels_hold_their_values() -> None:
     for values in itertools.chain.from_iterable(itertools.combinations(range(-9, 9, 1), n) for n in (1, 2, 3, 4)):
-        found = Levels.of(values)
+        found = BitLevels.of(values)
         if found is None:
             assert max(values) - min(values) > 3
             continue
         assert set(values) <= set(found.values) and found.bits <= 2
-    assert Levels.of(range(5)) is None and Levels.of([-3, -1, 1, 3]) == Levels(-3, 2, 2)
+    assert BitLevels.of(range(5)) is None and BitLevels.of([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
 
 
 # Products against numpy -----------------------------------------------------------------------------------------------
 
 
-def drawn(rng: Any, levels: Levels, shape: tuple[int, ...], dtype: str) -> Array:
+def drawn(rng: Any, levels: BitLevels, shape: tuple[int, ...], dtype: str) -> Array:
     return rng.choice(np.array(levels.values), shape).astype(dtype)
 
 
@@ -213,7 +220,7 @@ def test_random_models(seed: int, always: None) -> None:
 
 
 def test_the_comparison_sees_a_wrong_padding(monkeypatch: pytest.MonkeyPatch, always: None) -> None:
-    monkeypatch.setattr(Levels, "place", lambda self, value: 0)
+    monkeypatch.setattr(BitLevels, "place", lambda self, value: 0)
     assert any(compared(seed)[0] for seed in range(7))
 
 
@@ -258,5 +265,5 @@ def test_levels_are_found_behind_what_moves_them(always: None) -> None:
 )
 def test_what_pays_depends_on_the_processor(features: str, x: int, w: int, by_bits: bool) -> None:
     with compiling_for(Target(64, 32, frozenset(features.split()), machine="other")):
-        assert bit_serial.pays((Levels(0, 1, x), Levels(0, 1, w)), 256, 9, 256) is by_bits
-        assert not bit_serial.pays((Levels(0, 1, x), Levels(0, 1, w)), 3, 9, 64)
+        assert bit_serial.pays((BitLevels(0, 1, x), BitLevels(0, 1, w)), 256, 9, 256) is by_bits
+        assert not bit_serial.pays((BitLevels(0, 1, x), BitLevels(0, 1, w)), 3, 9, 64)

@@ -32,16 +32,16 @@ from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
-from celosia.compiler.program.levels import Levels
+from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.program.traits import traits
 
 LEVELS = "levels"
-"""In the attributes of an operator: the Levels of those of its factors that have few values, by the input's number."""
+"""In the attributes of an operator: the BitLevels of those of its factors that have few values, by the input's number."""
 MOST = 255
 """That a byte counts."""
 
 
-def most_words(x: Levels, w: Levels) -> int:
+def most_words(x: BitLevels, w: BitLevels) -> int:
     """Words of 32 products whose sums a byte holds."""
     return MOST // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
 
@@ -88,7 +88,7 @@ def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[in
     return T.sum(counted(found), axes)
 
 
-def planes(x: Tensor, levels: Levels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
+def planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
     """One for each bit of u, eight elements along `axis` in each of its bytes, of type `dtype`, and 0 beyond its end.
 
     Byte p has the elements from 8 * p on, the first lowest; spread: every n-th from p on, n being the number of bytes,
@@ -106,7 +106,7 @@ def planes(x: Tensor, levels: Levels, axis: int, dtype: str, spread: bool = Fals
     return [_plane(x, levels, place, axis, dtype, count if spread else 1) for place in range(levels.bits)]
 
 
-def _plane(x: Tensor, levels: Levels, place: int, axis: int, dtype: str, apart: int) -> Tensor:
+def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apart: int) -> Tensor:
     """Bit `place` of u; apart: how far those of a byte lie apart."""
     shift = place + levels.step.bit_length() - 1
 
@@ -127,8 +127,8 @@ def _plane(x: Tensor, levels: Levels, place: int, axis: int, dtype: str, apart: 
 class Factors:
     """How the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset."""
 
-    x: Levels
-    w: Levels
+    x: BitLevels
+    w: BitLevels
     zx: Expr
     zw: Zero
     count: int
@@ -154,7 +154,7 @@ class Factors:
 
 
 def convolution(
-    node: Node, x: Tensor, w: Tensor, levels: tuple[Levels, Levels], zx: Expr, pad: int, zw: Zero, bias: Tensor | None,
+    node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: Zero, bias: Tensor | None,
     finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
     """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: what windows
@@ -171,7 +171,7 @@ def convolution(
     images, first = [each.image() for each in packs], packs[0]
     weights = [first.packed(each, lambda v: v) for each in vs]
     all_of_x = T.compute((1, *w.shape[1:]), lambda *i: wrap(1, "uint8"), "ones")
-    ones = [first.packed(each, lambda v: v) for each in planes(all_of_x, Levels(0, 1, 1), 1, "int8")]
+    ones = [first.packed(each, lambda v: v) for each in planes(all_of_x, BitLevels(0, 1, 1), 1, "int8")]
     chunks = chunks_of(first.steps, most_words(*levels))
 
     def total(right: Sequence[Tensor], channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
@@ -201,7 +201,7 @@ def convolution(
 
 
 def matrix_product(
-    a: Tensor, b: Tensor, levels: tuple[Levels, Levels], za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
+    a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """integer.matrix_product of operands that have these `levels`. za, zb: zero points, as they are. ValueError for
@@ -215,13 +215,18 @@ def matrix_product(
     along = -1 if turn_b else -2
     rights = [columns_of(each, steps, width, turn_b) for each in planes(b, levels[1], along, "int8", spread=True)]
     all_of_a = T.compute((inner, 1), lambda *i: wrap(1, "uint8"), "ones")
-    (ones,) = (columns_of(each, steps, 1, False) for each in planes(all_of_a, Levels(0, 1, 1), -2, "int8", spread=True))
+    (ones,) = (
+        columns_of(each, steps, 1, False) for each in planes(all_of_a, BitLevels(0, 1, 1), -2, "int8", spread=True)
+    )
     chunks = chunks_of((steps,), most_words(*levels))
 
     def offsets(*i: Expr) -> Expr:
         *lead, block, column = i
-        found = [(j, lambda k, each=each: each[(*lead, block, k, column)]) for j, each in enumerate(rights)]
-        return how.offset(block * width + column, summed(lambda ks: [(j, at(*ks)) for j, at in found], (steps,)))
+
+        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
+            yield from ((j, each[(*lead, block, *ks, column)]) for j, each in enumerate(rights))
+
+        return how.offset(block * width + column, summed(pairs, (steps,)))
 
     offset = T.compute((*rights[0].shape[:-3], n // width, width), offsets, "offset")
 
@@ -268,7 +273,7 @@ def _count() -> float:
     return 8 if "avx2" in has else 14
 
 
-def pays(levels: tuple[Levels, Levels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
+def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
     """Whether counting bits is faster here. channels: of each of the taps, which are added up. outputs: columns of a
     product, or channels that a convolution makes of these. moved: elements of x, and of a channel, for each place of
     the result."""
@@ -278,12 +283,12 @@ def pays(levels: tuple[Levels, Levels], channels: int, taps: int, outputs: int, 
     return not target().tiles and MARGIN * by_bits < by_bytes
 
 
-def _levels(node: Node) -> tuple[Levels, Levels] | None:
+def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
     found = [node.attrs.get(LEVELS, {}).get(number) for number in traits(node.op).factors]
-    return None if None in found else tuple(found)  # type: ignore[return-value]
+    return None if None in found else (found[0], found[1])
 
 
-def for_convolution(node: Node, zero: int) -> tuple[tuple[Levels, Levels], int] | None:
+def for_convolution(node: Node, zero: int) -> tuple[tuple[BitLevels, BitLevels], int] | None:
     """(levels, the zero point of x, input `zero`, which is one of them where windows reach beyond the image) of a
     convolution that is faster by bits; None for others."""
     first, second = (node.input(number) for number in traits(node.op).factors)
@@ -294,7 +299,7 @@ def for_convolution(node: Node, zero: int) -> tuple[tuple[Levels, Levels], int] 
     fixed = node.values[zero] if node.has(zero) else np.zeros((), np.int64)
     if fixed is None or fixed.size != 1:
         return None
-    x: Levels | None = found[0]
+    x: BitLevels | None = found[0]
     if any(sum(window.margins(), ())):
         x = found[0].joined(int(fixed.item()))
     outputs, moved = second.shape[0] // group, prod(window.stride)
@@ -303,7 +308,7 @@ def for_convolution(node: Node, zero: int) -> tuple[tuple[Levels, Levels], int] 
     return (x, found[1]), int(fixed.item())
 
 
-def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[Levels, Levels] | None:
+def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
     """The levels of a matrix product that is faster by bits; None for others."""
     a, b = (node.input(number) for number in traits(node.op).factors)
     found = _levels(node)

@@ -195,11 +195,11 @@ def convolution(
         )
     if window.whole and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
-    pack = Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else Taps(x, w, window, group, zx)
+    pack = Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
     return pack.windows_of(_planes(pack, zx, zw, bias, finish))
 
 
-def _planes(pack: Packing, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
+def _planes(pack: _Packing, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
     """The sums of windows that begin at each element of a packed image, [N, group, M/group, length], through finish."""
     image, weights = pack.image(), pack.weights(_as_int8)
     m, count = weights.shape[0], pack.cg * prod(pack.window.kernel)
@@ -245,7 +245,7 @@ def _one_window(
     return replace(y, shape=(n, m, *(1 for _ in x.shape[2:])))
 
 
-class Packing:
+class _Packing:
     """How the bytes of a convolution share a uint32.
 
     steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
@@ -345,7 +345,7 @@ class Packing:
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
 
 
-class Channels(Packing):
+class Channels(_Packing):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
         whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
@@ -375,7 +375,7 @@ class Channels(Packing):
         return T.compute((w.shape[0], *self.steps), body, "weights")
 
 
-class Taps(Packing):
+class _Taps(_Packing):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
         *reach, move = window.dilation
