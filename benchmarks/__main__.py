@@ -42,6 +42,7 @@ from benchmarks import (
     tune,
     tune_cpu,
 )
+from benchmarks.arm import PROCESSORS
 from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
@@ -77,7 +78,7 @@ KNOWN_MODELS = tuple(
             "fc_1000x512_1",
             *four_bits.WHAT,
             bits.HERE,
-            *bits.PROCESSORS,
+            *PROCESSORS,
             *export.MODELS,
             "half",
         )

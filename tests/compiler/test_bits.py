@@ -86,7 +86,7 @@ def test_four_counts_in_a_word(features: str) -> None:
             np.testing.assert_array_equal(found, one + 2 * two)
 
 
-# BitLevels ---------------------------------------------------------------------------------------------------------------
+# Levels ---------------------------------------------------------------------------------------------------------
 
 
 def test_levels_hold_their_values() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr.functions import ONES
 
 V = Any
@@ -27,22 +27,9 @@ def features() -> frozenset[str]:
     return target().features
 
 
-def instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """(how dot4 is done; numbers of lanes that one instruction takes, widest first)."""
-    if "avx512vnni" in has:
-        return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
-    if "avxvnni" in has:
-        return "vnni", (8, 4)
-    if "avx2" in has:
-        return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
-    if "neon" in has:
-        return next((kind for kind in ("i8mm", "dotprod") if kind in has), "neon"), (4,)
-    return "bytes", ()
-
-
 def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
     """acc + dot4(x, w), lane by lane: int32, or vectors of it of one width."""
-    kind, widths = instructions(has)
+    kind, widths = dot_instructions(has)
     lanes = acc.type.count if isinstance(acc.type, ir.VectorType) else 1
     if kind == "bytes" or lanes < 4:
         return _by_bytes(b, acc, x, w)

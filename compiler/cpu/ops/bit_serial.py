@@ -24,19 +24,18 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.llvm.dot import instructions
 from celosia.compiler.cpu.ops.integer import WIDTHS, Channels, Index, Zero, columns_of, rows_of, width_of
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
 from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.program.traits import traits
 
 LEVELS = "levels"
-"""In the attributes of an operator: the BitLevels of those of its factors that have few values, by the input's number."""
+"""In the attributes of an operator: the BitLevels of factors that have few values, by the input's number."""
 MOST = 255
 """That a byte counts."""
 
@@ -154,8 +153,8 @@ class Factors:
 
 
 def convolution(
-    node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: Zero, bias: Tensor | None,
-    finish: Callable[[Expr, Expr], Expr],
+    node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: Zero,
+    bias: Tensor | None, finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
     """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: what windows
     read beyond the image, one of the levels of x if they do."""
@@ -201,8 +200,8 @@ def convolution(
 
 
 def matrix_product(
-    a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
-    turn_a: bool = False, turn_b: bool = False,
+    a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: Zero,
+    finish: Callable[[Expr, Index], Expr], turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """integer.matrix_product of operands that have these `levels`. za, zb: zero points, as they are. ValueError for
     shapes that do not fit."""
@@ -279,7 +278,7 @@ def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs:
     the result."""
     planes = levels[0].bits * levels[1].bits
     by_bits = -(-channels // 32) * taps * outputs * planes * _count() + moved * channels * levels[0].bits * PACKED
-    by_bytes = -(-channels // 4) * taps * outputs * DOT4[instructions(target().features)[0]]
+    by_bytes = -(-channels // 4) * taps * outputs * DOT4[dot_instructions(target().features)[0]]
     return not target().tiles and MARGIN * by_bits < by_bytes
 
 
