@@ -283,8 +283,11 @@ def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs:
 
 
 def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
-    found = [node.attrs.get(LEVELS, {}).get(number) for number in traits(node.op).factors]
-    return None if None in found else (found[0], found[1])
+    """Those of both factors, where the second is packed once and for all."""
+    first, second = traits(node.op).factors
+    known = node.attrs.get(LEVELS, {})
+    x, w = known.get(first), known.get(second)
+    return (x, w) if x is not None and w is not None and node.is_fixed(second) else None
 
 
 def for_convolution(node: Node, zero: int) -> tuple[tuple[BitLevels, BitLevels], int] | None:
