@@ -229,9 +229,11 @@ class Assembler:
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
         attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
-        known = {number: levels_of(node.inputs[number]) for number in traits(node.op_type).factors}
-        if any(known.values()):
-            attrs |= {LEVELS: known}
+        factors = [(number, node.inputs[number]) for number in traits(node.op_type).factors]
+        if any(
+            constant(value) is None and levels_of(value) for _, value in factors
+        ):  # large weights are looked at last
+            attrs |= {LEVELS: {number: levels_of(value) for number, value in factors}}
         return CpuNode(node.op_type, inputs, outputs, attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
