@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `export`, `streams` and `paper` (long), and `demo`, which
-sets up a fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams` and `paper` (long), and
+`demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    bits,
     compile_time,
     cpu,
     decoders,
@@ -41,6 +42,7 @@ from benchmarks import (
     tune,
     tune_cpu,
 )
+from benchmarks.arm import PROCESSORS
 from benchmarks.branches import BRANCHES
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
@@ -55,7 +57,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "export", "streams", "paper", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "paper", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -75,6 +77,8 @@ KNOWN_MODELS = tuple(
             "fc_1000x512_2",
             "fc_1000x512_1",
             *four_bits.WHAT,
+            bits.HERE,
+            *PROCESSORS,
             *export.MODELS,
             "half",
         )
@@ -272,6 +276,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "differential": differential,
         "superoptimise": superoptimised,
         "four_bits": lambda: four_bits.rows(models, say),
+        "bits": lambda: bits.rows(models, options.seconds, say),
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
         "paper": lambda: paper_rows(folder, options.short, say),

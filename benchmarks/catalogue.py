@@ -340,6 +340,23 @@ FOUR_BITS = tuple(
         ("-float", "float", "in floats", unit, factor, None),
         ("-8", "8", "weights of 8 bits", unit, factor, None),
         ("-4", "4", "weights of 4 bits", unit, factor, None),
+        ("-2", "2", "weights of 2 bits", unit, factor, None),
+        ("-1", "1", "weights of 1 bit", unit, factor, None),
+    )
+)  # fmt: skip
+BITS = tuple(
+    Figure(
+        f"bits-{target}-{name}{suffix}", f"ResNet-18's convolutions, {bits} bits over bytes, {where}: {what}",
+        "times as fast", KERNELS, f"{BENCH} bits", (f"bits/{target}/{name}",), of(key),
+        least=1.0 if asked and key == "least" else None,
+    )
+    for target, where, asked in (
+        ("here", "this processor", False), ("armv7", "a Cortex-A9, estimated", True),
+        ("aarch64", "a Cortex-A53, estimated", True),
+    )
+    for name, bits in (("a1w1", "1 x 1"), ("a2w1", "2 x 1"), ("a2w2", "2 x 2"))
+    for suffix, key, what in (
+        ("", "whole", "all of them"), ("-least", "least", "the slowest"), ("-most", "most", "the fastest"),
     )
 )  # fmt: skip
 
@@ -598,6 +615,7 @@ FIGURES = {
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
     "Weights of four bits in hardware": PACKED,
     "Weights of four bits": FOUR_BITS,
+    "Products of one and two bits": BITS,
     "Models as C": EXPORT,
     "Streams of samples": STREAMS,
     "The papers' charts": PAPER,

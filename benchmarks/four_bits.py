@@ -1,4 +1,4 @@
-"""Rows of `four_bits`: the demo models with weights of 4 bits, beside those of 8 and floats, under onnxruntime.
+"""Rows of `four_bits`: the demo models with weights of 4, 2 and 1 bits beside those of 8 and floats, by onnxruntime.
 
 The float models are the int8 demos without their roundings, so nothing is trained: weights are what their int8 stands
 for, which is nearer to the trained ones than any 4 bits are.
@@ -30,6 +30,8 @@ IMAGES = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist lies."""
 MOST_POINTS, MOST_PERPLEXITY = 0.5, 3
 """That 4 bits may cost: percentage points of accuracy, and percent of perplexity."""
+BITS = 8, 4, 2, 1
+"""Of weights; what 2 and 1 cost is told, and nothing is asked of it."""
 WHAT = {
     "resnet8": ("ResNet-8: points of accuracy that weights of 4 bits cost", f"≤ {MOST_POINTS}"),
     "gpt": ("the demo GPT: perplexity that weights of 4 bits add", f"≤ {MOST_PERPLEXITY}%"),
@@ -128,25 +130,29 @@ def _gpt(folder: Path, bits: tuple[int, ...]) -> dict[str, float]:
     return found
 
 
+def _named(bits: str) -> str:
+    return bits if bits == "float" else f"{bits} bit{'s' * (bits != '1')}"
+
+
 def rows(chosen: tuple[str, ...], say: Callable[[str], None]) -> Iterator[Row]:
     """A row for each of WHAT, or those of `chosen`."""
     for name, measure in (("resnet8", _resnet8), ("gpt", _gpt)):
         if chosen and name not in chosen:
             continue
         head, command = (f"four_bits/{name}", *WHAT[name]), f"python -m benchmarks four_bits --models {name}"
-        say(f"{name}: weights of 8 and of 4 bits")
+        say(f"{name}: weights of {', '.join(map(str, BITS))} bits")
         try:
             with tempfile.TemporaryDirectory() as folder:
-                found = measure(Path(folder), (8, 4))
+                found = measure(Path(folder), BITS)
         except Missing as reason:
             yield Row(*head, f"skipped: {reason}", None, command)
             continue
         if name == "resnet8":
             cost = 100 * (found["float"] - found["4"])
-            text = f"{cost:.2f} (float {found['float']:.2%}, 8 bits {found['8']:.2%}, 4 bits {found['4']:.2%})"
+            text = f"{cost:.2f} ({', '.join(f'{_named(key)} {value:.2%}' for key, value in found.items())})"
             kept = cost <= MOST_POINTS
         else:
             cost = 100 * (found["4"] / found["float"] - 1)
-            text = f"{cost:.2f}% (float {found['float']:.3f}, 8 bits {found['8']:.3f}, 4 bits {found['4']:.3f})"
+            text = f"{cost:.2f}% ({', '.join(f'{_named(key)} {value:.3f}' for key, value in found.items())})"
             kept = cost <= MOST_PERPLEXITY
         yield Row(*head, text, kept, command, {"cost": cost, **found})

@@ -129,6 +129,18 @@ def _computed(
     return [new.get(t, t) for t in outputs], dict(zip(wanted.values(), values))
 
 
+def compile_expressions(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Mapping[Tensor, Array]
+) -> tuple[CompiledKernel, list[Array]]:
+    """(a kernel for the target of what is no operator, which takes those of `inputs` that are read and then what else
+    it needs; the arrays of the latter, made of `constants`). Unsupported where a type has no such operation."""
+    outputs, found = _computed(outputs, constants)
+    values = {**constants, **found}
+    made = arranged(outputs, [*inputs, *values], values)
+    assert made.inputs[: len(inputs)] == tuple(inputs), "an input that nothing reads"
+    return _compiled(made, outputs[0].name), [values[tensor] for tensor in made.inputs[len(inputs) :]]
+
+
 def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Outputs that are inputs, or the same twice, are copied."""
     seen: set[Tensor] = set()

@@ -55,6 +55,21 @@ class Target:
 
 TILES = frozenset(("amx-tile", "amx-int8"))
 """Features of Intel's AMX."""
+
+
+def dot_instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
+    """(how dot4 is done, see llvm/dot.py; numbers of lanes that one instruction takes, widest first)."""
+    if "avx512vnni" in has:
+        return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
+    if "avxvnni" in has:
+        return "vnni", (8, 4)
+    if "avx2" in has:
+        return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
+    if "neon" in has:
+        return next((kind for kind in ("i8mm", "dotprod") if kind in has), "neon"), (4,)
+    return "bytes", ()
+
+
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 

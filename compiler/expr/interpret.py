@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.expr.functions import INTRINSICS
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update, expand
 from celosia.compiler.expr.nodes import (
-    INTRINSICS,
     Binary,
     Call,
     Cast,

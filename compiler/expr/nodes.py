@@ -13,7 +13,6 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from math import prod
@@ -22,36 +21,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.expr.functions import ARITY, RESULTS
 from celosia.compiler.program.dtypes import itemsize
 
 INDEX = "int64"
 
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
 COMPARISONS = ("lt", "le", "eq", "ne")
-
-
-def dot4(x: Any, w: Any) -> Any:
-    """The products of four uint8 and four int8, added as int32; both are uint32 with the first byte lowest."""
-    bytes_ = [(x >> 8 * k & 255, (w >> 8 * k & 255).astype(np.int8)) for k in range(4)]
-    a, b, c, d = (u.astype(np.int32) * s.astype(np.int32) for u, s in bytes_)
-    return a + b + c + d
-
-
-# Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
-INTRINSICS: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint, "abs": np.abs,
-    "isnan": np.isnan, "isinf": np.isinf, "popcount": np.bitwise_count, "dot4": dot4,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "unfused_exp": np.exp,
-}  # fmt: skip
-
-ARITY = {**dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1), "dot4": 2, "fma": 3, "clamp": 3}
-"""Functions, with the number of their arguments."""
-
-RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
-"""Element types of what intrinsics return, where it is not that of their arguments."""
 
 
 def is_float(dtype: str) -> bool:
@@ -214,8 +190,8 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
-    """An intrinsic function: see INTRINSICS; `erf(x)`; `fma(a, b, c)`, a * b + c with one rounding; `bitcast(x)`;
-    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions; `dot4(x, w)`, see dot4.
+    """A function of functions.INTRINSICS; `erf(x)`; `fma(a, b, c)`, a * b + c with one rounding; `bitcast(x)`;
+    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions; `dot4(x, w)`, `popcount4(x)`: see there.
     """
 
     name: str

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.functions import RESULTS
 from celosia.compiler.expr.loops import (
     Alloc,
     Block,
@@ -21,7 +22,6 @@ from celosia.compiler.expr.loops import (
 )
 from celosia.compiler.expr.nodes import (
     INDEX,
-    RESULTS,
     Binary,
     Call,
     Cast,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celosia.compiler.expr.affine import flatten, interval, linear
+from celosia.compiler.expr.functions import ARITY, OF_BYTES, RESULTS
 from celosia.compiler.expr.loops import (
     KINDS,
     SCOPES,
@@ -27,10 +28,8 @@ from celosia.compiler.expr.loops import (
 )
 from celosia.compiler.expr.nodes import (
     ARITHMETIC,
-    ARITY,
     COMPARISONS,
     INDEX,
-    RESULTS,
     Axis,
     Binary,
     Call,
@@ -119,7 +118,7 @@ EXPR_RULES: dict[type[Expr], Rules] = {
         "the function exists": lambda e, c: e.name not in ARITY,
         "a function has its arguments": lambda e, c: len(e.args) != ARITY[e.name],
         "arguments of a function have one type": lambda e, c: len({arg.dtype for arg in e.args}) != 1,
-        "dot4 takes four bytes each": lambda e, c: e.name == "dot4" and e.args[0].dtype != "uint32",
+        "dot4 and popcount4 take four bytes": lambda e, c: e.name in OF_BYTES and e.args[0].dtype != "uint32",
         "a function's result has its type": lambda e, c: not _has_type(e),
     },
     Cast: {},

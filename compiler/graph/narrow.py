@@ -1,6 +1,9 @@
-"""Constants of fewer than 8 bits become bytes, which integer operators multiply.
+"""Tensors of fewer than 8 bits become bytes, which integer operators multiply.
 
     wf = DequantizeLinear(w4, scale, z4)      ->      wf = DequantizeLinear(w8, scale)          w8 = w4 - z4, int8
+
+    q = QuantizeLinear(x, scale, z4)          ->      q = Clip(QuantizeLinear(x, scale, z8), low, high)
+    y = DequantizeLinear(q, scale, z4)                y = DequantizeLinear(q, scale, z8)
 
 The reals are the same, to the last bit. onnxruntime 1.31 has integer operators of bytes only, and multiplies floats
 where weights have fewer bits. What a model with such weights computes is, for us, what onnxruntime makes of it with its
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -25,11 +29,13 @@ NARROW = frozenset(("int2", "uint2", "int4", "uint4"))
 
 
 def widen(model: ir.Model, kept: Collection[ir.Node | None] = ()) -> None:
-    """Change `model`, bodies of its operators too: what DequantizeLinear reads of constants of few bits is int8.
+    """Change `model`, bodies of its operators too: what DequantizeLinear reads of few bits is in bytes.
 
     kept: those that stay as they are.
     """
     for node in list(model.graph.all_nodes()):
+        if is_op(node, "QuantizeLinear") and dtype_name(node.outputs[0]) in NARROW:
+            _clip(node)
         if is_op(node, "DequantizeLinear") and node not in kept and _is_narrow(node):
             _widen(node)
 
@@ -68,6 +74,36 @@ def _widen(node: ir.Node) -> None:
     assert isinstance(node.graph, ir.Graph)
     node.replace_input_with(0, new_constant(node.graph, f"{x.name}_int8", whole))
     node.resize_inputs(2)
+
+
+def _clip(node: ir.Node) -> None:
+    """Leaves `node` as it is where others than DequantizeLinear read its result, or a zero point varies."""
+    y, graph = node.outputs[0], node.graph
+    readers = [use.node for use in y.uses()]
+    pair = [node, *readers]
+    if not readers or y.is_graph_output() or not isinstance(graph, ir.Graph) or y.dtype is None:
+        return
+    if not all(is_op(reader, "DequantizeLinear") and reader.graph is graph for reader in readers):
+        return
+    zeros = [each.inputs[2] if len(each.inputs) > 2 else None for each in pair]
+    if any(zero is not None and (constant(zero) is None or zero.dtype != y.dtype) for zero in zeros):
+        return
+    info, kind = ml_dtypes.iinfo(y.dtype.numpy()), np.dtype(np.int8 if dtype_name(y)[0] == "i" else np.uint8)
+    for each, zero in zip(pair, zeros):
+        fixed = constant(zero)
+        number = np.zeros((), kind) if fixed is None else fixed.astype(kind)
+        name = f"{each.inputs[1].name}_zero" if zero is None else f"{zero.name}_{kind}"  # type: ignore[union-attr]
+        each.resize_inputs(3)
+        each.replace_input_with(2, new_constant(graph, name, number))
+    node.attributes.pop("output_dtype", None)
+    ends = [new_constant(graph, f"{kind}_{end}", np.array(end, kind)) for end in (int(info.min), int(info.max))]
+    clipped = ir.Node("", "Clip", [y, *ends])
+    clipped.outputs[0].shape, clipped.outputs[0].type = y.shape, ir.TensorType(ir.DataType.from_numpy(kind))
+    clipped.outputs[0].name = f"{y.name}_{kind}"
+    y.type = ir.TensorType(ir.DataType.from_numpy(kind))
+    graph.insert_after(node, clipped)
+    for reader in readers:
+        reader.replace_input_with(0, clipped.outputs[0])
 
 
 def _zeros(node: ir.Node, zero: NDArray[np.generic] | None, values: NDArray[np.generic]) -> NDArray[np.int8]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
-from celosia.compiler.graph.values import attributes, constant, is_op, new_constant
+from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant
 from celosia.hw.scratchpads import TABLE_SIZE
 
 BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}
@@ -108,6 +108,30 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
         (table_a.astype(np.int64) + flip).astype(kind), (table_b.astype(np.int64) + flip).astype(kind), *numbers
     )
     return base, (values.astype(np.int64) - flip).astype(np.int8)
+
+
+def table_of(node: ir.Node) -> NDArray[Any] | None:
+    """What Table, or a Clip of bytes, stores for each byte that the accelerator holds; None for bounds that vary."""
+    if is_op(node, "Table"):
+        return constant(node.inputs[1])
+    ends = bounds_of(node)
+    if ends is None:
+        return None
+    flip = np.iinfo(dtype_name(node.outputs[0])).min + 128
+    return np.arange(-128, 128).clip(ends[0] - flip, ends[1] - flip)
+
+
+def bounds_of(node: ir.Node) -> tuple[int, int] | None:
+    """The least and the largest value that a Clip of bytes gives; None where they are known at run time only."""
+    info = np.iinfo(dtype_name(node.outputs[0]))
+    ends = [int(info.min), int(info.max)]
+    for number, given in enumerate(node.inputs[1:3]):
+        if given is not None:
+            fixed = constant(given)
+            if fixed is None:
+                return None
+            ends[number] = int(fixed.item())
+    return min(ends), ends[1]  # where the least is above the largest, every element is the largest
 
 
 def _stored(value: NDArray[Any]) -> np.int8:

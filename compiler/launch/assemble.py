@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
+from celosia.compiler.cpu.ops.bit_serial import LEVELS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
@@ -19,6 +20,7 @@ from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
+from celosia.compiler.graph.levels import levels_of
 from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import Form, Selection
 from celosia.compiler.graph.select.placement import Reads, cache_of
@@ -226,9 +228,13 @@ class Assembler:
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
-        return CpuNode(
-            node.op_type, inputs, outputs, parse(ir.serde.serialize_node(node), self.opsets).attrs, node.name or ""
-        )
+        attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
+        factors = [(number, node.inputs[number]) for number in traits(node.op_type).factors]
+        if any(
+            constant(value) is None and levels_of(value) for _, value in factors
+        ):  # large weights are looked at last
+            attrs |= {LEVELS: {number: levels_of(value) for number, value in factors}}
+        return CpuNode(node.op_type, inputs, outputs, attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
         infos = tuple(self._info(node) for node in nodes)
@@ -255,6 +261,9 @@ class Assembler:
         except Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
+        if "popcount4(" in kernel.loops:
+            self._say_bits(nodes)
+            infos = tuple(self._info(node) for node in nodes)
         self.constants |= made
         for name in names:
             if name not in made:
@@ -264,6 +273,14 @@ class Assembler:
         sizes = {out.name or "": _bytes(out) for node in nodes for out in node.outputs}
         views = {node.outputs[0].name or "" for node in nodes if node in self.views}
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
+
+    def _say_bits(self, nodes: list[ir.Node]) -> None:
+        """Adds to the reasons of those that multiply that they do so by bits."""
+        for node in nodes:
+            if numbers := traits(node.op_type).factors:
+                found = [levels_of(node.inputs[number]) for number in numbers]
+                bits = " and ".join(str(each.bits) for each in found if each is not None)
+                self.selection.cpu[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
     def _dims_name(self, value: ir.Value) -> str:
         """The name of the constant that holds the shape of a view."""

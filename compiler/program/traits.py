@@ -40,7 +40,8 @@ class Traits:
     view: it changes the shape alone, so its output may share the memory of its input. shape_inputs: whose values a
     kernel's code depends on; where they are not constants, the kernel is made at run time. wide: it takes several steps
     for a result; those of float16 are in float32, and the result is rounded once. heavy: it is never left to the host
-    runtime for the sake of an open size. weights: the input that holds them. scale: the input that is the scale of its
+    runtime for the sake of an open size. weights: the input that holds them. factors: the inputs,
+    of bytes, whose products it adds up. scale: the input that is the scale of its
     result, whose zero point is the next one. windows: its attributes are those of windows. like: for one of
     onnxruntime's, of whose shapes ONNX knows nothing, ONNX's of the same shape and type, and which inputs that has.
     takes: for one of onnxruntime's, the element types of its inputs, a letter each: f float32, i int32, T, U and V one
@@ -55,6 +56,7 @@ class Traits:
     wide: bool = False
     heavy: bool = False
     weights: int | None = None
+    factors: tuple[int, ...] = ()
     scale: int | None = None
     windows: bool = False
     like: tuple[str, slice | tuple[int, ...]] | None = None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
+from celosia.compiler.cpu.target import dot_instructions
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.hw.config import Config
 from celosia.hw.isa import GEMM_LOOPS
@@ -96,7 +97,7 @@ def products(state: State) -> Callable[[Instruction], None] | None:
     cfg = state.cfg
     row = cfg.group * cfg.block_in
     fits = 8 <= cfg.block_in <= 4 * VECTOR <= row and (cfg.batch == 1 or cfg.inp_pieces == 1)
-    if not fits or not dot.instructions(dot.features())[1]:
+    if not fits or not dot_instructions(dot.features())[1]:
         return None
     function, code = _products(cfg)
     pointers = [getattr(state, operand).ctypes.data for operand in _OPERANDS]

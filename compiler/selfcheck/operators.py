@@ -368,6 +368,14 @@ def _table(node: ir.Node, x: Codes) -> Codes:
     return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
 
 
+def _clip(node: ir.Node, x: Codes) -> Codes:
+    """Codes are in the order of the values that they stand for."""
+    for number, limit in ((1, np.maximum), (2, np.minimum)):
+        if number < len(node.inputs) and node.inputs[number] is not None:
+            x = limit(x, codes(_array(node, number)).reshape(()))
+    return x
+
+
 def _softmax(node: ir.Node, x: Codes) -> Codes:
     """By the CPU backend's kernel."""
     value = node.inputs[0]
@@ -403,6 +411,6 @@ def _moved(node: ir.Node, x: Codes) -> Codes:
 OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
-    "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table,
+    "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table, "Clip": _clip,
     "QLinearSoftmax": _softmax, "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

@@ -84,7 +84,9 @@ BROKEN = {
     "calls what it likes": ("  for i in 4:\n    b[i] = system(a[i])", "the function exists"),
     "calls with too little": ("  for i in 4:\n    b[i] = fma(a[i])", "a function has its arguments"),
     "a result of another type": ("  for i in 4:\n    b[i] = int64(isnan.float64(a[i]))", "result has its type"),
-    "bytes of another size": ("  for i in 4:\n    b[i] = int64(dot4(a[i], a[i]))", "dot4 takes four bytes each"),
+    "bytes of another size": (
+        "  for i in 4:\n    b[i] = int64(dot4(a[i], a[i]))", "dot4 and popcount4 take four bytes"
+    ),
     "cast without a cast": ("  for i in 4:\n    b[i] = int64(bitcast.int32(a[i]))", "result has its type"),
     "no such instruction": ("  halt(a, b)", "a CPU has no such instruction"),
     "a stack without end": ("  local c: int64[99999999999999]\n  b[0] = c[0]", "tensors have at most"),

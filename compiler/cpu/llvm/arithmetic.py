@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm.functions import F32, library
 from celosia.compiler.cpu.llvm.operations import (
+    I32,
     V,
     convert,
     extreme,
@@ -129,6 +131,8 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
             return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
         if name == "popcount":
             return intrinsic(b, "llvm.ctpop", args[0])
+        if name == "popcount4":
+            return _popcount4(b, args[0])
         raise ValueError(f"{name} is not defined on {dtype}")
     if name == "clamp":
         value, low, high = args
@@ -148,3 +152,19 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
     if dtype == "float32" and name in F32:
         return F32[name](b, args[0])
     return library(b, name, dtype, *args)
+
+
+def _popcount4(b: Any, x: V) -> V:
+    """In a vector of a power of two of lanes: LLVM would take the bytes of others one by one."""
+    lanes = x.type.count if is_vector(x) else 1
+    wide = 1 << (lanes - 1).bit_length()
+    if wide > lanes:
+        x = b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), _places(min(k, lanes) for k in range(wide)))
+    counts = intrinsic(b, "llvm.ctpop", b.bitcast(x, ir.VectorType(ir.IntType(8), 4 * wide)))
+    words = b.bitcast(counts, x.type)
+    return b.shuffle_vector(words, ir.Constant(x.type, ir.Undefined), _places(range(lanes))) if wide > lanes else words
+
+
+def _places(numbers: Iterable[int]) -> V:
+    places = list(numbers)
+    return ir.Constant(ir.VectorType(I32, len(places)), places)

@@ -4,7 +4,8 @@ and w four int8, each in a uint32 with the first byte lowest.
 Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here, and so have
 those of ARM with i8mm (usdot); with dotprod alone, udot takes w + 128, and 128 * x is subtracted. AVX2 multiplies pairs
 of int16 exactly (vpmaddwd; vpmaddubsw would saturate). NEON multiplies int16, which hold a product of two bytes, and
-adds neighbours to int32 (sadalp, vpadal). Others multiply byte by byte.
+adds neighbours to int32 (sadalp, vpadal). Others multiply byte by byte. Where w is four ones, neighbours are added
+alone (uadalp, vpmaddubsw, which then does not saturate).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.target import target
+from celosia.compiler.cpu.target import dot_instructions, target
+from celosia.compiler.expr.functions import ONES
 
 V = Any
 I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
@@ -25,29 +27,19 @@ def features() -> frozenset[str]:
     return target().features
 
 
-def instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """(how dot4 is done; numbers of lanes that one instruction takes, widest first)."""
-    if "avx512vnni" in has:
-        return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
-    if "avxvnni" in has:
-        return "vnni", (8, 4)
-    if "avx2" in has:
-        return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
-    if "neon" in has:
-        return next((kind for kind in ("i8mm", "dotprod") if kind in has), "neon"), (4,)
-    return "bytes", ()
-
-
 def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
     """acc + dot4(x, w), lane by lane: int32, or vectors of it of one width."""
-    kind, widths = instructions(has)
+    kind, widths = dot_instructions(has)
     lanes = acc.type.count if isinstance(acc.type, ir.VectorType) else 1
     if kind == "bytes" or lanes < 4:
         return _by_bytes(b, acc, x, w)
+    new = "fp-armv8" in has
     one: Callable[[Any, V, V, V], V] = {
         "vnni": _vnni, "pairs": _by_pairs, "i8mm": _i8mm, "dotprod": _dotprod,
-        "neon": _neon if "fp-armv8" in has else _neon_of_armv7,
+        "neon": _neon if new else _neon_of_armv7,
     }[kind]  # fmt: skip
+    if isinstance(w, ir.Constant) and w.constant == [I32(ONES)] * lanes:
+        one = {"pairs": _sum_by_pairs, "neon": _sum_by_neon if new else _sum_by_neon_of_armv7}.get(kind, one)
     width = next((n for n in reversed(widths) if n >= lanes), widths[0])
     if width == lanes:
         return one(b, acc, x, w)
@@ -119,6 +111,32 @@ def _neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
     for factors in _halves(b, x, w):
         acc = b.call(fn, [acc, b.mul(*factors)])
     return acc
+
+
+_BYTES = {16: "llvm.x86.avx512.pmaddubs.w.512", 8: "llvm.x86.avx2.pmadd.ub.sw", 4: "llvm.x86.ssse3.pmadd.ub.sw.128"}
+
+
+def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
+    """acc + dot4(x, ONES)."""
+    lanes = acc.type.count
+    quads, pairs = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
+    halves = b.call(_declared(b, _BYTES[lanes], pairs, quads, quads), [b.bitcast(x, quads), b.bitcast(w, quads)])
+    units = ir.Constant(pairs, [1] * pairs.count)
+    return b.add(acc, b.call(_declared(b, _PAIRS[lanes], acc.type, pairs, pairs), [halves, units]))
+
+
+def _sum_by_neon(b: Any, acc: V, x: V, w: V) -> V:
+    """acc + dot4(x, ONES)."""
+    quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
+    halves = b.call(_declared(b, "llvm.aarch64.neon.uaddlp.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
+    return b.add(acc, b.call(_declared(b, "llvm.aarch64.neon.uaddlp.v4i32.v8i16", acc.type, pairs), [halves]))
+
+
+def _sum_by_neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
+    """acc + dot4(x, ONES)."""
+    quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
+    halves = b.call(_declared(b, "llvm.arm.neon.vpaddlu.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
+    return b.call(_declared(b, "llvm.arm.neon.vpadalu.v4i32.v8i16", acc.type, acc.type, pairs), [acc, halves])
 
 
 def _i8mm(b: Any, acc: V, x: V, w: V) -> V:

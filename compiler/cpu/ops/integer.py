@@ -25,8 +25,8 @@ from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
+from celosia.compiler.expr.functions import ONES
 
-ONES = 0x01010101  # the four bytes of a uint32
 Index = tuple[Expr, ...]
 WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on,
 # and for tiles 16: rows of theirs, which are 64 bytes, lie behind each other
@@ -91,10 +91,9 @@ def matrix_product(
     batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
     steps = -(-inner // 4)
     tiled = target().tiles and m >= TILE_ROWS[0] and steps >= TILE_STEPS
-    most = TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0]
-    width = next((w for w in WIDTHS if n % w == 0 and w <= most), n)
-    left = _rows(a, steps, turn_a)
-    right = _columns(b, steps, width, turn_b)
+    width = width_of(n, TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0])
+    left = rows_of(a, steps, turn_a)
+    right = columns_of(b, steps, width, turn_b)
 
     def correction(*i: Expr) -> Expr:
         """-za * sum w + count * za * zw of a column."""
@@ -119,11 +118,16 @@ def matrix_product(
     return replace(product, shape=(*batch, m, n))
 
 
-def _rows(a: Tensor, steps: int, turn: bool) -> Tensor:
+def width_of(n: int, most: int) -> int:
+    """How many of n columns lie together, at most so many if they can be cut so."""
+    return next((w for w in WIDTHS if n % w == 0 and w <= most), n)
+
+
+def rows_of(a: Tensor, steps: int, turn: bool) -> Tensor:
     """[..., m, steps]: the rows of `a` as uint8, four elements each; what is beyond their end is never counted."""
     inner, m = (a.shape[-2], a.shape[-1]) if turn else (a.shape[-1], a.shape[-2])
     flip = a.dtype == "int8"
-    if turn or a.body is not None or inner % 4:
+    if turn or (a.body is not None and not a.stored) or inner % 4:
 
         def element(*i: Expr) -> Expr:
             k = i[-1] if inner % 4 == 0 else T.minimum(i[-1], inner - 1)
@@ -138,7 +142,7 @@ def _rows(a: Tensor, steps: int, turn: bool) -> Tensor:
     return T.compute((*a.shape[:-2], m, steps), body, "left")
 
 
-def _columns(b: Tensor, steps: int, width: int, turn: bool) -> Tensor:
+def columns_of(b: Tensor, steps: int, width: int, turn: bool) -> Tensor:
     """[..., n / width, steps, width]: the columns of `b` as int8, four elements each, filled up with 0."""
     inner, n = (b.shape[-1], b.shape[-2]) if turn else (b.shape[-2], b.shape[-1])
 
@@ -191,19 +195,8 @@ def convolution(
         )
     if window.whole and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
-    pack = _Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
-    planes = _planes(pack, zx, zw, bias, finish)
-    if pack.length == prod(window.out):
-        return replace(planes, shape=(n, m, *window.out))
-    planes = replace(planes, stored=True)
-
-    def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
-        place: Expr = wrap(0, INDEX)
-        for i, move in zip(o, pack.moves):
-            place = place + i * move
-        return planes.flat((ni * m + mi) * pack.length + place)
-
-    return T.compute((n, m, *window.out), body, "lines")
+    pack = Channels(x, w, window, group, zx) if cg % 4 == 0 or cg == 3 or cg > 4 else _Taps(x, w, window, group, zx)
+    return pack.windows_of(_planes(pack, zx, zw, bias, finish))
 
 
 def _planes(pack: _Packing, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
@@ -298,6 +291,10 @@ class _Packing:
 
     def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
         """[M, *steps] of uint32, elements of w through `change`, filled up with 0."""
+        return self.packed(self.w, change)
+
+    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """The same of any weights [..., C/group, *kernel]."""
         raise NotImplementedError
 
     def start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
@@ -309,6 +306,21 @@ class _Packing:
             phase = phase * phases + k * reach % phases
             place = place * lines + k * reach // phases
         return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + place
+
+    def windows_of(self, planes: Tensor) -> Tensor:
+        """[N, M, ...]: what [N, group, M/group, length] has at windows."""
+        n, m, out = planes.shape[0], planes.shape[1] * planes.shape[2], self.window.out
+        if self.length == prod(out):
+            return replace(planes, shape=(n, m, *out))
+        planes = replace(planes, stored=True)
+
+        def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
+            place: Expr = wrap(0, INDEX)
+            for i, move in zip(o, self.moves):
+                place = place + i * move
+            return planes.flat((ni * m + mi) * self.length + place)
+
+        return T.compute((n, m, *out), body, "lines")
 
     def inside(self, own: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
         """Whether an index below `ends` into the padded image is inside the image; None where it always is."""
@@ -333,7 +345,7 @@ class _Packing:
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
 
 
-class _Channels(_Packing):
+class Channels(_Packing):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
         whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
@@ -352,15 +364,15 @@ class _Channels(_Packing):
         here, inside = quad(element, self.flip), self.inside(own, self.extents) if self.direct else None
         return here if inside is None else select(inside, here, quad(lambda j: self.pad, self.flip))
 
-    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
-                value = change(self.w[(m, kc * 4 + j, *taps)])
+                value = change(w[(m, kc * 4 + j, *taps)])
                 return value if self.cg % 4 == 0 else select(kc * 4 + j < self.cg, value, 0)
 
             return quad(element)
 
-        return T.compute((self.w.shape[0], *self.steps), body, "weights")
+        return T.compute((w.shape[0], *self.steps), body, "weights")
 
 
 class _Taps(_Packing):
@@ -374,15 +386,15 @@ class _Taps(_Packing):
         *lead, last = own
         return quad(lambda j: self.source[(ni, block, *lead, last + j * self.window.dilation[-1])], self.flip)
 
-    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         size = self.window.kernel[-1]
 
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
                 tap = taps[-1] * 4 + j
-                value = change(self.w[(m, kc, *taps[:-1], tap)])
+                value = change(w[(m, kc, *taps[:-1], tap)])
                 return value if size % 4 == 0 else select(tap < size, value, 0)
 
             return quad(element)
 
-        return T.compute((self.w.shape[0], *self.steps), body, "weights")
+        return T.compute((w.shape[0], *self.steps), body, "weights")

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops import integer
+from celosia.compiler.cpu.ops import bit_serial, integer
 from celosia.compiler.cpu.ops.convolution import transposed
 from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
 from celosia.compiler.cpu.ops.products import matmul_any
@@ -123,7 +123,7 @@ def _eight_bits(*tensors: Tensor) -> str:
     return tensors[-1].dtype
 
 
-@op("QLinearConv", kind=Kind.COMPLEX, heavy=True, weights=3, windows=True, scale=6)
+@op("QLinearConv", kind=Kind.COMPLEX, heavy=True, weights=3, factors=(0, 3), windows=True, scale=6)
 @with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
@@ -137,7 +137,33 @@ def qlinear_conv(node: Node) -> Tensor:
     def finish(acc: Expr, m: Expr) -> Expr:
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
 
-    return integer.convolution(node, x, w, left_zero(node, 2, x.dtype), right_zero(node, 5, w.dtype), bias, finish)
+    return _convolution(node, x, w, 2, 5, bias, finish)
+
+
+def _convolution(
+    node: Node, x: Tensor, w: Tensor, zero_x: int, zero_w: int, bias: Tensor | None,
+    finish: Callable[[Expr, Expr], Expr],
+) -> Tensor:  # fmt: skip
+    """By bits or by bytes, whatever is faster. zero_x, zero_w: inputs that are zero points."""
+    if (found := bit_serial.for_convolution(node, zero_x)) is not None:
+        levels, pad = found
+        zx, zw = node.scalar(zero_x, "int32"), right_zero(node, zero_w, "int8")
+        return bit_serial.convolution(node, x, w, levels, zx, pad, zw, bias, finish)
+    zx, zw = left_zero(node, zero_x, x.dtype), right_zero(node, zero_w, w.dtype)
+    return integer.convolution(node, x, w, zx, zw, bias, finish)
+
+
+def _product(
+    node: Node, a: Tensor, b: Tensor, zero_a: int, zero_b: int, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
+    turn_a: bool = False, turn_b: bool = False,
+) -> Tensor:  # fmt: skip
+    """By bits or by bytes, as `_convolution`."""
+    how: dict[str, Any] = {"turn_a": turn_a, "turn_b": turn_b, "finish": finish}
+    if (levels := bit_serial.for_product(node, turn_a, turn_b)) is not None:
+        zeros = {"za": node.scalar(zero_a, "int32"), "zb": right_zero(node, zero_b, "int8")}
+        return matmul_any(node, a, b, bit_serial.matrix_product, **how, **zeros, levels=levels)
+    zeros = {"za": left_zero(node, zero_a, a.dtype), "zb": right_zero(node, zero_b, b.dtype)}
+    return matmul_any(node, a, b, matrix_product, **how, **zeros)
 
 
 @op("QLinearConvTranspose", kind=Kind.COMPLEX, scale=6)
@@ -160,15 +186,14 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
     return transposed(node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - move), finish)
 
 
-@op("ConvInteger", kind=Kind.COMPLEX, heavy=True, weights=1, windows=True)
+@op("ConvInteger", kind=Kind.COMPLEX, heavy=True, weights=1, factors=(0, 1), windows=True)
 def conv_integer(node: Node) -> Tensor:
     """Sums in int32."""
     x, w = node.input(0), node.input(1)
-    zx, zw = left_zero(node, 2, x.dtype), right_zero(node, 3, w.dtype)
-    return integer.convolution(node, x, w, zx, zw, None, lambda acc, m: acc)
+    return _convolution(node, x, w, 2, 3, None, lambda acc, m: acc)
 
 
-@op("QLinearMatMul", kind=Kind.COMPLEX, scale=6)
+@op("QLinearMatMul", kind=Kind.COMPLEX, factors=(0, 3), scale=6)
 def qlinear_matmul(node: Node) -> Tensor:
     """The second matrix may have a scale for each column."""
     a, b = node.input(0), node.input(3)
@@ -180,11 +205,10 @@ def qlinear_matmul(node: Node) -> Tensor:
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, kind)
 
-    how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
-    return matmul_any(node, a, b, matrix_product, **how, finish=finish)
+    return _product(node, a, b, 2, 5, finish)
 
 
-@op("MatMulInteger", "MatMulIntegerToFloat", kind=Kind.COMPLEX)
+@op("MatMulInteger", "MatMulIntegerToFloat", kind=Kind.COMPLEX, factors=(0, 1))
 def matmul_integer(node: Node) -> Tensor:
     """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
     a, b = node.input(0), node.input(1)
@@ -198,11 +222,10 @@ def matmul_integer(node: Node) -> Tensor:
             y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
             return y if bias is None else y + at(bias, i)
 
-    how = {"za": left_zero(node, first, a.dtype), "zb": right_zero(node, first + 1, b.dtype)}
-    return matmul_any(node, a, b, matrix_product, **how, finish=finish)
+    return _product(node, a, b, first, first + 1, finish)
 
 
-@op("QGemm", kind=Kind.COMPLEX, heavy=True, like=("Gemm", (0, 3)), scale=7, takes="TfT UfU if V")
+@op("QGemm", kind=Kind.COMPLEX, heavy=True, factors=(0, 3), like=("Gemm", (0, 3)), scale=7, takes="TfT UfU if V")
 def qgemm(node: Node) -> Tensor:
     """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
     a, b = node.input(0), node.input(3)
@@ -222,9 +245,8 @@ def qgemm(node: Node) -> Tensor:
         here = scale[i[-1] if sb.size > 1 else 0]
         return acc.astype(F32) * here if zy is None else requantize(acc, here, zy, a.dtype)
 
-    turns = {"turn_a": bool(node.attrs.get("transA", 0)), "turn_b": bool(node.attrs.get("transB", 0))}
-    how = {"za": left_zero(node, 2, a.dtype), "zb": right_zero(node, 5, b.dtype)}
-    return matmul_any(node, a, b, matrix_product, **how, **turns, finish=finish)
+    turns = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
+    return _product(node, a, b, 2, 5, finish, *turns)
 
 
 # Two operands (com.microsoft): a, sa, za, b, sb, zb, sc, zc

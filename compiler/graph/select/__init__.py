@@ -54,6 +54,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "MaxPool": max_pool,
     "QLinearSoftmax": softmax,
     "Table": table_lookup,
+    "Clip": table_lookup,
 }
 """What makes a layer of each operator. OnCpu where it cannot."""
 
@@ -98,9 +99,9 @@ def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int,
         raise OnCpu(refused[node])
     x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
-        moves = is_op(node, "Concat", *CHOOSING_OPS)
+        in_any_type = is_op(node, "Concat", "Clip", *CHOOSING_OPS)
         other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
-        raise OnCpu(why_on_cpu(node, opset, in_floats) if moves else other)
+        raise OnCpu(why_on_cpu(node, opset, in_floats) if in_any_type else other)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
         raise OnCpu("its indices output is used")
     if attribute(node, "channels_last", 0):

@@ -14,8 +14,9 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
-from celosia.compiler.graph.select.parameters import array_of, is_one_pixel, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
 
@@ -80,10 +81,13 @@ def is_row(b: ir.Value, form: Form | None) -> bool:
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
-    """Places a function of bytes, in the layer before it where that has room for a table."""
+    """Places a function of bytes, in the layer before it where that has room for a table. OnCpu."""
     value = node.inputs[0]
     assert value is not None
-    table = array_of(node.inputs[1]).astype(np.int8)
+    found = table_of(node)
+    if found is None:
+        raise OnCpu("its bounds are known at run time only; make them constants")
+    table = found.astype(np.int8)
     form = p.common_form(value)
     choice = p.made.get(value)
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
