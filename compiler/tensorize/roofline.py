@@ -97,7 +97,7 @@ class _Tiles:
         self.entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
         self.inp_beats, self.wgt_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes), p.weight_beats(cfg)
         self._held()
-        out = p.out_blocks * p.rows * p.columns * p.images
+        out = p.out_blocks * p.rows * p.columns * p.images * p.stored
         self.store = out * self.entry_beats * self._by_rows(x * self.entry_beats)
 
     def _held(self) -> None:

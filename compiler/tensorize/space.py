@@ -32,7 +32,8 @@ class Problem:
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
-    packed: whether weights lie packed in DRAM, so that their pieces are whole packs.
+    packed: whether weights lie packed in DRAM, so that their pieces are whole packs. sum_bytes: bytes of each sum, where
+    these are not scaled.
     """
 
     window: Window
@@ -51,6 +52,7 @@ class Problem:
     whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
+    sum_bytes: int = field(default=0, repr=False)
 
     @property
     def text(self) -> str:
@@ -62,6 +64,7 @@ class Problem:
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
         whole = ", whole" * self.whole + ", packed" * self.packed
+        whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
@@ -75,6 +78,11 @@ class Problem:
     def steps(self) -> int:
         """Cycles that gemm computes."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
+
+    @property
+    def stored(self) -> int:
+        """Bytes of each output."""
+        return max(self.sum_bytes, 1)
 
     @property
     def added(self) -> int:
@@ -246,8 +254,8 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
-    needs = [("out", entries, room["out"] // 2)]
-    if not p.whole:
+    needs = [("out", entries * p.stored, room["out"] // 2)]
+    if not (p.whole or p.sum_bytes):
         needs.append(("par", d.n, room["par"] // 2))
     if p.residual or p.behind:
         needs.append(("vin", entries * (2 * p.residual + len(p.behind)), room["vin"]))
@@ -301,7 +309,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
     pieces = [k for k in parts(p.in_blocks)[1:] if not p.cuts_packs(cfg, k)]
     vin = 2 * p.residual + len(p.behind)
-    limit = min(room["out"] // 2, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
+    limit = min(room["out"] // 2 // p.stored, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in parts(p.rows):
             pixels = y * x
@@ -309,7 +317,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                 continue
             span = p.input_rows(y) * p.input_columns(x)
             for n in blocks:
-                if n * pixels > limit or n > room["par"] // 2:
+                if n * pixels > limit or (n > room["par"] // 2 and not p.sum_bytes):
                     continue
                 if p.held(n) * span <= room["inp"] and n * p.in_blocks * p.places <= room["wgt"]:
                     yield n, y, x, p.in_blocks, "weights"
