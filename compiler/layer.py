@@ -206,7 +206,7 @@ class Conv:
     """y = epilogue(requantise(sum over window of x * weights)); weights [out, in/groups, kernel_h, kernel_w] int8.
 
     Matrix multiplication is a 1x1 convolution over images of one pixel. spare: columns at the end of y that its tensor
-    has not, made of padding. sum_bytes: where not 0, y has that many bytes of each sum, in place of a scaled one: the
+    has not, made of padding. filling: weights that only fill up blocks, and mean no multiplication. sum_bytes: where not 0, y has that many bytes of each sum, in place of a scaled one: the
     lowest ones of all output channels first. These are whole blocks then, and `requantise` is UNSCALED.
     """
 
@@ -220,12 +220,13 @@ class Conv:
     pad_value: int = 0
     epilogue: Epilogue = field(default_factory=Epilogue)
     spare: int = 0
+    filling: int = 0
     sum_bytes: int = 0
 
     @property
     def macs(self) -> int:
         """Multiplications that the layer means, padding and layout losses not counted."""
-        return self.y.images * self.y.height * (self.y.width - self.spare) * self.weights.size
+        return self.y.images * self.y.height * (self.y.width - self.spare) * (self.weights.size - self.filling)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from celosia.compiler.cpu.ops import (  # they fill the table
     attention,
     blocked,
+    block_sums,
     contrib,
     convolution,
     elementwise,
@@ -38,6 +39,7 @@ __all__ = [
     "attention",
     "blocked",
     "build",
+    "block_sums",
     "contrib",
     "convolution",
     "elementwise",

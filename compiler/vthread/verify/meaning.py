@@ -174,6 +174,13 @@ class Operands(NamedTuple):
         each = [symbols.result(operation, total) for operation in self.several or (self.operation,)]
         return np.concatenate(each, axis=1)
 
+    def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
+        """What makes the output at `position`, and the position of its A."""
+        if not self.several:
+            return self.operation, position
+        number, group = divmod(position[1], self.a.shape[1])
+        return self.several[number], (position[0], group, *position[2:])
+
 
 Pieces = dict[Storage, Scalars]
 """The symbols of each storage, [pieces]."""
