@@ -89,9 +89,7 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
     most = LARGEST * int(np.abs(weights.values.astype(np.int32)).sum(axis=-1).max())
     count = next(count for count in range(1, 5) if most < 1 << 8 * count - 1)
     parts, lanes = _parts(cfg, n, size, prod(dims[:-1]), count)
-    padded = np.zeros((parts * lanes, blocks, size), np.int8)
-    padded[:n] = weights.values
-    tiles = padded.reshape(parts, lanes, blocks, size).swapaxes(1, 2)
+    tiles = _tiles(weights.values, parts, lanes)
 
     def made(op: str, inputs: list[ir.Value | None], outputs: list[ir.Value], **attrs: Any) -> list[ir.Value]:
         graph.insert_before(
@@ -99,26 +97,32 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
         )
         return outputs
 
-    def value(what: str, last: int, dtype: ir.DataType) -> ir.Value:
-        return ir.Value(name=f"{y.name}_{what}", shape=ir.Shape((*dims[:-1], last)), type=ir.TensorType(dtype))
+    def value(what: str, dtype: ir.DataType, *last: int) -> ir.Value:
+        return ir.Value(name=f"{y.name}_{what}", shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
 
     integers, floats = ir.DataType.INT8, ir.DataType.FLOAT
     inner = dims[-1]
-    q, steps = made(
-        "QuantizeBlocks", [x], [value("bytes", blocks * size, integers), value("steps", blocks, floats)], block_size=size
-    )
+    outputs = [value("bytes", integers, blocks, size), value("steps", floats, blocks)]
+    q, steps = made("QuantizeBlocks", [x], outputs, block_size=size)
     w = new_constant(graph, f"{name}_weights", tiles)
-    (sums,) = made("BlockSums", [q, w], [value("sums", tiles.size // size * count, integers)], sum_bytes=count, K=inner, N=n)
-    scales = new_constant(graph, f"{name}_scales", weights.scales)
+    (sums,) = made("BlockSums", [q, w], [value("sums", integers, parts, count, blocks, lanes)], sum_bytes=count, K=inner, N=n)
+    scales = new_constant(graph, f"{name}_scales", _tiles(weights.scales, parts, lanes))
     bias = node.inputs[5] if len(node.inputs) > 5 else None
-    zeros = [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", weights.zeros)]
+    zeros = [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", _tiles(weights.zeros, parts, lanes))]
     inputs = [sums, steps, scales, bias, *zeros]
-    (found,) = made("ScaleSums", inputs, [value("scaled", n, floats)], sum_bytes=count, lanes=lanes)
+    (found,) = made("ScaleSums", inputs, [value("scaled", floats, n)], N=n)
     ir.convenience.replace_all_uses_with(y, found, replace_graph_outputs=True)
     kept = y.name
     graph.remove(node, safe=True)
     y.name = None
     found.name = kept
+
+
+def _tiles(rows: NDArray[Any], parts: int, lanes: int) -> NDArray[Any]:
+    """rows [N, blocks, ...] as [parts, blocks, lanes, ...], zeros beyond N."""
+    padded = np.zeros((parts * lanes, *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded.reshape(parts, lanes, *rows.shape[1:]).swapaxes(1, 2)
 
 
 def _parts(cfg: Config, n: int, size: int, rows: int, count: int) -> tuple[int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, OnCpu, shape_of
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
@@ -23,9 +25,10 @@ def block_sums(p: Placement, node: ir.Node) -> None:
     w = array_of(node.inputs[1])
     parts, blocks, lanes, size = w.shape
     reads: Reads = {}
-    y_form = natural_form(y, rows=True)
-    x, whole = p.read(value, natural_form(value, rows=True), reads), p.activation(y, y_form)
-    channels, (inner, columns) = count * blocks * lanes, (attribute(node, name) for name in "KN")
+    rows, channels = prod(shape_of(value)[:-2]), count * blocks * lanes
+    y_form = Form((rows, parts * channels, 1, 1))
+    x, whole = p.read(value, Form((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
+    inner, columns = (attribute(node, name) for name in "KN")
     layers: list[Layer] = []
     for number in range(parts):
         made = whole.region((whole.images, channels, 1, 1), number * channels // p.cfg.group, whole.pixels)
