@@ -2,7 +2,7 @@
 
     y = MatMulNBits(x, w, scales, zeros)      ->      q, steps = QuantizeBlocks(x)          CPU: bytes by blocks
         accuracy_level 4                              s = BlockSums(q, w - zeros)           int32, byte by byte
-                                                      y = ScaleSums(s, steps, scales)       CPU: floats
+                                                      y = ScaleSums(s, steps, scales)       CPU: floats, to [..., N]
 
 These are the integers that onnxruntime adds up, and the same scales; only the order in which floats are added differs.
 """
@@ -91,10 +91,11 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
     parts, lanes = _parts(cfg, n, size, prod(dims[:-1]), count)
     tiles = _tiles(weights.values, parts, lanes)
 
-    def made(op: str, inputs: list[ir.Value | None], outputs: list[ir.Value], **attrs: Any) -> list[ir.Value]:
-        graph.insert_before(
-            node, ir.Node("celosia", op, inputs, attributes(**attrs), outputs=outputs, name=f"{name}_{op.lower()}")
-        )
+    def made(
+        op: str, inputs: list[ir.Value | None], outputs: list[ir.Value], domain: str = "celosia", **attrs: Any
+    ) -> list[ir.Value]:
+        of_name = f"{name}_{op.lower()}"
+        graph.insert_before(node, ir.Node(domain, op, inputs, attributes(**attrs), outputs=outputs, name=of_name))
         return outputs
 
     def value(what: str, dtype: ir.DataType, *last: int) -> ir.Value:
@@ -107,10 +108,15 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
     w = new_constant(graph, f"{name}_weights", tiles)
     (sums,) = made("BlockSums", [q, w], [value("sums", integers, parts, count, blocks, lanes)], sum_bytes=count, K=inner, N=n)
     scales = new_constant(graph, f"{name}_scales", _tiles(weights.scales, parts, lanes))
-    bias = node.inputs[5] if len(node.inputs) > 5 else None
     zeros = [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", _tiles(weights.zeros, parts, lanes))]
-    inputs = [sums, steps, scales, bias, *zeros]
-    (found,) = made("ScaleSums", inputs, [value("scaled", floats, n)], N=n)
+    (found,) = made("ScaleSums", [sums, steps, scales, *zeros], [value("scaled", floats, parts, lanes)])
+    columns, row = parts * lanes, new_constant(graph, f"{name}_shape", np.array((*dims[:-1], parts * lanes)))
+    (found,) = made("Reshape", [found, row], [value("columns", floats, columns)], domain="")
+    if columns > n:
+        ends = [new_constant(graph, f"{name}_{what}", np.array([at])) for what, at in (("start", 0), ("end", n), ("axis", -1))]
+        (found,) = made("Slice", [found, *ends], [value("sliced", floats, n)], domain="")
+    if len(node.inputs) > 5 and node.inputs[5] is not None:
+        (found,) = made("Add", [found, node.inputs[5]], [value("biased", floats, n)], domain="")
     ir.convenience.replace_all_uses_with(y, found, replace_graph_outputs=True)
     kept = y.name
     graph.remove(node, safe=True)

@@ -54,11 +54,11 @@ def block_sums(node: Node) -> Tensor:
 @op("ScaleSums", kind=Kind.OPAQUE)
 def scale_sums(node: Node) -> Tensor:
     """sums, as BlockSums makes them, times steps [..., blocks] and scales [parts, blocks, lanes], added up over the
-    blocks in their order, plus bias [N]: [..., N]. With x, as QuantizeBlocks makes it, and zeros [parts, blocks, lanes]
-    int32 what zeros add to the sums is taken off. Attribute N.
+    blocks in their order: [..., parts, lanes]. With x, as QuantizeBlocks makes it, and zeros [parts, blocks, lanes]
+    int32 what zeros add to the sums is taken off.
     """
     sums, steps, scales = node.input(0), node.input(1), node.input(2)
-    bias, x, zeros = (node.input(i) if node.has(i) else None for i in (3, 4, 5))
+    x, zeros = (node.input(i) if node.has(i) else None for i in (3, 4))
     count, (parts, blocks, lanes) = sums.shape[-3], scales.shape
     b = T.reduce_axis(blocks, "block")
     ones = None if x is None else _ones(x)
@@ -74,12 +74,7 @@ def scale_sums(node: Node) -> Tensor:
         *row, part, lane = i
         return T.sum(whole(row, part, lane).astype(F32) * (steps[(*row, b)] * scales[part, b, lane]), b)
 
-    def column(*i: Expr) -> Expr:
-        value = tiles[(*i[:-1], i[-1] // lanes, i[-1] % lanes)]
-        return value if bias is None else value + bias[i[-1]]
-
-    tiles = T.compute((*steps.shape[:-1], parts, lanes), scaled, "scaled")
-    return T.compute((*steps.shape[:-1], int(node.attrs["N"])), column, "columns")
+    return T.compute((*steps.shape[:-1], parts, lanes), scaled, "scaled")
 
 
 def _ones(x: Tensor) -> Tensor:
