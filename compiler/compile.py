@@ -15,8 +15,8 @@ import onnx_ir as ir
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
-from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.batchnorm import fold_batchnorm
+from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal

@@ -206,8 +206,9 @@ class Conv:
     """y = epilogue(requantise(sum over window of x * weights)); weights [out, in/groups, kernel_h, kernel_w] int8.
 
     Matrix multiplication is a 1x1 convolution over images of one pixel. spare: columns at the end of y that its tensor
-    has not, made of padding. filling: weights that only fill up blocks, and mean no multiplication. sum_bytes: where not 0, y has that many bytes of each sum, in place of a scaled one: the
-    lowest ones of all output channels first. These are whole blocks then, and `requantise` is UNSCALED.
+    has not, made of padding. filling: weights that only fill up blocks, and mean no multiplication. sum_bytes: where
+    not 0, y has that many bytes of each sum, in place of a scaled one: the lowest ones of all output channels first.
+    These are whole blocks then, and `requantise` is UNSCALED.
     """
 
     name: str

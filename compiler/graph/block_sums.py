@@ -106,14 +106,21 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
     outputs = [value("bytes", integers, blocks, size), value("steps", floats, blocks)]
     q, steps = made("QuantizeBlocks", [x], outputs, block_size=size)
     w = new_constant(graph, f"{name}_weights", tiles)
-    (sums,) = made("BlockSums", [q, w], [value("sums", integers, parts, count, blocks, lanes)], sum_bytes=count, K=inner, N=n)
+    (sums,) = made(
+        "BlockSums", [q, w], [value("sums", integers, parts, count, blocks, lanes)], sum_bytes=count, K=inner, N=n
+    )
     scales = new_constant(graph, f"{name}_scales", _tiles(weights.scales, parts, lanes))
-    zeros = [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", _tiles(weights.zeros, parts, lanes))]
+    zeros = (
+        [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", _tiles(weights.zeros, parts, lanes))]
+    )
     (found,) = made("ScaleSums", [sums, steps, scales, *zeros], [value("scaled", floats, parts, lanes)])
     columns, row = parts * lanes, new_constant(graph, f"{name}_shape", np.array((*dims[:-1], parts * lanes)))
     (found,) = made("Reshape", [found, row], [value("columns", floats, columns)], domain="")
     if columns > n:
-        ends = [new_constant(graph, f"{name}_{what}", np.array([at])) for what, at in (("start", 0), ("end", n), ("axis", -1))]
+        ends = [
+            new_constant(graph, f"{name}_{what}", np.array([at]))
+            for what, at in (("start", 0), ("end", n), ("axis", -1))
+        ]
         (found,) = made("Slice", [found, *ends], [value("sliced", floats, n)], domain="")
     if len(node.inputs) > 5 and node.inputs[5] is not None:
         (found,) = made("Add", [found, node.inputs[5]], [value("biased", floats, n)], domain="")

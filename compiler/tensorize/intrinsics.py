@@ -170,7 +170,9 @@ class Pass:
     @property
     def name(self) -> str:
         """As the intrinsic is called."""
-        steps = [step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)]
+        steps = [
+            step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)
+        ]
         ways = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
         return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps, *ways])
 
@@ -183,8 +185,8 @@ def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...]
 
     operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
     `lookup`).
-    parameter: a_offset, b_offset (int32), byte (int64), zero_point, lo, hi (float32; int32 where it does not requantise), scale_v,
-    scale_b, scale_c, unit, add_lo, add_hi (float64).
+    parameter: a_offset, b_offset (int32), byte (int64), zero_point, lo, hi (float32; int32 where it does not
+    requantise), scale_v, scale_b, scale_c, unit, add_lo, add_hi (float64).
     """
     v = operand("a").astype("int32")
     if p.byte:

@@ -32,8 +32,8 @@ class Problem:
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
-    packed: whether weights lie packed in DRAM, so that their pieces are whole packs. sum_bytes: bytes of each sum, where
-    these are not scaled.
+    packed: whether weights lie packed in DRAM, so that their pieces are whole packs. sum_bytes: bytes of each sum,
+    where these are not scaled.
     """
 
     window: Window

@@ -7,8 +7,8 @@ from typing import Any
 
 from celosia.compiler.cpu.ops import (  # they fill the table
     attention,
-    blocked,
     block_sums,
+    blocked,
     contrib,
     convolution,
     elementwise,
@@ -37,9 +37,9 @@ __all__ = [
     "Node",
     "Unsupported",
     "attention",
+    "block_sums",
     "blocked",
     "build",
-    "block_sums",
     "contrib",
     "convolution",
     "elementwise",

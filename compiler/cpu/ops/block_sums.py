@@ -15,7 +15,7 @@ from celosia.compiler.program.traits import Kind
 
 @op("QuantizeBlocks", kind=Kind.OPAQUE)
 def quantize_blocks(node: Node) -> list[Tensor]:
-    """x [..., K] float32 as int8 [..., blocks, block_size], zeros beyond K, and the step of each block [..., blocks]."""
+    """x [..., K] float32 as int8 [..., blocks, block_size], zeros beyond K, and the steps of blocks [..., blocks]."""
     x, size = node.input(0), int(node.attrs["block_size"])
     largest, steps = steps_of_blocks(x, size)
     inner, blocks = x.shape[-1], largest.shape[-1]

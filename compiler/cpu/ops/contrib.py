@@ -150,7 +150,8 @@ def matmul_nbits(node: Node) -> Tensor:
     """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
 
     At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with whole zero points, and constant
-    weights, which the importer sees to (graph/weights.py). Sums of such products are the same in float32 as in integers but for the rounding of the sum.
+    weights, which the importer sees to (graph/weights.py). Sums of such products are the same in float32 as in integers
+    but for the rounding of the sum.
     """
     x, packed, scales = node.input(0), node.input(1), node.input(2)
     zeros = optional(node, 3)
