@@ -85,7 +85,8 @@ FIELDS = {
     ),
     "sums": (
         "the vector unit has BYTE: int32 sums leave it as they are, a byte at a time",
-        "LUTs of a multiplexer of bytes in each lane; MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue on the CPU",
+        "10 LUTs a lane, 160 of `pynq`; "
+        "MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue on the CPU",
     ),
 }
 """For each field what it is, and what it costs or brings."""

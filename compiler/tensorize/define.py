@@ -24,8 +24,8 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definer import Definer, zero_point
-from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.definer import Definer
+from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.config import Config

@@ -23,7 +23,16 @@ from celosia.compiler.layer import (
     Untileable,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import ActivationGrid, Blob, Definition, Level, depthwise, window_of
+from celosia.compiler.tensorize.definition import (
+    ActivationGrid,
+    Blob,
+    Definition,
+    Level,
+    depthwise,
+    window_of,
+    within,
+    zero_point,
+)
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -92,7 +101,7 @@ class Definer:
         """Tests that row `y` and column `x` of x exist, for those that the scratchpad has."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
-        return _within(y, self.x.rows, rows, self.skip, top) + _within(x, self.x.columns, columns, 1, left)
+        return within(y, self.x.rows, rows, self.skip, top) + within(x, self.x.columns, columns, 1, left)
 
     @property
     def pads(self) -> bool:
@@ -338,12 +347,7 @@ class Definer:
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _gemm(
-        self,
-        layer: Conv | ActivationProduct,
-        near: Tensor,
-        run: pack.WeightRun,
-        weights: Tensor,
-        requantise: Requantise,
+        self, layer: Conv | ActivationProduct, near: Tensor, run: pack.WeightRun, weights: Tensor, scale: Requantise
     ) -> tuple[Level, Problem]:
         """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
@@ -363,9 +367,8 @@ class Definer:
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
         p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
-        if self.sum_bytes:
-            p = Pass("acc", byte=True)
-        par, table = None if p.byte else self._parameters(requantise), self._table(epilogue)
+        p = Pass("acc", byte=True) if self.sum_bytes else p
+        par, table = None if p.byte else self._parameters(scale), self._table(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
             run.step, run.share if run.step else 1, sum_bytes=self.sum_bytes,
@@ -445,18 +448,3 @@ class Definer:
     def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         level = replace(level, table=self._table(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)
-
-
-def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
-    """The variable of VECTOR that holds it; {} without requantisation."""
-    if isinstance(layer, Map) or layer.requantise is None:
-        return {}
-    return {"zero_point": layer.requantise.zero_point}
-
-
-def _within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
-    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
-    tests = [index >= 0] if before > 0 else []
-    if (count - 1) * step - before >= size:
-        tests.append(index < size)
-    return tests

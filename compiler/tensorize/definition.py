@@ -10,13 +10,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr import Axis, Tensor, Var, placeholder
+from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.layer import (
     Activation,
     ActivationProduct,
     Conv,
     Layer,
+    Map,
+    Multiply,
     Pool,
     Window,
 )
@@ -156,3 +158,18 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 def window_of(layer: Layer) -> Window:
     """Of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
+
+
+def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
+    """The variable of VECTOR that holds it; {} without requantisation."""
+    if isinstance(layer, Map) or layer.requantise is None:
+        return {}
+    return {"zero_point": layer.requantise.zero_point}
+
+
+def within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
+    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
+    tests = [index >= 0] if before > 0 else []
+    if (count - 1) * step - before >= size:
+        tests.append(index < size)
+    return tests
