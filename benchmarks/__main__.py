@@ -76,6 +76,7 @@ KNOWN_MODELS = tuple(
             "fc_1000x512",
             "fc_1000x512_2",
             "fc_1000x512_1",
+            "llama_10m_nbits",
             *four_bits.WHAT,
             bits.HERE,
             *PROCESSORS,

@@ -291,6 +291,18 @@ PACKED = tuple(
         ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 93),
     )
 )  # fmt: skip
+SUMS = tuple(
+    Figure(
+        f"sums-llama_10m-{part}", f"a step of a Llama-like decoder of MatMulNBits, on `pynq` with `sums`: {what}", unit,
+        MACHINE, f"{BENCH} packed --models llama_10m_nbits --config pynq --memory zynq-hp",
+        ("packed/llama_10m_nbits",), of(key, factor), most=most,
+    )
+    for part, key, what, unit, factor, most in (
+        ("cycles", "packed", "cycles, weights packed", "cycles", 1, None),
+        ("ratio", "ratio", "cycles over those of the same one in int8", "", 1, 0.53),
+        ("share", "share", "products on the accelerator", "%", 100, None),
+    )
+)  # fmt: skip
 DECODERS = tuple(
     Figure(
         f"decoder-{kind}{name}-{part}", f"{label}, a step of 128 tokens at most, on `pynq`{on}: {what}", unit, MACHINE,
@@ -538,6 +550,8 @@ TABLES = (
            "python -m tests.compiler.windows_sweep --count 11000 --whole 220 --seed 5"),
     _table("narrow-models", "low_precision.md", "random models of few bits beside onnxruntime", ("compiler",),
            "python -m tests.compiler.narrow_models --count 250 --seed 1000"),
+    _table("sums-models", "low_precision.md", "random MatMulNBits on the accelerator", ("compiler",),
+           "python -m tests.compiler.narrow_models --kinds sums --count 250"),
 )  # fmt: skip
 
 # The papers' charts -----------------------------------------------------------------------------------------------
@@ -613,7 +627,7 @@ FIGURES = {
     "Schedules that come with Celosia": GAIN,
     "Rewritten graphs": REWRITTEN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
-    "Weights of four bits in hardware": PACKED,
+    "Weights of four bits in hardware": (*PACKED, *SUMS),
     "Weights of four bits": FOUR_BITS,
     "Products of one and two bits": BITS,
     "Models as C": EXPORT,

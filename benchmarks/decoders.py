@@ -243,3 +243,30 @@ def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int =
         extra_options={"ActivationSymmetric": True},
     )  # fmt: skip
     return folder / "quantised.onnx"
+
+
+BLOCK = 32
+"""Activations that share a scale in MatMulNBits, as genai's models for CPUs have them."""
+
+
+def in_blocks(decoder: DecoderNetwork, folder: Path) -> Path:
+    """The file of the model with its products by constants as MatMulNBits of 4 bits, accuracy_level 4."""
+    model = decoder.model()
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in constants:
+            weights = numpy_helper.to_array(constants[node.input[1]]).T.astype(np.float32)
+            rows, inner = weights.shape
+            blocks = weights.reshape(rows, inner // BLOCK, BLOCK)
+            scales = np.abs(blocks).max(axis=-1) / 7
+            numbers = np.clip(np.rint(blocks / scales[..., None]) + 8, 0, 15).astype(np.uint8)
+            made = {f"{node.name}_q": numbers[..., ::2] | numbers[..., 1::2] << 4, f"{node.name}_s": scales}
+            model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in made.items())
+            attrs = {"K": inner, "N": rows, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
+            inputs = [node.input[0], *made]
+            node.CopyFrom(helper.make_node(
+                "MatMulNBits", inputs, node.output, node.name, domain="com.microsoft", **attrs
+            ))  # fmt: skip
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, folder / "blocks.onnx")
+    return folder / "blocks.onnx"

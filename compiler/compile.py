@@ -16,6 +16,7 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.batchnorm import fold_batchnorm
+from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.cse import merge_equal
@@ -268,11 +269,19 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
     macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
-    turning = Pass("turn", "values of attention are turned by a product", partial(turn_values, cfg=cfg), inside=False)
-    pipeline = _passes(options) if not cfg.softmax else Pipeline(*_passes(options), turning)
-    passes = pipeline.run(found.graph, kept.watched(watch))
+    passes = Pipeline(*_passes(options), *_for_hardware(cfg)).run(found.graph, kept.watched(watch))
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+
+
+def _for_hardware(cfg: Config) -> Iterator[Pass]:
+    """Passes that prepare for what not every Config has."""
+    if cfg.softmax:
+        turn = partial(turn_values, cfg=cfg)
+        yield Pass("turn", "values of attention are turned by a product", turn, inside=False)
+    if cfg.sums:
+        add = partial(sum_blocks, cfg=cfg)
+        yield Pass("block-sums", "products by weights of few bits are sums of integers by blocks", add, inside=False)
 
 
 def _passes(options: Options) -> Pipeline:

@@ -156,6 +156,10 @@ class Requantise:
     zero_point: int
 
 
+UNSCALED = Requantise(np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.uint8), 0)
+"""Of sums that stay as they are."""
+
+
 @dataclass(frozen=True)
 class Residual:
     """y = clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift), lo, hi), b the int8 of activation `operand`."""
@@ -202,7 +206,9 @@ class Conv:
     """y = epilogue(requantise(sum over window of x * weights)); weights [out, in/groups, kernel_h, kernel_w] int8.
 
     Matrix multiplication is a 1x1 convolution over images of one pixel. spare: columns at the end of y that its tensor
-    has not, made of padding.
+    has not, made of padding. filling: weights that only fill up blocks, and mean no multiplication. sum_bytes: where
+    not 0, y has that many bytes of each sum, in place of a scaled one: the lowest ones of all output channels first.
+    These are whole blocks then, and `requantise` is UNSCALED.
     """
 
     name: str
@@ -215,11 +221,13 @@ class Conv:
     pad_value: int = 0
     epilogue: Epilogue = field(default_factory=Epilogue)
     spare: int = 0
+    filling: int = 0
+    sum_bytes: int = 0
 
     @property
     def macs(self) -> int:
         """Multiplications that the layer means, padding and layout losses not counted."""
-        return self.y.images * self.y.height * (self.y.width - self.spare) * self.weights.size
+        return self.y.images * self.y.height * (self.y.width - self.spare) * (self.weights.size - self.filling)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ _LIMITS = {
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
-_LATER = ("trace_depth", "alu", "int32", "pump", "softmax", "weight_bits")
+_LATER = ("trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums")
 """Fields that Programs and records are older than: as they are by default they do not count in a digest."""
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
@@ -167,6 +167,7 @@ class Config:
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
     softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
     weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
+    sums: the vector unit gives sums as they are, a byte at a time (BYTE), for results that the CPU scales in floats.
     """
 
     batch: int = 1
@@ -194,6 +195,7 @@ class Config:
     pump: int = 1
     softmax: int = 0
     weight_bits: int = 8
+    sums: bool = False
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:

@@ -83,6 +83,11 @@ FIELDS = {
         "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; layers whose weights are such take "
         "33/64, 17/64 or 9/64 of the bus and of DRAM",
     ),
+    "sums": (
+        "the vector unit has BYTE: int32 sums leave it as they are, a byte at a time",
+        "10 LUTs a lane, 160 of `pynq`; "
+        "MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue on the CPU",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

@@ -68,6 +68,7 @@ class BinaryOp(IntEnum):
     MIN = 3
     MUL = 4
     SHR = 5
+    BYTE = 6
 
 
 class ASource(IntEnum):
@@ -95,7 +96,10 @@ class Destination(IntEnum):
 
 NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
     ReduceOp: {ReduceOp.MIN: "alu"},
-    BinaryOp: dict.fromkeys((BinaryOp.ADD, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.SHR), "alu"),
+    BinaryOp: {
+        **dict.fromkeys((BinaryOp.ADD, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.SHR), "alu"),
+        BinaryOp.BYTE: "sums",
+    },
     Destination: {Destination.ACC: "int32", Destination.INP: "forward", Destination.VIN: "forward"},
 }
 """What of VECTOR not every Config has, and the field of the Config that must be true for it."""
@@ -280,7 +284,8 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field(
                 "binary_op",
                 max(BinaryOp).bit_length(),
-                "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits).",
+                "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits), "
+                "BYTE (that of B's low 2 bits, signed).",
             ),
             *([Field("softmax", 1, "Softmax of the lanes of VIN over loop n, for every x, alone.")] * softmax),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),

@@ -284,6 +284,7 @@ def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray
         BinaryOp.MAX: lambda: np.maximum(a, b),
         BinaryOp.MIN: lambda: np.minimum(a, b),
         BinaryOp.SHR: lambda: a >> (b & 31),
+        BinaryOp.BYTE: lambda: (a >> 8 * (b & 3)).astype(np.int8).astype(np.int64),
     }
     return _wrap(results[op]())
 

@@ -260,6 +260,8 @@ def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
         return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
     if op == BinaryOp.SHR:
         return a >> (b & np.int32(31))
+    if op == BinaryOp.BYTE:
+        return (a >> np.int32(8) * (b & np.int32(3))).astype(np.int8).astype(np.int32)
     operation: Callable[[Int32, Int32], Int32] = {
         BinaryOp.ADD: np.add, BinaryOp.MAX: np.maximum, BinaryOp.MIN: np.minimum,
     }[op]  # fmt: skip

@@ -44,12 +44,12 @@ SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
 )
 CONFIGS = {
-    "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, **SMALL),
+    "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, sums=True, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
     "8x8-bus4-tokens2": Config(
         block_in=8, block_out=8, bus_bytes=4, int32=False, **(SMALL | {"token_bits": 2, "queue_depth": 2})
     ),
-    "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, alu=False, **SMALL),
+    "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=8, alu=False, sums=True, **SMALL),
     "4x8": Config(block_in=4, block_out=8, bus_bytes=8, **SMALL),
     "8x4": Config(block_in=8, block_out=4, bus_bytes=8, **SMALL),
     "taps3": Config(block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL),

@@ -66,6 +66,11 @@ def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return int(math.prod(out) * attribute(node, "K"))
 
 
+@_counts("BlockSums")
+def _sums_of_blocks(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    return int(math.prod(out[:-1]) * attribute(node, "K") * attribute(node, "N"))
+
+
 @_counts("Einsum")
 def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """One product, or one for each operand after the first, for all values of all indices of the equation."""

@@ -22,10 +22,21 @@ BLOCK_OF_COLUMNS = 32
 
 
 def round_activations(model: ir.Model) -> None:
-    """Change `model`: what products by such constants read is rounded first."""
+    """Change `model`: what products by such constants read is rounded first. A MatMulNBits multiplies floats where its
+    weights are no constants."""
     for node in list(model.graph):
+        if is_op(node, "MatMulNBits") and not all(map(_is_fixed, node.inputs[1:4])):
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
         if size := rounds(node):
             _round(node, size)
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether it is left out, a constant, or made of constants alone."""
+    if value is None or value.const_value is not None:
+        return True
+    producer = value.producer()
+    return producer is not None and all(map(_is_fixed, producer.inputs))
 
 
 def rounds(node: ir.Node) -> int:

@@ -279,6 +279,16 @@ def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
     return np.clip(scaled + _zero(node, 7), 0, 255).astype(np.uint8)
 
 
+def _block_sums(node: ir.Node, x: Codes) -> Codes:
+    """Sums of at most 256 products of bytes, which float32 holds exactly, as their bytes."""
+    w = _array(node, 1).astype(np.float32)
+    _, blocks, _, size = w.shape
+    values = x.reshape(-1, blocks, size).astype(np.float32) - 128
+    sums = (w @ values.transpose(1, 2, 0)).transpose(3, 0, 1, 2).astype(np.int32)  # [rows, parts, blocks, lanes]
+    little = sums.astype("<i4", order="C").view(np.int8).reshape(*sums.shape, 4)[..., : attribute(node, "sum_bytes")]
+    return codes(np.ascontiguousarray(little.transpose(0, 1, 4, 2, 3))).reshape(_dims(node))
+
+
 # Pooling ---------------------------------------------------------------------------------------------------------
 
 
@@ -412,5 +422,6 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table, "Clip": _clip,
-    "QLinearSoftmax": _softmax, "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
+    "QLinearSoftmax": _softmax, "BlockSums": _block_sums,
+    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

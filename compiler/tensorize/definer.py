@@ -68,6 +68,11 @@ class Definer:
         return "vin" if isinstance(self.layer, Pool | Map) or depthwise(self.cfg, self.layer) else "inp"
 
     @property
+    def sum_bytes(self) -> int:
+        """Bytes of each sum that leave as they are; 0 where sums are scaled."""
+        return self.layer.sum_bytes if isinstance(self.layer, Conv) else 0
+
+    @property
     def input_blocks(self) -> int:
         """Entries of `scope` for a pixel of x."""
         return pack.blocks(self.layer.x.channels, self.cfg.block_out if self.scope == "vin" else self.cfg.block_in)
@@ -187,6 +192,9 @@ class Definer:
         if to is not None:
             return self._handed(made, to)
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
+        if level.vector.byte:
+            every = (self.sum_bytes, *shape)
+            return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, made, "out", axes=PLACES)
 
     def passed(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
@@ -198,9 +206,9 @@ class Definer:
             scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
-        def made(*index: Expr) -> Expr:
+        def made(*index: Expr, byte: Expr | None = None) -> Expr:
             def parameter(name: str) -> Expr:
-                return self.scalar(name, PARAMETERS[name], values[name])
+                return self.scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
 
             return vector_value(level.vector, lambda name: self._read(level, name, window, index), parameter, window)
 
@@ -265,12 +273,19 @@ class Definer:
 
     def result(self, out: Tensor) -> Tensor:
         """y [images, groups, rows, columns, batch, group], of the groups that hold channels."""
-        cfg, p = self.cfg, self.cfg.out_pieces
-        groups = min(self.blocks * p, self.layer.y.groups(cfg) - self.first * p)
+        cfg, p, several = self.cfg, self.cfg.out_pieces, self.sum_bytes
+        whole = self.layer.y.groups(cfg) // max(several, 1)
+        groups = min(self.blocks * p, whole - self.first * p)
         shape = (self.y.images, groups, self.y.rows, self.y.columns, cfg.batch, cfg.group)
         names = ("image", "group", "row", "column", "b", "g")
-        y = compute(shape, lambda i, n, r, c, b, g: out[i, n // p, r, c, n % p, b, g], "y", axes=names)
-        _, self.places[y] = self.y.tensor(cfg, "y", groups, self.first * p)
+        _, place = self.y.tensor(cfg, "y", groups, self.first * p)
+        if several:
+            every = lambda byte, i, n, r, c, b, g: out[byte, i, n // p, r, c, n % p, b, g]  # noqa: E731
+            y = compute((several, *shape), every, "y", axes=("byte", *names))
+            place = replace(place, strides=(whole * self.y.strides[1], *place.strides))
+        else:
+            y = compute(shape, lambda i, n, r, c, b, g: out[i, n // p, r, c, n % p, b, g], "y", axes=names)
+        self.places[y] = place
         return y
 
     # Layers ---------------------------------------------------------------------------------------------------
@@ -340,12 +355,7 @@ class Definer:
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _gemm(
-        self,
-        layer: Conv | ActivationProduct,
-        near: Tensor,
-        run: pack.WeightRun,
-        weights: Tensor,
-        requantise: Requantise,
+        self, layer: Conv | ActivationProduct, near: Tensor, run: pack.WeightRun, weights: Tensor, scale: Requantise
     ) -> tuple[Level, Problem]:
         """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
@@ -365,10 +375,11 @@ class Definer:
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
         p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
-        par, table = self._parameters(requantise), self.looked_up(epilogue)
+        p = Pass("acc", byte=True) if self.sum_bytes else p
+        par, table = None if p.byte else self._parameters(scale), self.looked_up(epilogue)
         problem = Problem(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
-            run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1,
+            run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
         return Level(p, near, "inp", acc, weights, None, par, table), problem
 

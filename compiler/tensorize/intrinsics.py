@@ -153,7 +153,7 @@ class Pass:
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
     operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.
-    to: the scratchpad that it writes. padded: some places have no result, and get a number.
+    to: the scratchpad that it writes. padded: some places have no result, and get a number. byte: one byte of A, alone.
     """
 
     source: str
@@ -165,11 +165,14 @@ class Pass:
     taps: bool = False
     to: str = "out"
     padded: bool = False
+    byte: bool = False
 
     @property
     def name(self) -> str:
         """As the intrinsic is called."""
-        steps = [step for step in ("taps", "multiply", "requantise", "lookup", "residual") if getattr(self, step)]
+        steps = [
+            step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)
+        ]
         ways = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
         return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps, *ways])
 
@@ -182,10 +185,12 @@ def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...]
 
     operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
     `lookup`).
-    parameter: a_offset, b_offset (int32), zero_point, lo, hi (float32; int32 where it does not requantise), scale_v,
-    scale_b, scale_c, unit, add_lo, add_hi (float64).
+    parameter: a_offset, b_offset (int32), byte (int64), zero_point, lo, hi (float32; int32 where it does not
+    requantise), scale_v, scale_b, scale_c, unit, add_lo, add_hi (float64).
     """
     v = operand("a").astype("int32")
+    if p.byte:
+        return (v >> (parameter("byte") * 8).astype("int32")).astype("int8")
     if p.taps:
         v = v * operand("tap").astype("int32")
     if p.reduce:
@@ -209,7 +214,7 @@ def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...]
 PARAMETERS = {
     "a_offset": "int32", "b_offset": "int32", "zero_point": "float32", "lo": "float32", "hi": "float32",
     "clip_lo": "int32", "clip_hi": "int32", "scale_v": "float64", "scale_b": "float64", "scale_c": "float64",
-    "unit": "float64", "add_lo": "float64", "add_hi": "float64", "pad": "int8",
+    "unit": "float64", "add_lo": "float64", "add_hi": "float64", "pad": "int8", "byte": INDEX,
 }  # fmt: skip
 """Parameters of a pass, and their types."""
 
@@ -247,7 +252,7 @@ def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
 def _vector_fields(
     p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
-    add_lo: float = 0, add_hi: float = 0, pad: int = 0,
+    add_lo: float = 0, add_hi: float = 0, pad: int = 0, byte: int = 0,
 ) -> dict[str, int]:  # fmt: skip
     fields: dict[str, int] = {
         "destination": Destination[p.to.upper()], "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
@@ -259,6 +264,8 @@ def _vector_fields(
         fields["taps"] = 1
     if p.multiply:
         fields |= {"binary_op": BinaryOp.MUL, "b_source": BSource.VIN, "a_offset": a_offset, "b_offset": b_offset}
+    if p.byte:
+        fields |= {"binary_op": BinaryOp.BYTE, "b_source": BSource.IMM, "imm": byte, "clip_lo": -128, "clip_hi": 127}
     if p.requantise:
         fields |= {"requantise": 1, "zero_point": int(zero_point)}
     if p.lookup:
@@ -273,6 +280,8 @@ def _vector_fields(
 
 def passes(cfg: Config) -> Iterator[Pass]:
     """All that layers need."""
+    if cfg.sums:
+        yield Pass("acc", byte=True)
     for lookup, residual in product((False, True), repeat=2):
         yield Pass("acc", "", False, True, lookup, residual)  # after gemm
         yield Pass("acc", "", False, False, lookup, residual)

@@ -109,7 +109,8 @@ class _Maker:
         units = {name: intrinsic.unit(tile) for tile, name in operands.items()}
         accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
         target = rule.operands[intrinsic.behaviour.name]
-        named = {var.name: e for var, e in values.items()}
+        known: dict[Var, Expr] = {var: Const(i, INDEX) for var, i in self.fixed.items()}
+        named = {var.name: substitute(e, known) for var, e in values.items()}
         bounds = self._bounds([named.pop("inside", Const(True, "bool"))])
         data, sums = self._dims(accesses, target, window, {bound.number for bound in bounds})
         begins = self._begins(first) if intrinsic.reduces else ()

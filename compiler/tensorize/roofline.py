@@ -107,7 +107,7 @@ class _Tiles:
         self.entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
         self.inp_beats, self.wgt_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes), p.weight_beats(cfg)
         self._held()
-        out = p.out_blocks * p.rows * p.columns * p.images
+        out = p.out_blocks * p.rows * p.columns * p.images * p.stored
         moved = self._moved(n, p.out_blocks, x, self.entry_beats)
         self.store = out * self.entry_beats * moved
         self.last_beats = self.entry_beats * moved if p.apart else self.entry_beats

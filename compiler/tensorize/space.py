@@ -37,6 +37,7 @@ class Problem:
     packed: whether weights lie packed in DRAM, so that their pieces are whole packs. apart: whether the pixels of a
     block lie apart in DRAM and the blocks of a pixel side by side, as in a matrix of several rows. attends: of
     attention, whose rows are heads and whose columns are queries: blocks of keys, and of the channels of one.
+    sum_bytes: bytes of each sum, where these are not scaled.
     """
 
     window: Window
@@ -57,6 +58,7 @@ class Problem:
     packed: bool = field(default=False, repr=False)
     apart: bool = field(default=False, repr=False)
     attends: tuple[int, int] | None = field(default=None, repr=False)
+    sum_bytes: int = field(default=0, repr=False)
 
     @property
     def text(self) -> str:
@@ -70,6 +72,7 @@ class Problem:
         whole = ", whole" * self.whole + ", packed" * self.packed
         if self.attends is not None:
             return f"attention, {shape}, to {self.attends[0]} blocks of keys of {self.attends[1]} blocks"
+        whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
         return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
@@ -83,6 +86,11 @@ class Problem:
     def steps(self) -> int:
         """Cycles that gemm computes."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
+
+    @property
+    def stored(self) -> int:
+        """Bytes of each output."""
+        return max(self.sum_bytes, 1)
 
     @property
     def added(self) -> int:
@@ -257,8 +265,8 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     pixels, span = d.y * d.x, p.input_rows(d.y) * p.input_columns(d.x)
     entries = d.n * pixels
     room = depths(cfg)
-    needs = [("out", entries, room["out"] // 2)]
-    if not p.whole:
+    needs = [("out", entries * p.stored, room["out"] // 2)]
+    if not (p.whole or p.sum_bytes):
         needs.append(("par", d.n, room["par"] // 2))
     if p.residual or p.behind:
         needs.append(("vin", entries * (2 * p.residual + len(p.behind)), room["vin"]))
@@ -345,7 +353,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
     blocks = list(dict.fromkeys(min(-(-n // p.share) * p.share, p.out_blocks) for n in parts(p.out_blocks)))
     pieces = [k for k in parts(p.in_blocks)[1:] if not p.cuts_packs(cfg, k)]
     vin = 2 * p.residual + len(p.behind)
-    limit = min(room["out"] // 2, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
+    limit = min(room["out"] // 2 // p.stored, room["acc"] // (2 + 2 * p.added), *([room["vin"] // vin] if vin else []))
     for x in columns[:5] + columns[5:][-1:]:  # the widest, and the narrowest for where no other fits
         for y in parts(p.rows):
             pixels = y * x
@@ -353,7 +361,7 @@ def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
                 continue
             span = p.input_rows(y) * p.input_columns(x)
             for n in blocks:
-                if n * pixels > limit or n > room["par"] // 2:
+                if n * pixels > limit or (n > room["par"] // 2 and not p.sum_bytes):
                     continue
                 if p.held(n) * span <= room["inp"] and n * p.in_blocks * p.places <= room["wgt"]:
                     yield n, y, x, p.in_blocks, "weights"

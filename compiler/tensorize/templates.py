@@ -286,7 +286,7 @@ class _Template:
     def _tiles(self) -> tuple[Axis, Axis]:
         """Cut y into tiles: (the loop over places, the innermost loop over tiles)."""
         y, c, p = self.s[self.d.y], self.c, self.cfg.out_pieces
-        image, group, row, column, b, _ = y.order
+        *several, image, group, row, column, b, _ = y.order  # bytes of each sum, or nothing
         block = group
         if p > 1:
             block, group = y.split(group, p, "guard")
@@ -301,10 +301,10 @@ class _Template:
         if c.order == "pieces":  # one tile, after all pieces
             alone, block = y.split(block, c.n, "peel")
             outside = (*outside, alone)
-        inside = (block, row, column) if p == 1 else (group, block, row, column)
-        y.reorder(*outside, *inside)
-        if p > 1:
-            y.unroll(group)
+        apart = (*several, *([group] if p > 1 else []))
+        y.reorder(*outside, *apart, block, row, column)
+        for axis in apart:
+            y.unroll(axis)
         y.pipeline(outside[-1])
         y.tensorize(b, self.hw["store"])
         return columns, outside[-1]
@@ -315,6 +315,8 @@ class _Template:
         y, out = s[d.y], s[d.out]
         out.set_scope("out")
         out.compute_at(y, tile)
+        if d.last.vector.byte:  # an instruction for each byte of the sums
+            out.unroll(out.order[0])
         out.tensorize(next(axis for axis in out.order if axis.name == "piece"), self.hw[d.last.vector.name])
         self._constants(d.last, d.out, y, tile)
         self._operands(d.last, y, tile)

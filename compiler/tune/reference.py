@@ -38,6 +38,9 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
             known[each.y] = meaning(each, known)
         return known[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
+    if isinstance(layer, Conv) and layer.sum_bytes:
+        sums = _convolution(x, layer).astype(np.int64)
+        return np.concatenate([(sums >> 8 * byte).astype(np.int8) for byte in range(layer.sum_bytes)], axis=1)
     if isinstance(layer, Conv):
         result = _requantised(_convolution(x, layer), layer.requantise, epilogue)
     elif isinstance(layer, Pool):

@@ -70,6 +70,7 @@ class Combine(wiring.Component):
             BinaryOp.MIN: Mux(reduced < b, reduced, b),
             BinaryOp.MUL: reduced[:16].as_signed() * b[:16].as_signed(),
             BinaryOp.SHR: reduced >> b[:5],
+            BinaryOp.BYTE: reduced.word_select(b[:2], 8).as_signed(),
         }
         with m.If(self.enable[2]):
             m.d.sync += v.eq(reduced)

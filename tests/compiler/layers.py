@@ -97,7 +97,11 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
             )
             for g in range(layer.groups)
         ]
-        v = _requantised(np.concatenate(parts, axis=1), layer.requantise, epilogue.clip)
+        total = np.concatenate(parts, axis=1)
+        if layer.sum_bytes:
+            little = np.ascontiguousarray(total.astype("<i4")).view(np.int8).reshape(*total.shape, 4)
+            return np.concatenate([little[..., byte] for byte in range(layer.sum_bytes)], axis=1)
+        v = _requantised(total, layer.requantise, epilogue.clip)
     elif isinstance(layer, Pool):
         windows = _windows(x, layer.window, layer.pad_value)
         if layer.requantise is None:

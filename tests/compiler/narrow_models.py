@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
+from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.driver.runtime import Runtime
+from celosia.hw.config import PRESETS, Config
 
 from ..oracle import opened
 
@@ -207,6 +209,29 @@ def n_bits(s: Sketch) -> onnx.ModelProto:
     return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **attrs))
 
 
+SIZES_EACH = 5
+"""Models of sums with the same sizes."""
+
+
+def sums(s: Sketch) -> onnx.ModelProto:
+    """MatMulNBits at accuracy_level 4, in blocks of which onnxruntime multiplies bytes, perhaps with a bias. Several
+    have the same sizes, and so the same kernels."""
+    of = Sketch(s.seed // SIZES_EACH)
+    bits, n = of.of(2, 4, 8), of.int(1, 70)
+    size = of.of(*BYTES_OF_BLOCKS[bits])
+    inner = of.int(1, 3 * size)
+    count = -(-inner // size)
+    x = s.input(of.of((1, inner), (of.int(2, 20), inner), (2, 3, inner)), False)
+    inputs = [x, s.constant(packed(s.rng.integers(0, 1 << bits, (n, count, size)), bits)),
+              s.constant(s.rng.uniform(0.01, 0.1, (n, count)).astype(F32)),
+              s.constant(packed(s.rng.integers(0, 1 << bits, (n, count)), bits)) if s.of(0, 1) else "",
+              "", s.constant(s.rng.normal(size=n).astype(F32)) if s.of(0, 1) else ""]  # fmt: skip
+    while not inputs[-1]:
+        inputs.pop()
+    attrs = {"K": inner, "N": n, "bits": bits, "block_size": size, "accuracy_level": 4}
+    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **attrs))
+
+
 def gather(s: Sketch) -> onnx.ModelProto:
     """GatherBlockQuantized of packed bytes, which the input chooses from."""
     bits, size, rows = s.of(2, 4, 8), s.of(16, 32, 64), s.int(1, 7)
@@ -224,6 +249,7 @@ def gather(s: Sketch) -> onnx.ModelProto:
 
 KINDS: dict[str, Callable[[Sketch], onnx.ModelProto]] = {
     "qdq": qdq, "to_floats": to_floats, "blocks": blocks, "n_bits": n_bits, "gather": gather,
+    "sums": sums,
 }  # fmt: skip
 IN_BYTES = ("qdq", "to_floats")
 """Kinds of which the reference is onnxruntime with the same integers in bytes."""
@@ -266,13 +292,20 @@ def apart(a: Array, b: Array) -> float:
     return float(np.abs(a.astype(np.float64) - b).max() / np.sqrt((b.astype(np.float64) ** 2).mean() + 1e-30))
 
 
+def config_for(kind: str, seed: int, name: str) -> Config:
+    """The preset `name`, but for sums one of several with the hardware for these, perhaps beside packed weights."""
+    if kind != "sums":
+        return PRESETS[name]
+    return replace(PRESETS[("tiny", "pynq", "zcu104")[seed // SIZES_EACH % 3]], sums=True, weight_bits=(8, 4)[seed % 2])
+
+
 def outcome(kind: str, seed: int, config: str = "tiny") -> Outcome:
     """Model number `seed` of a kind."""
     drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
     model, reference = KINDS[kind](drawn), KINDS[kind](twin)
     wanted = by_onnxruntime(reference, twin.feed)
     shapes = {name: array.shape for name, array in drawn.feed.items()}
-    program = celosia.compile(model, config, shapes=shapes)
+    program = celosia.compile(model, config_for(kind, seed, config), shapes=shapes)
     (found,) = Runtime(program).run(drawn.feed).outputs.values()
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
     floats = by_onnxruntime(model, drawn.feed) if kind in IN_BYTES and floats_run(drawn) else wanted
@@ -292,8 +325,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000, help="models of each kind")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="by default all")
     args = parser.parse_args()
-    for kind in KINDS:
+    for kind in args.kinds:
         total: Counter[str] = Counter()
         largest = 0.0
         for seed in range(args.seed, args.seed + args.count):

@@ -28,7 +28,7 @@ CONFIGS = ("tiny", "pynq")
 def test_random_models(kind: str, config: str) -> None:
     for seed in range(SEEDS):
         found = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
-        assert found.apart <= bound(kind)
+        assert found.apart <= bound(kind) and (kind != "sums" or found.accelerated)
 
 
 def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:

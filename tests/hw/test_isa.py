@@ -38,9 +38,9 @@ CONFIGS = {
     "deep": Config(block_in=4, block_out=8, acc_depth=1 << 20, vin_depth=1 << 19, lut_count=16),
     "taps alone": Config(block_in=4, block_out=8, taps=5),
     "forward alone": Config(block_in=8, block_out=4, forward=True),
-    "all": Config(taps=3, forward=True),
-    "without alu": Config(taps=3, forward=True, alu=False),
-    "without int32": Config(taps=3, forward=True, int32=False),
+    "all": Config(taps=3, forward=True, sums=True),
+    "without alu": Config(taps=3, forward=True, alu=False, sums=True),
+    "without int32": Config(taps=3, forward=True, int32=False, sums=True),
 }
 CASES = [pytest.param(cfg, opcode, id=f"{name}-{opcode.name}") for name, cfg in CONFIGS.items() for opcode in Opcode]
 
@@ -140,6 +140,7 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
 
 ALL = CONFIGS["all"]
 """A Config that has everything; words for what others lack are in `LACKING`."""
+OF_ALU = [op for op, field in NEEDS[BinaryOp].items() if field == "alu"]
 LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
     (Opcode.LOAD, "the buffer does not exist"): {"deep": [{"buffer": 6}], "forward alone": [{"buffer": 6}]},
     (Opcode.LOAD, "int32 for ACC needs a Config with int32 = true"): {
@@ -151,8 +152,11 @@ LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
     (Opcode.VECTOR, "reduce_op MIN needs a Config with alu = true"): {
         name: [{"reduce_op": ReduceOp.MIN}] for name in ("without alu", "pynq")
     },
-    (Opcode.VECTOR, f"binary_op {', '.join(op.name for op in NEEDS[BinaryOp])} needs a Config with alu = true"): {
-        name: [{"binary_op": op} for op in NEEDS[BinaryOp]] for name in ("without alu", "pynq")
+    (Opcode.VECTOR, f"binary_op {', '.join(op.name for op in OF_ALU)} needs a Config with alu = true"): {
+        name: [{"binary_op": op} for op in OF_ALU] for name in ("without alu", "pynq")
+    },
+    (Opcode.VECTOR, "binary_op BYTE needs a Config with sums = true"): {
+        name: [{"binary_op": BinaryOp.BYTE}] for name in ("deep", "taps alone", "forward alone", "pynq")
     },
     (Opcode.VECTOR, "destination INP, VIN needs a Config with forward = true"): {
         "deep": [{"destination": 2}, {"destination": 3}],

@@ -7,6 +7,7 @@ from typing import Any
 
 from celosia.compiler.cpu.ops import (  # they fill the table
     attention,
+    block_sums,
     blocked,
     contrib,
     convolution,
@@ -36,6 +37,7 @@ __all__ = [
     "Node",
     "Unsupported",
     "attention",
+    "block_sums",
     "blocked",
     "build",
     "contrib",

@@ -115,12 +115,10 @@ BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 
 """Blocks of weights of so many bits whose products at accuracy_level 4 are of bytes in onnxruntime, on x86-64."""
 
 
-@op("RoundBlocks", kind=Kind.OPAQUE)
-def round_blocks(node: Node) -> Tensor:
-    """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
-    what onnxruntime's products of bytes make of activations; float32.
+def steps_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Of each block of `size` along the last axis of x the largest magnitude, and how many of its 127ths are 1; 0 where
+    it counts as zeros. Both [..., blocks] float32.
     """
-    x, size = node.input(0), int(node.attrs["block_size"])
     last, k = x.shape[-1] - 1, T.reduce_axis(size, "k")
 
     def magnitude(*i: Expr) -> Expr:
@@ -129,6 +127,16 @@ def round_blocks(node: Node) -> Tensor:
     largest = T.compute((*x.shape[:-1], -(-x.shape[-1] // size)), magnitude, "largest")
     least, zero = wrap(2.0**-120, F32), wrap(0, F32)  # the quotient of smaller ones may be infinite
     steps = T.compute(largest.shape, lambda *i: select(least < largest[i], wrap(127, F32) / largest[i], zero), "steps")
+    return largest, steps
+
+
+@op("RoundBlocks", kind=Kind.OPAQUE)
+def round_blocks(node: Node) -> Tensor:
+    """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
+    what onnxruntime's products of bytes make of activations; float32.
+    """
+    x, size = node.input(0), int(node.attrs["block_size"])
+    largest, steps = steps_of_blocks(x, size)
 
     def body(*i: Expr) -> Expr:
         block = (*i[:-1], i[-1] // size)
@@ -141,8 +149,9 @@ def round_blocks(node: Node) -> Tensor:
 def matmul_nbits(node: Node) -> Tensor:
     """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
 
-    At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with constant weights and whole zero
-    points. Sums of such products are the same in float32 as in integers but for the rounding of the sum.
+    At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with whole zero points, and constant
+    weights, which the importer sees to (graph/weights.py). Sums of such products are the same in float32 as in integers
+    but for the rounding of the sum.
     """
     x, packed, scales = node.input(0), node.input(1), node.input(2)
     zeros = optional(node, 3)
@@ -167,8 +176,7 @@ def matmul_nbits(node: Node) -> Tensor:
             zero = zeros.flat(j * blocks + block).astype(F32)
         return (number(packed, j * row, k).astype(F32) - zero) * scales.flat(j * blocks + block).astype(F32)
 
-    constants = [node.values[i] is not None for i in (1, 2, 3) if node.has(i)]
-    if int(node.attrs.get("accuracy_level", 0)) == 4 and size in BYTES_OF_BLOCKS[bits] and whole and all(constants):
+    if int(node.attrs.get("accuracy_level", 0)) == 4 and size in BYTES_OF_BLOCKS[bits] and whole:
         x = apply(node, "RoundBlocks", x, block_size=size)
     y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
     return apply(node, "Add", y, node.input(5)) if node.has(5) else y

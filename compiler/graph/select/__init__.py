@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.commute import CHOOSING_OPS
 from celosia.compiler.graph.custom import custom
+from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
@@ -55,6 +56,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "QLinearSoftmax": softmax,
     "Table": table_lookup,
     "Clip": table_lookup,
+    "BlockSums": block_sums,
 }
 """What makes a layer of each operator. OnCpu where it cannot."""
 

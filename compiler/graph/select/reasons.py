@@ -25,6 +25,10 @@ MISMATCH = (
     "its types, scales, bias or attributes are not those of an integer operator; quantise operands and result to one "
     "8-bit type, and a bias to int32 in steps of the operands' scales"
 )
+BY_BLOCKS = {
+    "QuantizeBlocks": "each block of each row has a scale of its own, which is known when it runs",
+    "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats",
+}
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 
@@ -45,6 +49,8 @@ def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
         return "it arranges floats for the float operators beside it"
     if node.op_type == "MatMulIntegerToFloat":
         return RESULT
+    if node.op_type in BY_BLOCKS:
+        return BY_BLOCKS[node.op_type]
     op = node.op_type.removeprefix("Blocked")
     if op not in QUANTISABLE or node.domain not in ("", "ai.onnx", "celosia", "com.microsoft"):
         return f"the accelerator has no {op}; the CPU computes it, unless other operators take its place"

@@ -197,8 +197,9 @@ class _Diagnosis:
             return int(memory[f[f"{operand}_base"] * outs + sum(v * dims[d][1] for d, v in enumerate((n, y, x, q)))])
 
         does = softmax_of(self.cfg, f, machine.exp) if f.get("softmax") else operation_of(f, machine.lut)
-        if does != means.operation:
-            return error(Meaning.OPERATION, _difference(does, means.operation))
+        operation, position = means.of(position)
+        if does != operation:
+            return error(Meaning.OPERATION, _difference(does, operation))
         if means.parameters is not None and read(machine.par, "par") != _at(means.parameters, position):
             return error(Meaning.PARAMETERS, "scales with other parameters")
         if means.b is not None and f["b_source"] == BSource.VIN:

@@ -155,12 +155,14 @@ class Symbols:
 
 
 class Operands(NamedTuple):
-    """The operands of a layer's vector operation, each [batches, groups, height, width] or of length 1 there."""
+    """The operands of a layer's vector operation, each [batches, groups, height, width] or of length 1 there. several:
+    in place of `operation`, those that make an output of all groups each, one behind the other."""
 
     operation: Operation
     a: Scalars
     b: Scalars | None
     parameters: Scalars | None
+    several: tuple[Operation, ...] = ()
 
     def result(self, symbols: Symbols) -> Scalars:
         """The scalars of the output."""
@@ -169,7 +171,15 @@ class Operands(NamedTuple):
             total += self.parameters
         if self.b is not None:
             total += self.b * symbols.b
-        return symbols.result(self.operation, total)
+        each = [symbols.result(operation, total) for operation in self.several or (self.operation,)]
+        return np.concatenate(each, axis=1)
+
+    def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
+        """What makes the output at `position`, and the position of its A."""
+        if not self.several:
+            return self.operation, position
+        number, group = divmod(position[1], self.a.shape[1])
+        return self.several[number], (position[0], group, *position[2:])
 
 
 Pieces = dict[Storage, Scalars]
@@ -226,6 +236,9 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
     else:
         assert isinstance(layer, Map)
         a = x
+    if isinstance(layer, Conv) and layer.sum_bytes:
+        bytes_ = [operation._replace(binary=(BinaryOp.BYTE, 0, number)) for number in range(layer.sum_bytes)]
+        return Operands(operation, a, None, None, tuple(bytes_))
     if requantise is not None:
         operation = operation._replace(zero_point=requantise.zero_point)
         parameters = symbols.parameters(_parameters(cfg, requantise))[None, :, None, None]

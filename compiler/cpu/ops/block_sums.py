@@ -1,0 +1,83 @@
+"""Products of bytes in blocks, with a scale each: our own operators around sums that the accelerator makes.
+
+graph/block_sums.py puts them in the place of a MatMulNBits. The sums of a row lie as the accelerator stores them:
+[parts, bytes, blocks, lanes] int8, the lowest byte of all sums of a part first; a part has `lanes` columns.
+"""
+
+from __future__ import annotations
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.contrib import F32, steps_of_blocks
+from celosia.compiler.cpu.ops.registry import Node, op
+from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+from celosia.compiler.program.traits import Kind
+
+
+@op("QuantizeBlocks", kind=Kind.OPAQUE)
+def quantize_blocks(node: Node) -> list[Tensor]:
+    """x [..., K] float32 as int8 [..., blocks, block_size], zeros beyond K, and the steps of blocks [..., blocks]."""
+    x, size = node.input(0), int(node.attrs["block_size"])
+    largest, steps = steps_of_blocks(x, size)
+    inner, blocks = x.shape[-1], largest.shape[-1]
+
+    def byte(*i: Expr) -> Expr:
+        place = i[-2] * size + i[-1]
+        whole = inner % size == 0
+        value = x[(*i[:-2], place if whole else T.minimum(place, inner - 1))] * steps[i[:-1]]
+        value = call("round_even", value)
+        return (value if whole else select(place < inner, value, wrap(0, F32))).astype("int8")
+
+    made = T.compute((*x.shape[:-1], blocks, size), byte, "bytes")
+    return [made, T.compute(largest.shape, lambda *i: largest[i] / 127.0, "scale")]
+
+
+@op("BlockSums", kind=Kind.OPAQUE, heavy=True)
+def block_sums(node: Node) -> Tensor:
+    """x [..., blocks, size] times w [parts, blocks, lanes, size], both int8: the bytes of int32 sums, block by block,
+    [..., parts, sum_bytes, blocks, lanes] int8. Attributes K and N: of the matrix, which w fills up with zeros."""
+    x, w, count = node.input(0), node.input(1), int(node.attrs["sum_bytes"])
+    parts, blocks, lanes, size = w.shape
+    k = T.reduce_axis(size, "k")
+
+    def product(*i: Expr) -> Expr:
+        *row, part, block, lane = i
+        return T.sum(x[(*row, block, k)].astype("int32") * w[part, block, lane, k].astype("int32"), k)
+
+    def byte(*i: Expr) -> Expr:
+        *row, part, number, block, lane = i
+        return (sums[(*row, part, block, lane)] >> (number * 8).astype("int32")).astype("int8")
+
+    sums = T.compute((*x.shape[:-2], parts, blocks, lanes), product, "sums")
+    return T.compute((*x.shape[:-2], parts, count, blocks, lanes), byte, "bytes")
+
+
+@op("ScaleSums", kind=Kind.OPAQUE)
+def scale_sums(node: Node) -> Tensor:
+    """sums, as BlockSums makes them, times steps [..., blocks] and scales [parts, blocks, lanes], added up over the
+    blocks in their order: [..., parts, lanes]. With x, as QuantizeBlocks makes it, and zeros [parts, blocks, lanes]
+    int32 what zeros add to the sums is taken off.
+    """
+    sums, steps, scales = node.input(0), node.input(1), node.input(2)
+    x, zeros = (node.input(i) if node.has(i) else None for i in (3, 4))
+    count, (parts, blocks, lanes) = sums.shape[-3], scales.shape
+    b = T.reduce_axis(blocks, "block")
+    ones = None if x is None else _ones(x)
+
+    def whole(row: list[Expr], part: Expr, lane: Expr) -> Expr:
+        total: Expr = wrap(0, "int32")
+        for number in range(count):
+            value = sums[(*row, part, number, b, lane)].astype("int32")
+            total = total + ((value if number == count - 1 else value & 255) << 8 * number)
+        return total if zeros is None or ones is None else total - ones[(*row, b)] * zeros[part, b, lane]
+
+    def scaled(*i: Expr) -> Expr:
+        *row, part, lane = i
+        return T.sum(whole(row, part, lane).astype(F32) * (steps[(*row, b)] * scales[part, b, lane]), b)
+
+    return T.compute((*steps.shape[:-1], parts, lanes), scaled, "scaled")
+
+
+def _ones(x: Tensor) -> Tensor:
+    """The sum of each block."""
+    k = T.reduce_axis(x.shape[-1], "k")
+    return T.compute(x.shape[:-1], lambda *i: T.sum(x[(*i, k)].astype("int32"), k), "ones")

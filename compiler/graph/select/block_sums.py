@@ -1,0 +1,40 @@
+"""Sums by blocks as layers: grouped products whose results leave as they are."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.graph.select.forms import Form, OnCpu, shape_of
+from celosia.compiler.graph.select.parameters import array_of
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute
+from celosia.compiler.layer import UNSCALED, Conv, Layer, Window
+
+NOTE = "integer sums by block; scaled in floats on the CPU, within 2e-6 of the root mean square of onnxruntime's result"
+
+
+def block_sums(p: Placement, node: ir.Node) -> None:
+    """Places BlockSums: a layer for each part of the columns. OnCpu."""
+    if not p.cfg.sums:
+        raise OnCpu("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
+    value, y, count = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
+    assert value is not None
+    w = array_of(node.inputs[1])
+    parts, blocks, lanes, size = w.shape
+    reads: Reads = {}
+    rows, channels = prod(shape_of(value)[:-2]), count * blocks * lanes
+    y_form = Form((rows, parts * channels, 1, 1))
+    x, whole = p.read(value, Form((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
+    inner, columns = (attribute(node, name) for name in "KN")
+    layers: list[Layer] = []
+    for number in range(parts):
+        made = whole.region((whole.images, channels, 1, 1), number * channels // p.cfg.group, whole.pixels)
+        weights = np.ascontiguousarray(w[number]).reshape(blocks * lanes, size, 1, 1)
+        name = node.name or "" if parts == 1 else f"{node.name}.{number}"
+        filling = weights.size - inner * max(0, min(lanes, columns - number * lanes))
+        layer = Conv(name, x, made, weights, UNSCALED, Window((1, 1)), blocks, filling=filling, sum_bytes=count)
+        layers.append(layer)
+    p.assemble(node, layers, reads, whole, y_form, NOTE)
