@@ -23,7 +23,7 @@ from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
-BYTES = ir.DataType.INT8, ir.DataType.UINT8
+BYTES: tuple[ir.DataType | None, ...] = ir.DataType.INT8, ir.DataType.UINT8
 
 
 def cut(
@@ -66,9 +66,10 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
             continue
         varying.update(node.outputs)
         live = {value for value in (*live, *node.outputs) if last.get(value, -1) > number}
-        neck = next(iter(live)) if len(live) == 1 else None
-        if neck in node.outputs and neck.dtype in BYTES and neck.name:
-            found.append((number, neck.name))
+        if len(live) == 1:
+            (neck,) = live
+            if neck in node.outputs and neck.dtype in BYTES and neck.name:
+                found.append((number, neck.name))
     return found
 
 
