@@ -135,7 +135,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="of paper: smaller networks, minutes")
     parser.add_argument(
         "--only",
-        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation"))),
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats"))),
         help="of tune, explore or superoptimise: this part alone",
     )
     parser.add_argument(
@@ -246,6 +246,8 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         from benchmarks import superoptimise  # with onnxruntime's quantiser
 
         seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+        if only == "floats":
+            return superoptimise.floats(models, seconds, say)
         if only == "ablation":
             return superoptimise.ablation(config, seconds, say)
         return superoptimise.rows(folder, models, config, seconds, say)

@@ -70,6 +70,26 @@ class ByteMap:
 
 
 @dataclass(frozen=True)
+class FloatMap:
+    """An operator of floats that is a function of single elements. operator, attributes: as in ByteMap."""
+
+    operator: str
+    attributes: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *operands: Array) -> Array:
+        """Raises ValueError: who runs the model computes it."""
+        raise ValueError(f"{self.operator} of floats is not computed here")
+
+    @property
+    def table(self) -> Array:
+        """Raises KeyError: there is none."""
+        raise KeyError(self.operator)
+
+    def __str__(self) -> str:
+        return self.operator
+
+
+@dataclass(frozen=True)
 class Written:
     """How a requantised product was written: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
 

@@ -7,7 +7,7 @@ all of a step's price is until the whole model's turn comes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +16,8 @@ from onnx import helper
 
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
-from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.price import DEAR, Price, PriceModel
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
-
-PriceModel = Callable[[onnx.ModelProto], Price]
 
 
 @dataclass

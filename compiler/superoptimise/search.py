@@ -182,7 +182,7 @@ class Searching:
                 graph, tidied = self.tidied(rewritten(made.graph, next(matched)))
             except (StopIteration, NotTaken, ValueError):
                 continue
-            price = Price(made.price.cycles - step.gain, made.price.host)
+            price = made.price.less(step.gain)
             derived = replace(last, tidied=tidied, price=price)
             made = Found(graph, price, (*made.steps, derived), made.gain + step.gain)
         if made is found or made.graph.digest in self.seen:
@@ -217,7 +217,7 @@ class Searching:
                 gain = self.gain_of(found.graph, graph)
                 cost = found.price.total - (0 if gain is None else gain)
                 if cost <= ALPHA * self.found[-1].price.total:
-                    price = Price(cost - found.price.host, found.price.host)
+                    price = found.price.less(found.price.total - cost)
                     derived = Derived(rule.name, rule.says, _places(match), tidied, price)
                     yield Found(graph, price, (*found.steps, derived), gain or 0)
 
