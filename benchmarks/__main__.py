@@ -109,7 +109,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four, of tune: all)")
     parser.add_argument(
         "--device", choices=("rtl", "timed", "functional"),
-        help="of exactness and models (default: rtl), and of onchip (default: timed)",
+        help="of exactness and models (default: rtl), of onchip (default: timed), and of superoptimise",
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument(
@@ -248,6 +248,8 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
         if only == "floats":
             return superoptimise.floats(models, seconds, say)
+        if options.device == "rtl":
+            return superoptimise.on_rtl(models, config, seconds, say)
         if only == "ablation":
             return superoptimise.ablation(config, seconds, say)
         return superoptimise.rows(folder, models, config, seconds, say)

@@ -1,7 +1,8 @@
 """Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime.
 
 `--only ablation`: the same of ABLATED without each group of rules, and by each other search. `--only floats`: seconds
-of FLOATS, networks of floats, on this processor's CPU and one thread, before over after.
+of FLOATS, networks of floats, on this processor's CPU and one thread, before over after. `--device rtl`: cycles of
+ON_RTL, before over after, on the RTL simulator, and bytes that differ from onnxruntime's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile, pricing
-from celosia.compiler.superoptimise.equal import difference, inputs_of
+from celosia.compiler.superoptimise.equal import difference, differing, inputs_of
 from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
@@ -52,6 +53,8 @@ OTHERS = ("squeezenet1_1", "resnet18", "resnet50")
 BUDGET = 60.0
 """Seconds for each."""
 TARGETS = {"four_branches": 3.0, **dict.fromkeys(PARTLY, 1.05)}
+ON_RTL = ("four_branches", "srcnn")
+"""Of the merging rules, and of the partly equivalent ones."""
 FLOATS = ("inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_narrow", "inception_v3")
 FLOAT_TARGETS = {"inception_v3": 1.05}
 SECONDS = 10.0
@@ -126,6 +129,29 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
         f"{ratio:.3f} ({found.before.cycles:,.0f} to {found.after.cycles:,.0f}, {len(found.steps)} steps); {why or 0}"
     )
     return Row(*head, text, ratio >= target and not why, command, details)
+
+
+def on_rtl(models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of ON_RTL, or of `models`, which MADE has."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in models or ON_RTL:
+            say(f"{name}: searching for {seconds:g} s, then on the RTL")
+            original = onnx.load(made(name, Path(place)))
+            found = optimise(original, config, budget=seconds)
+            feed = inputs_of(original, 0)
+            expected = opened(original)(feed)
+            runs = [Runtime(compile(each, config=config), "rtl").run(feed) for each in (original, found.model)]
+            why = "; ".join(filter(None, (differing(expected, run.outputs) for run in runs)))
+            before, after = (int(run.report["cycles"]) for run in runs)
+            timed, target = found.before.cycles / found.after.cycles, TARGETS.get(name, 1.0)
+            options = f"--device rtl --models {name} --config {config} --seconds {seconds:g}"
+            yield Row(
+                f"superoptimise/rtl/{name}", f"{name} on {config}: cycles of the RTL, before over after; bytes that "
+                "differ", f"≥ {target:g}; 0",
+                f"{before / after:.3f} ({before:,} to {after:,}; {timed:.3f} by the timing model); {why or 0}",
+                before / after >= target and not why, f"python -m benchmarks superoptimise {options}",
+                {"config": config, "ratio": before / after, "before": before, "after": after, "timed": timed},
+            )  # fmt: skip
 
 
 def floats(models: tuple[str, ...], seconds: float, say: Callable[[str], None]) -> Iterator[Row]:

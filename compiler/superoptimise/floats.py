@@ -8,8 +8,8 @@ is a function of its terms and of the place of each (float_meaning.py). No law t
 anew, holds then; other channels of the result, more or fewer of them, change no bit.
 
 onnxruntime keeps that where a convolution has two outputs at least and more than one pixel: for one output, or one
-pixel, it takes a product of a matrix and a vector, which adds up in another order. That is with one thread: with several, its
-order hangs on how products are shared out among them, so that it differs from itself.
+pixel, it takes a product of a matrix and a vector, which adds up in another order. That is with one thread: with
+several, its order hangs on how products are shared out among them, so that it differs from itself.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[
     given = [_random(rng, dtype, shape) for dtype, shape in kernel.inputs]
     outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
     held = sum(array.nbytes for array, constant in zip(given, fixed) if constant)
-    count = min(MOST_COPIES, 1 + 2 * target().cache_bytes // max(1, held)) if large else 1
+    count = min(MOST_COPIES, 2 + target().cache_bytes // max(1, held)) if large else 1
     copies = itertools.cycle(
         [[_copy(array) if constant else array for array, constant in zip(given, fixed)] for _ in range(count)]
     )

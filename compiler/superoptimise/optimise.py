@@ -126,15 +126,21 @@ def optimise(
     original = with_shapes(source, shapes)
     graph = graph_of(original, floats)
 
+    before: list[Price] = []
+
     def price_of(each: BytesGraph) -> Price:
         if each is graph:
-            return pricing.whole(original)
+            before.append(pricing.whole(original))
+            return before[0]
         try:
-            return pricing.whole(OnnxWriter(each, original).write())
+            model = OnnxWriter(each, original).write()
+            if pricing.anew is None:
+                return pricing.whole(model)
+            return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
         except (Unwritable, ModelError):
             return DEAR
 
-    near = Neighbourhoods(original, pricing.part)
+    near = Neighbourhoods(original, pricing)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, oracle, pricing)
@@ -152,7 +158,7 @@ def _checked(
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
         why = difference(original, model, oracle)
-        if not why and pricing.confirmed(original, model):
+        if not why and (pricing.anew is None or pricing.anew(original, model) > 0):
             return each, model, refused
         why = why or "timed anew beside the original, the model takes no less time"
         step = each.steps[-1]

@@ -54,12 +54,12 @@ PriceModel = Callable[[onnx.ModelProto], Price]
 
 
 class Pricing(NamedTuple):
-    """whole: of a model. part: of a part of one, where less will do. confirmed: whether the second of two models costs
-    less when both are looked at anew, for what is measured."""
+    """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
+    parts, saves when both are measured anew, by turns; None where nothing is measured."""
 
     whole: PriceModel
     part: PriceModel
-    confirmed: Callable[[onnx.ModelProto, onnx.ModelProto], bool] = lambda before, after: True
+    anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
 
 
 DEAR = Price(inf, inf)

@@ -153,24 +153,30 @@ class Searching:
             found = best
 
     def _together(self, first: Found) -> str:
-        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
+        """All steps at once that an integer program chooses of those that save something, as long as the whole does.
+
+        Steps are looked for in half of the time that is left, so that those that were found are taken."""
         found = first
-        while True:
-            steps = []
+        while not self._tell():
+            steps, whole = [], True
+            until = (self.state.seconds + self.ends) / 2
             for each in self._next(found):
                 steps += [each] if each.gain > 0 else []
-                if self._tell():
-                    return "budget"
+                self._tell()
+                if self.state.seconds >= until:
+                    whole = False
+                    break
             if not steps:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
             made = self._all_of([steps[each] for each in number], found)
             best = self._priced(made) if made is not None else found
             if best.price.total >= found.price.total:  # steps that are in each other's way
                 best = self._priced(max(steps, key=lambda each: each.gain))
             if best.price.total >= found.price.total:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             found = best
+        return "budget"
 
     def _all_of(self, steps: Sequence[Found], found: Found) -> Found | None:
         """`found` after the last step of each of `steps`, where it still fits; None where that is one of them."""

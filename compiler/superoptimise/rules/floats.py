@@ -27,7 +27,8 @@ PIXELS = tuple(
 SEVERAL = SizeOf("<=", 3, PIXELS[0] + PIXELS[1])
 """Of which there is more than one."""
 Function = Callable[[Term], Term]
-BEHIND: dict[str, Function] = {"": lambda y: y, " with the function behind them": lambda y: mapped(F, y)}
+BEHIND: dict[str, Function] = {" with the function behind it": lambda y: mapped(F, y), "": lambda y: y}
+"""Those that take more with them come first, as time may be short."""
 
 
 def convolved(weights: list[Term]) -> Term:
@@ -79,7 +80,7 @@ def _products(rank: int) -> RewriteRule:
 
 
 FLOATS = (
-    *(_merged(biased, behind) for biased in (True, False) for behind in BEHIND),
-    *(_split(number, biased, behind) for number in SPLITS for biased in (True, False) for behind in BEHIND),
+    *(_split(number, biased, behind) for behind in BEHIND for number in SPLITS for biased in (True, False)),
+    *(_merged(biased, behind) for behind in BEHIND for biased in (True, False)),
     *map(_products, (2, 3, 4)),
 )
