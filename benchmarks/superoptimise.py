@@ -97,7 +97,7 @@ def rows(
     """A row for each network and one for all but PARTLY; or rows for those of `models`."""
     ratios = []
     with tempfile.TemporaryDirectory() as place:
-        for name in models or (*(each for each in MADE if each not in WHOLE), *OTHERS):
+        for name in models or (*MADE, *OTHERS):
             say(f"{name}: searching for {seconds:g} s")
             row = _row(name, folder, Path(place), config, seconds)
             ratios += [row.details["ratio"]] if row.met is not None and name not in PARTLY else []

@@ -61,7 +61,8 @@ class Optimised:
             "measured": self.before.measured, "cycles_before": self.before.cycles, "cycles": self.after.cycles,
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "seconds": self.state.seconds,
-            "ended": self.state.ended, "refused": list(self.refused), "steps": rows,
+            "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
+            "refused": list(self.refused), "steps": rows,
         }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Found:
 @dataclass
 class SearchState:
     """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget" or "interrupted"."""
+    "budget" or "interrupted". bests: seconds after which there was a new best, and what it costs."""
 
     original: Price
     best: Price
@@ -57,6 +57,7 @@ class SearchState:
     seen: int = 0
     waiting: int = 0
     ended: str = ""
+    bests: list[tuple[float, float]] = field(default_factory=list)
 
 
 Told = Callable[[SearchState], None]
@@ -204,6 +205,7 @@ class Searching:
         found = Found(found.graph, price, (*before, replace(last, price=price)))
         if price.total < self.found[-1].price.total:
             self.found.append(found)
+            self.state.bests.append((time.perf_counter() - self.started, price.total))
         return found
 
     def _next(self, found: Found) -> Iterator[Found]:

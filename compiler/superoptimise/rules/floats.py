@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from celosia.compiler.superoptimise.floats import OPERATORS  # noqa: F401  with the operators of floats
+import celosia.compiler.superoptimise.floats  # noqa: F401  the operators
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, PADS, C, H, W, joined, part
 from celosia.compiler.superoptimise.rules.moving import F, mapped
