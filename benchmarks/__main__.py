@@ -219,6 +219,23 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def superoptimised(
+    options: argparse.Namespace, folder: Path | None, config: str, say: Callable[[str], None]
+) -> Iterable[Row]:
+    """The rows of `superoptimise`, or of a part of it."""
+    from benchmarks import superoptimise  # with onnxruntime's quantiser
+
+    models = _split(options.models)
+    seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+    if options.only == "floats":
+        return superoptimise.floats(models, seconds, say)
+    if options.device == "rtl":
+        return superoptimise.on_rtl(models, config, seconds, say)
+    if options.only == "ablation":
+        return superoptimise.ablation(config, seconds, say)
+    return superoptimise.rows(folder, models, config, seconds, say)
+
+
 def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], Iterable[Row]]]:
     """What measures each of SECTIONS."""
     folder, config = models_folder(options.models_dir), options.config or "pynq"
@@ -242,18 +259,6 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return packed_weights.rows(models, options.config, memory, say)
 
-    def superoptimised() -> Iterable[Row]:
-        from benchmarks import superoptimise  # with onnxruntime's quantiser
-
-        seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
-        if only == "floats":
-            return superoptimise.floats(models, seconds, say)
-        if options.device == "rtl":
-            return superoptimise.on_rtl(models, config, seconds, say)
-        if only == "ablation":
-            return superoptimise.ablation(config, seconds, say)
-        return superoptimise.rows(folder, models, config, seconds, say)
-
     def simulation() -> Iterable[Row]:
         chosen = models or ("resnet18",)
         return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
@@ -274,7 +279,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
-        "superoptimise": superoptimised,
+        "superoptimise": lambda: superoptimised(options, folder, config, say),
         "four_bits": lambda: four_bits.rows(models, say),
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
