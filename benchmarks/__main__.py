@@ -114,7 +114,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four, of tune: all)")
     parser.add_argument(
         "--device", choices=("rtl", "timed", "functional"),
-        help="of exactness and models (default: rtl), and of onchip (default: timed)",
+        help="of exactness and models (default: rtl), of onchip (default: timed), and of superoptimise",
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument(
@@ -140,7 +140,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="of paper: smaller networks, minutes")
     parser.add_argument(
         "--only",
-        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation"))),
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats"))),
         help="of tune, explore or superoptimise: this part alone",
     )
     parser.add_argument(
@@ -224,6 +224,23 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def superoptimised(
+    options: argparse.Namespace, folder: Path | None, config: str, say: Callable[[str], None]
+) -> Iterable[Row]:
+    """The rows of `superoptimise`, or of a part of it."""
+    from benchmarks import superoptimise  # with onnxruntime's quantiser
+
+    models = _split(options.models)
+    seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+    if options.only == "floats":
+        return superoptimise.floats(models, seconds, say)
+    if options.device == "rtl":
+        return superoptimise.on_rtl(models, config, seconds, say)
+    if options.only == "ablation":
+        return superoptimise.ablation(config, seconds, say)
+    return superoptimise.rows(folder, models, config, seconds, say)
+
+
 def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], Iterable[Row]]]:
     """What measures each of SECTIONS."""
     folder, config = models_folder(options.models_dir), options.config or "pynq"
@@ -247,14 +264,6 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return packed_weights.rows(models, options.config, memory, say)
 
-    def superoptimised() -> Iterable[Row]:
-        from benchmarks import superoptimise  # with onnxruntime's quantiser
-
-        seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
-        if only == "ablation":
-            return superoptimise.ablation(config, seconds, say)
-        return superoptimise.rows(folder, models, config, seconds, say)
-
     def simulation() -> Iterable[Row]:
         chosen = models or ("resnet18",)
         return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
@@ -275,7 +284,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
-        "superoptimise": superoptimised,
+        "superoptimise": lambda: superoptimised(options, folder, config, say),
         "four_bits": lambda: four_bits.rows(models, say),
         "bits": lambda: bits.rows(models, options.seconds, say),
         "export": lambda: export.rows(folder, models, config, say),

@@ -383,6 +383,18 @@ REWRITTEN = (
                of("ratio"), least=3 if name == "four_branches" else least)
         for names, seconds, least in ((SEARCHED, 30, 1), (PARTLY, 60, 1.05)) for name in names
     ),
+    *(
+        Figure(f"superoptimise-floats-{name}", f"{name} in floats: seconds on one thread before over after", "",
+               KERNELS, f"{BENCH} superoptimise --only floats --models {name} --seconds {seconds}",
+               (f"superoptimise/floats/{name}",), of("ratio"), least=1.05)
+        for name, seconds in (("inception_v3_last", 60), ("inception_v3", 150))
+    ),
+    *(
+        Figure(f"superoptimise-rtl-{name}", f"{name}: cycles of the RTL of `pynq` before over after", "", MACHINE,
+               f"{BENCH} superoptimise --device rtl --models {name} --config pynq --seconds 30",
+               (f"superoptimise/rtl/{name}",), of("ratio"), least=1.05)
+        for name in ("four_branches", "srcnn")
+    ),
 )  # fmt: skip
 
 # Times ---------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime.
 
-`--only ablation`: the same of ABLATED without each group of rules, and by each other search.
+`--only ablation`: the same of ABLATED without each group of rules, and by each other search. `--only floats`: seconds
+of FLOATS, networks of floats, on this processor's CPU and one thread, before over after. `--device rtl`: cycles of
+ON_RTL, before over after, on the RTL simulator, and bytes that differ from onnxruntime's.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,17 @@ from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.compiler.compile import price
-from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.compile import compile, pricing
+from celosia.compiler.superoptimise.equal import difference, differing, inputs_of
 from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.superoptimise.stored import generated_rules
+from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.optimise import optimise
 from celosia.driver.oracle import opened
+from celosia.driver.runtime import Runtime
 
 ENCODER = "minilm_64"
 MADE: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -48,7 +53,17 @@ OTHERS = ("squeezenet1_1", "resnet18", "resnet50")
 BUDGET = 60.0
 """Seconds for each."""
 TARGETS = {"four_branches": 3.0, **dict.fromkeys(PARTLY, 1.05)}
+ON_RTL = ("four_branches", "srcnn")
+"""Of the merging rules, and of the partly equivalent ones."""
+FLOATS = ("inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_narrow", "inception_v3")
+FLOAT_TARGETS = {"inception_v3": 1.05}
+SECONDS = 10.0
+"""For which networks of floats are run by turns."""
 ABLATED = ("four_branches", "detector", "u_net", "separable_cell", "resnext")
+
+
+FLOAT_SEARCH = "milp"
+"""Many steps at once: each of them is compiled for the CPU to be weighed, which takes long."""
 
 
 @dataclass
@@ -82,7 +97,7 @@ def rows(
     """A row for each network and one for all but PARTLY; or rows for those of `models`."""
     ratios = []
     with tempfile.TemporaryDirectory() as place:
-        for name in models or (*(each for each in MADE if each not in WHOLE), *OTHERS):
+        for name in models or (*MADE, *OTHERS):
             say(f"{name}: searching for {seconds:g} s")
             row = _row(name, folder, Path(place), config, seconds)
             ratios += [row.details["ratio"]] if row.met is not None and name not in PARTLY else []
@@ -116,6 +131,50 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
     return Row(*head, text, ratio >= target and not why, command, details)
 
 
+def on_rtl(models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of ON_RTL, or of `models`, which MADE has."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in models or ON_RTL:
+            say(f"{name}: searching for {seconds:g} s, then on the RTL")
+            original = onnx.load(made(name, Path(place)))
+            found = optimise(original, config, budget=seconds)
+            feed = inputs_of(original, 0)
+            expected = opened(original)(feed)
+            runs = [Runtime(compile(each, config=config), "rtl").run(feed) for each in (original, found.model)]
+            why = "; ".join(filter(None, (differing(expected, run.outputs) for run in runs)))
+            before, after = (int(run.report["cycles"]) for run in runs)
+            timed, target = found.before.cycles / found.after.cycles, TARGETS.get(name, 1.0)
+            options = f"--device rtl --models {name} --config {config} --seconds {seconds:g}"
+            yield Row(
+                f"superoptimise/rtl/{name}", f"{name} on {config}: cycles of the RTL, before over after; bytes that "
+                "differ", f"≥ {target:g}; 0",
+                f"{before / after:.3f} ({before:,} to {after:,}; {timed:.3f} by the timing model); {why or 0}",
+                before / after >= target and not why, f"python -m benchmarks superoptimise {options}",
+                {"config": config, "ratio": before / after, "before": before, "after": after, "timed": timed},
+            )  # fmt: skip
+
+
+def floats(models: tuple[str, ...], seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of FLOATS, or of `models`: the processor's time of both, by turns in one process."""
+    for name in models or FLOATS:
+        say(f"{name}, floats: searching for {seconds:g} s")
+        model = MADE[name]()
+        found = optimise(model, budget=seconds, search=FLOAT_SEARCH, accelerator=False)
+        why = difference(model, found.model, opened)
+        feed = inputs_of(model, 0)
+        both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
+        before, after = by_turns([partial(each.run, feed) for each in both], SECONDS)
+        ratio, target = (before / after if found.steps else 1.0), FLOAT_TARGETS.get(name, 1.0)
+        yield Row(
+            f"superoptimise/floats/{name}", f"{name} in floats on one thread: seconds, before over after; bytes that "
+            "differ", f"≥ {target:g}; 0",
+            f"{ratio:.3f} ({before * 1e3:.3f} to {after * 1e3:.3f} ms, {len(found.steps)} steps); {why or 0}",
+            ratio >= target and not why,
+            f"python -m benchmarks superoptimise --only floats --models {name} --seconds {seconds:g}",
+            {"ratio": ratio, "before": before, "after": after, **found.report},
+        )  # fmt: skip
+
+
 def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
     """A row for each group of rules that is left out, for none, and for each other search: geometric means."""
     further = generated_rules()
@@ -132,10 +191,8 @@ def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterato
             ratios, taken = {}, 0.0
             for name, path in paths.items():
                 say(f"{name}, {variant}: searching for {seconds:g} s")
-                found = compared(
-                    path, lambda model: price(model, config), seconds, opened, rules=rules, further=more, way=way,
-                    roughly=lambda model: price(model, config, records=None),
-                )  # fmt: skip
+                costs = pricing(path, config)
+                found = compared(path, costs, seconds, opened, rules=rules, further=more, way=way)
                 ratios[name] = found.before.cycles / found.after.cycles
                 taken += found.state.seconds
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))

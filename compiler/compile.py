@@ -25,7 +25,7 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold, fold_imported
 from celosia.compiler.graph.identities import remove_wires, simplify
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
@@ -49,14 +49,14 @@ from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
-from celosia.compiler.superoptimise.price import DEAR, Price, price_of
+from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
 from celosia.compiler.switches import PARTS, leaving_out
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import asked_for, shipped
+from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import seldom_collected
 from celosia.hw.config import Config, did_you_mean
@@ -150,14 +150,12 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
 
     if options.oracle is None:
         raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
-    cfg = Config.load(options.config)
-    options.say("looking for a model of fewer cycles")
-    records = options.records
+    options.say("looking for a model that takes less time")
     found = optimise(
-        source, lambda each: price(each, cfg, records=records), seconds(options.optimise or 0), options.oracle,
-        options.shapes, roughly=lambda each: price(each, cfg, records=None),
+        source, pricing(source, options.config, options.accelerator, options.records),
+        seconds(options.optimise or 0), options.oracle, options.shapes, floats=not options.accelerator,
     )  # fmt: skip
-    options.say(f"{found.before.cycles:,.0f} cycles at first, {found.after.cycles:,.0f} after {len(found.steps)} steps")
+    options.say(f"{found.before} at first, {found.after} after {len(found.steps)} steps")
     return (found.model, text_in(found.model)) if found.steps else (source, "")
 
 
@@ -202,6 +200,33 @@ def price(source: Source, options: Options) -> Price:
             return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, Untileable):
             return DEAR
+
+
+def pricing(
+    source: Source, config: Config | str | Path = "pynq", accelerator: bool = True, records: str | Path | None = SHIPPED
+) -> Pricing:
+    """What prices models that are made of `source`. accelerator: False for the time that the CPU takes alone."""
+    if accelerator:
+        cfg = Config.load(config)
+        return Pricing(lambda each: price(each, cfg, records=records), lambda each: price(each, cfg, records=None))
+    from celosia.compiler.superoptimise.measured import gain, is_large, nanoseconds
+
+    large = is_large((source if isinstance(source, onnx.ModelProto) else read(Path(source))).ByteSize())
+
+    def made(each: onnx.ModelProto) -> Program:
+        return compile(each, config, accelerator=False, check=False, records=records)
+
+    def measured(each: onnx.ModelProto) -> Price:
+        return Price(0, nanoseconds(made(each), large), True)
+
+    held: list[tuple[onnx.ModelProto, Program]] = []
+
+    def anew(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+        if not held or held[0][0] is not before:
+            held[:] = [(before, made(before))]
+        return gain(held[0][1], made(after), large)
+
+    return Pricing(measured, measured, anew)
 
 
 _TIMED: dict[Config, dict[str, float]] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import price
+from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.options import Options, Run, Source, taking
 from celosia.compiler.program import Program
@@ -26,8 +26,12 @@ def optimise(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
     shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
     progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
+    accelerator: bool = True,
 ) -> Optimised:  # fmt: skip
     """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
+
+    accelerator: False for a model that runs on this processor alone; then rules of floats are taken, too, and what
+    counts is the time of its kernels, on one thread.
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
@@ -48,17 +52,8 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
-    return optimised(
-        source,
-        lambda model: price(model, cfg),
-        budget,
-        oracle,
-        shapes,
-        roughly=lambda model: price(model, cfg, records=None),
-        own=rules,
-        told=told,
-        way=search,
-    )
+    costs = pricing(source, cfg, accelerator)
+    return optimised(source, costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator)
 
 
 def _require_scipy() -> None:

@@ -114,8 +114,10 @@ def run(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
 
 def opened(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
     """The outputs of `model` by name, of its inputs by name; both this and what it gives raise OracleError.
-    MissingLibrary."""
-    return partial(run, session(model))
+    MissingLibrary.
+
+    With one thread: how onnxruntime adds up floats hangs on how many there are."""
+    return partial(run, session(model, threads=1))
 
 
 def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:

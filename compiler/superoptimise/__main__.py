@@ -1,4 +1,5 @@
-"""python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json or compare with it.
+"""python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json and
+float_proofs.json or compare with them.
 python -m celosia.compiler.superoptimise --generate [--check] [--budget 20m]: the same of generated.json, whose rules
 are found anew, in two processes.
 """
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from celosia.compiler.program.files import write_text
 from celosia.compiler.superoptimise.budget import BudgetError, seconds
-from celosia.compiler.superoptimise.proofs import FILE, GENERATED, RuleError, text_of
-from celosia.compiler.superoptimise.rules import RULES
+from celosia.compiler.superoptimise.proofs import FILE, FLOATS_FILE, GENERATED, RuleError, text_of
+from celosia.compiler.superoptimise.rules import FLOATS, RULES
 
 BUDGET = "20m"
 
@@ -29,8 +30,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         budget = seconds(options.budget)
-        file, made = (GENERATED, partial(_generated, budget)) if options.generate else (FILE, partial(text_of, RULES))
-        return _written(file, made, options.check)
+        if options.generate:
+            return _written(GENERATED, partial(_generated, budget), options.check)
+        files = (FILE, RULES), (FLOATS_FILE, FLOATS)
+        return max(_written(file, partial(text_of, rules, file), options.check) for file, rules in files)
     except (RuleError, BudgetError) as error:
         print(f"celosia: error: {error}", file=sys.stderr)
         return 1

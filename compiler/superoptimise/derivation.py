@@ -19,7 +19,7 @@ STEP = {"rule": str, "says": str, "where": list, "tidied": list, "proof": str, "
 
 def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
     """Write what `report` says of steps and costs into the model."""
-    kept = {name: report[name] for name in (*NUMBERS, "steps")}
+    kept = {name: report[name] for name in (*NUMBERS, "measured", "steps")}
     for entry in [each for each in model.metadata_props if each.key == KEY]:
         model.metadata_props.remove(entry)
     model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(kept)))
@@ -82,10 +82,18 @@ def tidied(row: dict[str, Any]) -> str:
 def total(report: dict[str, Any]) -> str:
     """What all steps came to, in a sentence."""
     before, after = report["cycles_before"], report["cycles"]
+    if is_measured(report):
+        before, after = report["host_before"], report["host"]
+        return f"{after / 1e6:,.3f} ms, {before / 1e6:,.3f} before: {before / after:.3f} times as fast"
     text = f"{after:,.0f} cycles, {before:,.0f} before"
     if after:
         text += f": {before / after:.3f} times as fast"
     return f"{text}; on the CPU {report['host']:,.0f}, {report['host_before']:,.0f} before, by estimate"
+
+
+def is_measured(report: Mapping[str, Any]) -> bool:
+    """Whether its numbers of the CPU are nanoseconds, of a model without an accelerator."""
+    return bool(report.get("measured"))
 
 
 def _counted(names: list[str]) -> list[tuple[str, int]]:

@@ -189,7 +189,7 @@ def _bytes_pool(reader: OnnxReader, node: onnx.NodeProto) -> None:
 
 
 def _moves(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str], note: Meant | None) -> None:
-    if reader.dtype_of(x) not in BYTES:
+    if reader.dtype_of(x) not in reader.moved:
         raise NotOurs
     _MOVES[node.op_type](reader, node, x, outputs, note)
 
@@ -272,7 +272,7 @@ def _pad(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
 
 @node_reader("Concat")
 def _bytes_concat(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    if any(reader.dtype_of(name) not in BYTES for name in node.input):
+    if any(reader.dtype_of(name) not in reader.moved for name in node.input):
         raise NotOurs
     axis = attributes_of(node)["axis"] % len(reader.shape(node.input[0]))
     _pairwise(reader, list(node.input), node.output[0], None, axis)

@@ -70,6 +70,26 @@ class ByteMap:
 
 
 @dataclass(frozen=True)
+class FloatMap:
+    """An operator of floats that is a function of single elements. operator, attributes: as in ByteMap."""
+
+    operator: str
+    attributes: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *operands: Array) -> Array:
+        """Raises ValueError: who runs the model computes it."""
+        raise ValueError(f"{self.operator} of floats is not computed here")
+
+    @property
+    def table(self) -> Array:
+        """Raises KeyError: there is none."""
+        raise KeyError(self.operator)
+
+    def __str__(self) -> str:
+        return self.operator
+
+
+@dataclass(frozen=True)
 class Written:
     """How a requantised product was written: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
 
@@ -127,6 +147,8 @@ class BytesGraph:
     outputs: tuple[str, ...]
     labels: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     _names: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+    _digests: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Of constants, which graphs that are made of each other share; none of them has another of the same name."""
 
     @cached_property
     def makers(self) -> dict[str, GraphOp]:
@@ -161,12 +183,17 @@ class BytesGraph:
         numbers = {name: f"input {name}" for name in self.inputs}
         lines = []
         for each in self.operations:
-            read = [numbers.get(name) or _digest(self.constants.get(name)) for name in each.inputs]
+            read = [numbers.get(name) or self._digest(name) for name in each.inputs]
             lines.append(f"{each.op} {read} {each.attributes} {each.note}")
             mine = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
             numbers |= {name: f"{mine}.{place}" for place, name in enumerate(each.outputs)}
         lines = sorted(lines) + [f"output {name} {numbers.get(name)}" for name in self.outputs]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = _digest(self.constants.get(name))
+        return self._digests[name]
 
     def fresh(self, near: str) -> str:
         """A name that no tensor has, of this graph or of one that is made of it."""

@@ -7,7 +7,7 @@ all of a step's price is until the whole model's turn comes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,19 +16,22 @@ from onnx import helper
 
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
-from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
-PriceModel = Callable[[onnx.ModelProto], Price]
+NOISE = 0.03
+"""Share of a time that is measured by which it may differ for no reason."""
 
 
 @dataclass
 class Neighbourhoods:
-    """model: whose opsets the small ones have. known: prices of those that were asked for, by likeness."""
+    """model: whose opsets the small ones have. known: prices of those that were asked for, by likeness; measured: what
+    is saved from one to another, where that was measured anew."""
 
     model: onnx.ModelProto
-    price: PriceModel
+    pricing: Pricing
     known: dict[str, Price] = field(default_factory=dict)
+    measured: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
         """Cycles that `after` saves where it differs; negative where it loses some, None where that cannot be told."""
@@ -37,24 +40,38 @@ class Neighbourhoods:
         near = {
             each for graph, ops in zip((before, after), changed) for each in _next_to(graph, ops) if each in kept
         }  # fmt: skip
-        prices = []
+        parts = []
         for graph, ops in zip((before, after), changed):
             inside = near.union(ops)
             part = _part(graph, [each for each in graph.operations if each in inside])
             if part is None:
                 return None
-            prices.append(self._priced(part))
-        old, new = prices
-        return None if old is DEAR else old.total - new.total
+            parts.append(part)
+        old, new = map(self._priced, parts)
+        if old is DEAR:
+            return None
+        saved = old.total - new.total
+        return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
+
+    def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
+        """What was measured at two times, measured at one."""
+        alike = likeness(before), likeness(after)
+        if alike not in self.measured and self.pricing.anew is not None:
+            saved = self.pricing.anew(self._model(before), self._model(after))
+            self.measured[alike] = saved if saved > NOISE * self.known[alike[0]].total else 0
+        return self.measured.get(alike, 0)
 
     def _priced(self, part: BytesGraph) -> Price:
         alike = likeness(part)
         if alike not in self.known:
             try:
-                self.known[alike] = self.price(OnnxWriter(part, self._skeleton(part)).write())
+                self.known[alike] = self.pricing.part(self._model(part))
             except (Unwritable, ModelError):
                 self.known[alike] = DEAR
         return self.known[alike]
+
+    def _model(self, part: BytesGraph) -> onnx.ModelProto:
+        return OnnxWriter(part, self._skeleton(part)).write()
 
     def _skeleton(self, part: BytesGraph) -> onnx.ModelProto:
         def info(name: str) -> onnx.ValueInfoProto:

@@ -15,13 +15,14 @@ from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import noted
 from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.float_forms import FloatReader
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
-from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods, PriceModel
-from celosia.compiler.superoptimise.price import DEAR, Price
+from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods
+from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.proofs import proof_of, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules import RULES
+from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
@@ -46,7 +47,8 @@ class Optimised:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Plain data: cycles and host cycles before and after, and each step with its rule and gain."""
+        """Plain data: cycles and host cycles before and after, and each step with its rule and gain; nanoseconds of
+        the CPU where they are measured."""
         rows, last = [], self.before
         for step in self.steps:
             rows.append(
@@ -56,14 +58,16 @@ class Optimised:
             )  # fmt: skip
             last = step.price
         return {
-            "cycles_before": self.before.cycles, "cycles": self.after.cycles, "host_before": self.before.host,
-            "host": self.after.host, "priced": self.state.priced, "seconds": self.state.seconds,
-            "ended": self.state.ended, "refused": list(self.refused), "steps": rows,
+            "measured": self.before.measured, "cycles_before": self.before.cycles, "cycles": self.after.cycles,
+            "host_before": self.before.host, "host": self.after.host,
+            "priced": self.state.priced, "seconds": self.state.seconds,
+            "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
+            "refused": list(self.refused), "steps": rows,
         }  # fmt: skip
 
 
-def graph_of(model: onnx.ModelProto) -> BytesGraph:
-    """The algebra of a model whose sizes are known. ModelError."""
+def graph_of(model: onnx.ModelProto, floats: bool = False) -> BytesGraph:
+    """The algebra of a model whose sizes are known. floats: with operators of floats. ModelError."""
     shaped = load(model)
     values = [*shaped.graph.inputs, *(out for node in shaped.graph for out in node.outputs)]
     shapes, dtypes = {}, {}
@@ -72,7 +76,7 @@ def graph_of(model: onnx.ModelProto) -> BytesGraph:
             shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
         if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
             dtypes[value.name] = value.dtype.numpy().name
-    return READER(model, shapes, dtypes).read()
+    return (FloatReader if floats else READER)(model, shapes, dtypes).read()
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
@@ -104,36 +108,43 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 
 
 def optimise(
-    source: Source, price: PriceModel, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
+    source: Source, pricing: Pricing, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    way: str = "queue", roughly: PriceModel | None = None, further: Sequence[RewriteRule] | None = None,
+    way: str = "queue", further: Sequence[RewriteRule] | None = None, floats: bool = False,
 ) -> Optimised:  # fmt: skip
-    """The model that costs least by `price` of those that the rules make of `source` in `budget` seconds.
+    """The model that costs least by `pricing` of those that the rules make of `source` in `budget` seconds.
 
     way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
-    and others where that is not the same. roughly: in place of `price`, for parts of the model. further: rules that are
-    tried where `rules` leave nothing; by default the generated ones. Ctrl-C ends the search and keeps what it has.
+    and others where that is not the same. further: rules that are tried where `rules` leave nothing; by default the
+    generated ones. floats: those of floats, too. Ctrl-C ends the search and keeps what it has.
     BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
     further = generated_rules() if further is None else further
+    rules = (*FLOATS, *rules) if floats else rules
     require_proved((*rules, *further), own)
     original = with_shapes(source, shapes)
-    graph = graph_of(original)
+    graph = graph_of(original, floats)
+
+    before: list[Price] = []
 
     def price_of(each: BytesGraph) -> Price:
         if each is graph:
-            return price(original)
+            before.append(pricing.whole(original))
+            return before[0]
         try:
-            return price(OnnxWriter(each, original).write())
+            model = OnnxWriter(each, original).write()
+            if pricing.anew is None:
+                return pricing.whole(model)
+            return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
         except (Unwritable, ModelError):
             return DEAR
 
-    near = Neighbourhoods(original, roughly or price)
+    near = Neighbourhoods(original, pricing)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further)
     state = searching.run(graph)
-    best, model, refused = _checked(searching.found, original, oracle)
+    best, model, refused = _checked(searching.found, original, oracle, pricing)
     made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
     if made.steps:
         noted(model, made.report)
@@ -141,14 +152,16 @@ def optimise(
 
 
 def _checked(
-    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle
+    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle, pricing: Pricing
 ) -> tuple[Found, onnx.ModelProto, list[str]]:
     """The best graph that gives the same bytes; sentences about those that do not."""
     refused: list[str] = []
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
-        if not (why := difference(original, model, oracle)):
+        why = difference(original, model, oracle)
+        if not why and (pricing.anew is None or pricing.anew(original, model) > 0):
             return each, model, refused
+        why = why or "timed anew beside the original, the model takes no less time"
         step = each.steps[-1]
         refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why}")
     return found[0], original, refused

@@ -1,11 +1,14 @@
-"""What a model costs: cycles of its launches by the timing model, and an estimate of what is left to the CPU."""
+"""What a model costs: cycles of its launches by the timing model, and an estimate of what is left to the CPU; of
+one for the CPU alone, what its kernels take there (measured.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from math import inf, prod
+from typing import NamedTuple
 
+import onnx
 import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import traits
@@ -25,15 +28,38 @@ STEP_CYCLES = 200
 
 @dataclass(frozen=True)
 class Price:
-    """cycles: of all launches. host: of operators on the CPU, in the same cycles, roughly."""
+    """cycles: of all launches. host: of operators on the CPU, in the same cycles, roughly; where it is measured,
+    nanoseconds of this processor."""
 
     cycles: float
     host: float
+    measured: bool = False
 
     @property
     def total(self) -> float:
         """What a search compares."""
         return self.cycles + self.host
+
+    def less(self, gain: float) -> Price:
+        """After a step that saves so much, wherever it does."""
+        if self.measured:
+            return replace(self, host=self.host - gain)
+        return replace(self, cycles=self.cycles - gain)
+
+    def __str__(self) -> str:
+        return f"{self.host / 1e6:,.3f} ms" if self.measured else f"{self.cycles:,.0f} cycles"
+
+
+PriceModel = Callable[[onnx.ModelProto], Price]
+
+
+class Pricing(NamedTuple):
+    """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
+    parts, saves when both are measured anew, by turns; None where nothing is measured."""
+
+    whole: PriceModel
+    part: PriceModel
+    anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
 
 
 DEAR = Price(inf, inf)

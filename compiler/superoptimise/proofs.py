@@ -19,30 +19,35 @@ FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"
 GENERATED = FOLDER / "generated.json"
 """The same of rules that nobody wrote, with the rules themselves (stored.py)."""
+FLOATS_FILE = FOLDER / "float_proofs.json"
+"""The same as FILE of rules of floats."""
+FILES = FILE, FLOATS_FILE, GENERATED
 MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
 """Sources that say what a rule's text means, and what a proof is."""
+OF_FLOATS = ("floats.py", "float_meaning.py")
+"""Those that say beside them what rules of floats mean."""
 
 
 class RuleError(ValueError):
     """A rule that may not be used; one sentence that names it, why, and the way out."""
 
 
-def meaning() -> str:
-    """Digest of MEANING."""
+def meaning(of: Path = FILE) -> str:
+    """Digest of the sources that the proofs in this file are under."""
     found = hashlib.sha256()
-    for name in MEANING:
+    for name in (*MEANING, *(OF_FLOATS if of == FLOATS_FILE else ())):
         found.update((FOLDER / name).read_bytes())
     return found.hexdigest()[:24]
 
 
-def text_of(rules: Iterable[RewriteRule]) -> str:
-    """The file: every rule proved anew. RuleError for one that is not, or of whose name there are two."""
+def text_of(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
+    """What is in `file`: every rule proved anew. RuleError for one that is not, or of whose name there are two."""
     rows: dict[str, Any] = {}
     for rule in rules:
         if rule.name in rows:
             raise RuleError(f"two rules are called {rule.name!r}; give each a name of its own")
         rows[rule.name] = row_of(rule)
-    return json.dumps({"meaning": meaning(), "rules": rows}, indent=1) + "\n"
+    return json.dumps({"meaning": meaning(file), "rules": rows}, indent=1) + "\n"
 
 
 def row_of(rule: RewriteRule) -> dict[str, Any]:
@@ -54,6 +59,7 @@ def row_of(rule: RewriteRule) -> dict[str, Any]:
 
 def _verdict(rule: RewriteRule) -> Any:
     try:
+        import celosia.compiler.superoptimise.float_meaning  # noqa: F401  for rules of floats
         from celosia.compiler.superoptimise.prover import verdict
     except ImportError:
         raise RuleError(
@@ -69,7 +75,7 @@ def _verdict(rule: RewriteRule) -> Any:
 
 @cache
 def _rows() -> dict[str, tuple[str, dict[str, Any]]]:
-    files = {file.name: json.loads(file.read_text(encoding="utf-8"))["rules"] for file in (FILE, GENERATED)}
+    files = {file.name: json.loads(file.read_text(encoding="utf-8"))["rules"] for file in FILES}
     return {name: (file, row) for file, rows in files.items() for name, row in rows.items()}
 
 
@@ -83,15 +89,14 @@ def proof_of(name: str) -> str:
 
 def require_proved(rules: Sequence[RewriteRule], own: Sequence[RewriteRule] = ()) -> None:
     """RuleError where `rules` are not those whose proofs are in the file, or one of `own` cannot be proved now."""
-    files, current = [json.loads(file.read_text(encoding="utf-8")) for file in (FILE, GENERATED)], meaning()
-    proved = {
-        name: row["digest"] for each in files if each["meaning"] == current for name, row in each["rules"].items()
-    }
+    files = {file: json.loads(file.read_text(encoding="utf-8")) for file in FILES}
+    current = [each["rules"] for file, each in files.items() if each["meaning"] == meaning(file)]
+    proved = {name: row["digest"] for found in current for name, row in found.items()}
     for rule in rules:
         if proved.get(rule.name) != rule.digest:
             raise RuleError(
-                f"the rule {rule.name!r} has no proof in {FILE.name} or {GENERATED.name}, or it is of another text; "
-                "run `python -m celosia.compiler.superoptimise`, or with --generate"
+                f"the rule {rule.name!r} has no proof in {', '.join(file.name for file in FILES)}, or it is of "
+                "another text; run `python -m celosia.compiler.superoptimise`, or with --generate"
             )
     for rule in own:
         _verdict(rule)

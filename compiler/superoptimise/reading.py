@@ -52,7 +52,10 @@ class BytesOf:
 
 
 class OnnxReader:
-    """shapes: of the model's tensors, None where they are not known."""
+    """shapes: of the model's tensors, None where they are not known. moved: types of what Slice, Concat and others like
+    them are of the algebra for."""
+
+    moved: tuple[str, ...] = BYTES
 
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
         self.model, self.shapes, self.dtypes = model, shapes, dict(dtypes)

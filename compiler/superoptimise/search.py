@@ -48,7 +48,7 @@ class Found:
 @dataclass
 class SearchState:
     """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget" or "interrupted"."""
+    "budget" or "interrupted". bests: seconds after which there was a new best, and what it costs."""
 
     original: Price
     best: Price
@@ -57,6 +57,7 @@ class SearchState:
     seen: int = 0
     waiting: int = 0
     ended: str = ""
+    bests: list[tuple[float, float]] = field(default_factory=list)
 
 
 Told = Callable[[SearchState], None]
@@ -153,24 +154,30 @@ class Searching:
             found = best
 
     def _together(self, first: Found) -> str:
-        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
+        """All steps at once that an integer program chooses of those that save something, as long as the whole does.
+
+        Steps are looked for in half of the time that is left, so that those that were found are taken."""
         found = first
-        while True:
-            steps = []
+        while not self._tell():
+            steps, whole = [], True
+            until = (self.state.seconds + self.ends) / 2
             for each in self._next(found):
                 steps += [each] if each.gain > 0 else []
-                if self._tell():
-                    return "budget"
+                self._tell()
+                if self.state.seconds >= until:
+                    whole = False
+                    break
             if not steps:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
             made = self._all_of([steps[each] for each in number], found)
             best = self._priced(made) if made is not None else found
             if best.price.total >= found.price.total:  # steps that are in each other's way
                 best = self._priced(max(steps, key=lambda each: each.gain))
             if best.price.total >= found.price.total:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             found = best
+        return "budget"
 
     def _all_of(self, steps: Sequence[Found], found: Found) -> Found | None:
         """`found` after the last step of each of `steps`, where it still fits; None where that is one of them."""
@@ -182,7 +189,7 @@ class Searching:
                 graph, tidied = self.tidied(rewritten(made.graph, next(matched)))
             except (StopIteration, NotTaken, ValueError):
                 continue
-            price = Price(made.price.cycles - step.gain, made.price.host)
+            price = made.price.less(step.gain)
             derived = replace(last, tidied=tidied, price=price)
             made = Found(graph, price, (*made.steps, derived), made.gain + step.gain)
         if made is found or made.graph.digest in self.seen:
@@ -198,6 +205,7 @@ class Searching:
         found = Found(found.graph, price, (*before, replace(last, price=price)))
         if price.total < self.found[-1].price.total:
             self.found.append(found)
+            self.state.bests.append((time.perf_counter() - self.started, price.total))
         return found
 
     def _next(self, found: Found) -> Iterator[Found]:
@@ -217,7 +225,7 @@ class Searching:
                 gain = self.gain_of(found.graph, graph)
                 cost = found.price.total - (0 if gain is None else gain)
                 if cost <= ALPHA * self.found[-1].price.total:
-                    price = Price(cost - found.price.host, found.price.host)
+                    price = found.price.less(found.price.total - cost)
                     derived = Derived(rule.name, rule.says, _places(match), tidied, price)
                     yield Found(graph, price, (*found.steps, derived), gain or 0)
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.program.traits import filling
-from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, GraphOp, Meant, Written
+from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
 
 MICROSOFT = "com.microsoft"
 
@@ -267,8 +267,11 @@ def _write_qlinear(
 
 @_writes("map")
 def _mapped(writer: OnnxWriter, each: GraphOp) -> None:
-    f: ByteMap = each["f"]
+    f: ByteMap | FloatMap = each["f"]
     y = each.outputs[0]
+    if isinstance(f, FloatMap):
+        writer.node(f.operator, each.inputs, [y], **dict(f.attributes))
+        return
     if f.qdq:
         inputs = [writer.dequantise(name, meant) for name, meant in zip(each.inputs, f.operands)]
         floats = inputs[0]
@@ -339,6 +342,17 @@ def _by_blocks(writer: OnnxWriter, each: GraphOp, op: str) -> None:
     floats = writer.name(f"{y}_float")
     writer.node(op, [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
     writer.quantise(floats, y, meant)
+
+
+@_writes("float_convolve")
+def _float_convolution(writer: OnnxWriter, each: GraphOp) -> None:
+    kernel = writer.graph.constants[each.inputs[1]].shape[2:]
+    writer.node("Conv", each.inputs, each.outputs, kernel_shape=kernel, **each.given)
+
+
+@_writes("float_multiply")
+def _float_product(writer: OnnxWriter, each: GraphOp) -> None:
+    writer.node("MatMul", each.inputs, each.outputs)
 
 
 @_writes("plus")

@@ -28,6 +28,11 @@ Search = Annotated[
 ]
 
 
+OnCpu = Annotated[
+    bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
+]
+
+
 @command
 def optimise(
     model: opt.OnnxModel,
@@ -36,24 +41,26 @@ def optimise(
     config: opt.ConfigOption = "pynq",
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
+    cpu: OnCpu = False,
     report: opt.Report = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Rewrite a model by proved rules into one that computes the same bytes in fewer cycles, for any runtime.
 
-    Cycles are those of the whole by the timing model. Ctrl-C ends the search and writes the best so far; where nothing
-    is better, the original.
+    Cycles are those of the whole by the timing model; with --cpu it is the time of this processor. Ctrl-C ends the
+    search and writes the best so far; where nothing is better, the original.
 
     \b
     Examples:
       celosia optimise model.onnx -o faster.onnx
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
+      celosia optimise float.onnx -o faster.onnx --cpu --search milp
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
     from celosia.compiler.superoptimise.budget import seconds
 
     with common.progress_stages(quiet) as stages:
-        found = _optimised(model, config, seconds(budget), search, shape, stages, output, report)
+        found = _optimised(model, config, seconds(budget), search, shape, stages, output, report, not cpu)
         stages("writing the model")
         _save(found, output)
     common.write_json(report, found.report)
@@ -68,7 +75,7 @@ def optimise(
 
 def _optimised(
     model: Path, config: str, budget: float, search: str, shape: list[str] | None, stages: Stages,
-    output: Path, report: Path | None,
+    output: Path, report: Path | None, accelerator: bool,
 ) -> Optimised:  # fmt: skip
     shapes = common.shapes_of(shape)
     common.check_source(model)
@@ -78,7 +85,7 @@ def _optimised(
 
     return driver.optimise(
         model, config, budget=budget, shapes=shapes, search=search, progress=stages,
-        told=lambda state: stages.now(show.line(state)),
+        accelerator=accelerator, told=lambda state: stages.now(show.line(state)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from celosia.compiler.superoptimise.derivation import tidied, total
+from celosia.compiler.superoptimise.derivation import is_measured, tidied, total
 from celosia.compiler.superoptimise.search import SearchState
 from celosia.driver.show.table import add_row, new_table
 
@@ -16,7 +16,7 @@ from celosia.driver.show.table import add_row, new_table
 def line(state: SearchState) -> str:
     """How far a search is, in a line."""
     text = f"searching: {state.priced:,} graphs priced, {state.waiting:,} waiting"
-    return f"{text}; {state.best.cycles:,.0f} cycles, {state.original.cycles:,.0f} at first"
+    return f"{text}; {state.best}, {state.original} at first"
 
 
 def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
@@ -26,7 +26,9 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(sentence)
     ended = f"{report['priced']:,} graphs priced in {report['seconds']:.1f} s, ended by: {report['ended']}"
     if not report["steps"]:
-        yield Text(f"{report['cycles_before']:,.0f} cycles; no rule saves any ({ended})")
+        measured = is_measured(report)
+        cost = f"{report['host_before'] / 1e6:,.3f} ms" if measured else f"{report['cycles_before']:,.0f} cycles"
+        yield Text(f"{cost}; no rule saves any ({ended})")
         return
     yield Text(f"the same bytes under onnxruntime for random inputs; {ended}")
 
@@ -35,9 +37,10 @@ def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Each step with its rule, proof and gain, and what all came to; nothing where there is none."""
     if not report["steps"]:
         return
-    table = new_table("Derivation", "rule", "proof", "at", "tidied up by", ">cycles", ">saved")
+    unit, cost = ("ns", "host") if is_measured(report) else ("cycles", "cycles")
+    table = new_table("Derivation", "rule", "proof", "at", "tidied up by", f">{unit}", ">saved")
     for row in report["steps"]:
         cells = row["rule"], row["proof"], ", ".join(row["where"]), tidied(row)
-        add_row(table, *cells, f"{row['cycles']:,.0f}", f"{row['gain']:,.0f}")
+        add_row(table, *cells, f"{row[cost]:,.0f}", f"{row['gain']:,.0f}")
     yield table
     yield Text(total(report))

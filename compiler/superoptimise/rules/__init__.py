@@ -5,6 +5,7 @@ from __future__ import annotations
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules.borders import BORDERS
 from celosia.compiler.superoptimise.rules.convolutions import CONVOLUTIONS
+from celosia.compiler.superoptimise.rules.floats import FLOATS
 from celosia.compiler.superoptimise.rules.merging import MERGING
 from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
@@ -16,4 +17,5 @@ GROUPS: dict[str, tuple[RewriteRule, ...]] = {
     "borders": BORDERS, "pixels": PIXELS,
 }  # fmt: skip
 RULES = tuple(rule for group in GROUPS.values() for rule in group)
-"""All of them."""
+"""All of integers, and of what moves. FLOATS are beside them, for models whose floats the CPU computes."""
+__all__ = ["FLOATS", "GROUPS", "RULES"]

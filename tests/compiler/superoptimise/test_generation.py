@@ -14,7 +14,7 @@ from mutants import mutants
 from quantised_models import Quantised
 from test_rules import first_difference
 
-from celosia.compiler.compile import price
+from celosia.compiler.compile import pricing
 from celosia.compiler.superoptimise.equal import difference as bytes_that_differ
 from celosia.compiler.superoptimise.optimise import Optimised, optimise
 from celosia.compiler.superoptimise.proofs import GENERATED, require_proved
@@ -119,7 +119,7 @@ def rows_that_nobody_reads(qdq: bool) -> onnx.ModelProto:
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:
     from celosia.driver.oracle import opened
 
-    return optimise(model, lambda each: price(each, "pynq"), 20, opened, **given)
+    return optimise(model, pricing(model), 20, opened, **given)
 
 
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])

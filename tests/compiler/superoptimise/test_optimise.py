@@ -11,7 +11,7 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import network_of, price
+from celosia.compiler.compile import network_of, price, pricing
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.superoptimise.budget import BudgetError
@@ -36,7 +36,7 @@ from sweep import rewritings
 
 
 def found(model: onnx.ModelProto, budget: float = 20, **given: Any) -> Optimised:
-    return optimise(model, lambda each: price(each, "pynq"), budget, opened, **given)
+    return optimise(model, pricing(model), budget, opened, **given)
 
 
 def branches(qdq: bool, scales: tuple[float, ...] = (0.04, 0.05, 0.06, 0.07), seed: int = 0) -> onnx.ModelProto:
@@ -223,7 +223,7 @@ def test_what_differs_is_refused_in_a_sentence() -> None:
         run, more = opened(other), np.int8(len(asked) % 2 == 0)
         return lambda given: {name: y + more for name, y in run(given).items()}
 
-    optimised = optimise(model, lambda each: price(each, "pynq"), 20, oracle)
+    optimised = optimise(model, pricing(model), 20, oracle)
     assert optimised.model.SerializeToString() == model.SerializeToString() and not optimised.steps
     assert optimised.after == optimised.before and len(asked) == 2 * len(optimised.refused) > 0
     sentence = optimised.refused[0]
@@ -238,7 +238,7 @@ def test_what_the_oracle_does_not_run_is_refused_in_a_sentence() -> None:
             raise OracleError("onnxruntime cannot run the model: no kernel")
         return opened(other)
 
-    optimised = optimise(model, lambda each: price(each, "pynq"), 20, oracle)
+    optimised = optimise(model, pricing(model), 20, oracle)
     assert not optimised.steps and "is refused: onnxruntime cannot run the model: no kernel" in optimised.refused[0]
 
 

@@ -93,12 +93,13 @@ def test_mutants_are_refused() -> None:
 def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = replace(RULES[0], after=RULES[0].after[::-1])
     with pytest.raises(
-        RuleError, match=r"'merge convolutions' has no proof in proofs.json or generated.json, or it is of another text"
+        RuleError,
+        match=r"'merge convolutions' has no proof in proofs.json, float_proofs.json, generated.json, or it is of",
     ):
         require_proved([changed])
     known = json.loads(proofs.FILE.read_text(encoding="utf-8")) | {"meaning": "of other sources"}
     (tmp_path / "proofs.json").write_text(json.dumps(known))
-    monkeypatch.setattr(proofs, "FILE", tmp_path / "proofs.json")
+    monkeypatch.setattr(proofs, "FILES", (tmp_path / "proofs.json", *proofs.FILES[1:]))
     with pytest.raises(RuleError, match="has no proof"):
         require_proved(RULES)
 

@@ -1,0 +1,96 @@
+"""What a Program takes on this processor, with one thread: its kernels, each timed once and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.target import target
+from celosia.compiler.program import CpuStep, Program
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.tune.kernels.trial import by_turns
+
+SECONDS = 0.01
+"""For which a kernel is timed."""
+SAMPLES = 5
+"""Runs at least; the fastest counts."""
+ROUNDS = 3
+"""Times as long for what is timed anew, beside another Program."""
+OTHER_NANOSECONDS = 20_000
+"""Of a step that is no kernel, roughly."""
+MOST_COPIES = 64
+_KNOWN: dict[str, float] = {}
+"""Nanoseconds of each kernel, by what it was made of and which of its inputs are constants."""
+
+
+def is_large(size: int) -> bool:
+    """Whether constants of so many bytes do not stay in the second cache from one run to the next."""
+    return size > target().cache_bytes
+
+
+def nanoseconds(program: Program, large: bool) -> float:
+    """Of a run of all steps of `program`, none of which is a launch. large: it is, or is a part of, a model whose
+    constants come from beyond the second cache."""
+    kernels = _kernels(program, large)
+    for key, (kernel, fixed, _) in kernels.items():
+        if key not in _KNOWN:
+            _KNOWN[key] = by_turns([_runner(kernel, fixed, large)], SECONDS, SAMPLES)[0] * 1e9
+    others = sum(not isinstance(step, CpuStep) for step in program.steps)
+    return sum(_KNOWN[key] * count for key, (_, _, count) in kernels.items()) + others * OTHER_NANOSECONDS
+
+
+def gain(before: Program, after: Program, large: bool) -> float:
+    """Nanoseconds that `after` saves: kernels that only one of them has, timed anew and by turns. Who has taken the
+    fastest of many has taken the luckiest times, too."""
+    first, second = _kernels(before, large), _kernels(after, large)
+    counts = Counter({key: count for key, (_, _, count) in first.items()})
+    counts.subtract({key: count for key, (_, _, count) in second.items()})
+    changed = [key for key, count in counts.items() if count]
+    runs = [_runner(*{**first, **second}[key][:2], large) for key in changed]
+    times = by_turns(runs, ROUNDS * SECONDS * len(runs), ROUNDS * SAMPLES) if runs else []
+    return sum(counts[key] * time for key, time in zip(changed, times)) * 1e9
+
+
+def _kernels(program: Program, large: bool) -> dict[str, tuple[CompiledKernel, list[bool], int]]:
+    """Each kernel, which of its inputs are constants, and how often it runs."""
+    found: dict[str, tuple[CompiledKernel, list[bool], int]] = {}
+    for step in program.steps:
+        if isinstance(step, CpuStep) and step.kernel is not None:
+            kernel, fixed = program.kernels[step.kernel], [name in program.constants for name in step.inputs if name]
+            loops = kernel.loops.replace(kernel.name, "kernel")
+            text = f"{loops} {kernel.inputs} {kernel.outputs} {fixed} {large}"
+            key = hashlib.sha256(text.encode()).hexdigest()
+            found[key] = kernel, fixed, 1 + (found[key][2] if key in found else 0)
+    return found
+
+
+def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[[], None]:
+    """What runs a kernel once, each time on other constants where the model is large."""
+    rng = np.random.default_rng(0)
+    given = [_random(rng, dtype, shape) for dtype, shape in kernel.inputs]
+    outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
+    held = sum(array.nbytes for array, constant in zip(given, fixed) if constant)
+    count = min(MOST_COPIES, 2 + target().cache_bytes // max(1, held)) if large else 1
+    copies = itertools.cycle(
+        [[_copy(array) if constant else array for array, constant in zip(given, fixed)] for _ in range(count)]
+    )
+    return lambda: kernel.run(next(copies), outputs)
+
+
+def _copy(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    made = empty(array.dtype, array.shape)
+    made[...] = array
+    return made
+
+
+def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Around 0, or 0 and 1 of whole numbers, which are places everywhere."""
+    made = empty(numpy_dtype(dtype), shape)
+    made[...] = rng.standard_normal(shape) if made.dtype.kind == "f" else rng.integers(0, 2, shape)
+    return made

@@ -1,0 +1,169 @@
+"""Rules of floats change no bit, what would is refused, and only what takes less time is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx
+import pytest
+from benchmarks.branches import Branchy
+
+from celosia.compiler.superoptimise import proofs
+from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.matching import matches, rewritten
+from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
+from celosia.compiler.superoptimise.price import Price, Pricing
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules import FLOATS
+from celosia.compiler.superoptimise.rules.floats import convolved
+from celosia.compiler.superoptimise.rules.merging import KERNEL, C, joined, part
+from celosia.compiler.superoptimise.sizes import OpenSize
+from celosia.compiler.superoptimise.terms import Leaf, Term, apply
+from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.driver.optimise import optimise as driver
+from celosia.driver.oracle import opened
+
+pytest.importorskip("onnxruntime")
+
+
+def branches(outputs: tuple[int, ...], kernel: int = 1, size: int = 9, relu: bool = True, inputs: int = 33) -> Branchy:
+    m = Branchy((1, inputs, size, size))
+    m.made = [m.conv("x", inputs, each, kernel, pad=0, relu=relu) for each in outputs]  # type: ignore[attr-defined]
+    return m
+
+
+def model_of(m: Branchy) -> onnx.ModelProto:
+    return m.model(*m.made)  # type: ignore[attr-defined]
+
+
+def rewritings(graph: BytesGraph) -> Iterator[tuple[str, BytesGraph]]:
+    for rule in FLOATS:
+        for match in matches(rule, graph):
+            yield rule.name, rewritten(graph, match)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kernel", "relu"), [((32, 24), 1, True), ((64, 2), 3, False), ((96, 240), 1, False)]
+)
+def test_onnxruntime_gives_the_same_bits(outputs: tuple[int, ...], kernel: int, relu: bool) -> None:
+    """With blocks of channels of its own, and without: 33 channels have none."""
+    for inputs in (32, 33):
+        model = model_of(branches(outputs, kernel, relu=relu, inputs=inputs))
+        names = []
+        for name, graph in rewritings(graph_of(model, floats=True)):
+            assert not difference(model, OnnxWriter(graph, model).write(), opened), name
+            names.append(name.split(" in ")[0].split(" with ")[0].split(",")[0])
+        assert Counter(names)["merge float convolutions"] and Counter(names)["split a float convolution"]
+
+
+def test_products_of_one_input_are_one_with_the_same_bits() -> None:
+    m = Branchy((3, 200))
+    model = m.model(m.linear("x", 200, 129), m.linear("x", 200, 40))
+    ((name, graph),) = rewritings(graph_of(model, floats=True))
+    assert name == "merge float products of rank 2"
+    assert not difference(model, OnnxWriter(graph, model).write(), opened)
+
+
+def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
+    """A convolution to one channel, or of one pixel; by rules without that, the oracle sees it."""
+    for model in (model_of(branches((1, 12), relu=False)), model_of(branches((16, 8), 9))):
+        assert not list(rewritings(graph_of(model, floats=True)))
+    model = model_of(branches((1, 12), relu=False))
+    freely = for_one_output(next(rule for rule in FLOATS if rule.name == "merge float convolutions, biased"))
+    graph = graph_of(model, floats=True)
+    (match,) = matches(freely, graph)
+    assert difference(model, OnnxWriter(rewritten(graph, match), model).write(), opened)
+
+
+def for_one_output(rule: RewriteRule) -> RewriteRule:
+    """`rule` for one output, too."""
+    one, two = (Leaf(each.name, (OpenSize(each.shape[0].name), *each.shape[1:]), True)  # type: ignore[union-attr]
+                for each in rule.leaves[1:2] + [leaf for leaf in rule.leaves if leaf.name == "w2"][:1])  # fmt: skip
+    b1, b2 = (Leaf(f"b{i}", (w.shape[0],), True) for i, w in ((1, one), (2, two)))
+    both = convolved([joined(0, one, two), joined(0, b1, b2)])
+    o1, o2 = one.shape[0], two.shape[0]
+    return replace(
+        rule, before=(convolved([one, b1]), convolved([two, b2])),
+        after=(part(both, 1, 0, o1), part(both, 1, o1, o1 + o2)),
+    )  # fmt: skip
+
+
+def test_the_proofs_are_of_these_rules() -> None:
+    proofs.require_proved(FLOATS)
+    known = json.loads(proofs.FLOATS_FILE.read_text(encoding="utf-8"))["rules"]
+    assert list(known) == [rule.name for rule in FLOATS]
+    pytest.importorskip("z3")
+    for rule in FLOATS:
+        if known[rule.name]["questions"] <= 72 and rule.name.startswith("merge") and "function" not in rule.name:
+            row = proofs.row_of(rule)
+            assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
+
+
+def _wrong() -> Iterator[tuple[str, Term, Term]]:
+    o, k, j = OpenSize("o", 2), OpenSize("k"), OpenSize("j")
+    w, v = (Leaf(name, (o, C, *KERNEL), True) for name in "wv")
+    both = convolved([joined(0, w, v)])
+    yield "halves exchanged", convolved([w]), part(both, 1, o, o + o)
+    rows = OpenSize("rows")
+    x, y = Leaf("x", (rows, k)), Leaf("y", (rows, j))
+    a, b = Leaf("a", (k, o), True), Leaf("b", (j, o), True)
+    whole = apply("float_multiply", joined(1, x, y), joined(0, a, b))
+    yield "terms in another order", whole, apply("float_multiply", joined(1, y, x), joined(0, b, a))
+    none = apply("spread", Leaf("zero", (), True), shape=(j, o))
+    yield "terms of zeros", apply("float_multiply", x, a), apply("float_multiply", joined(1, x, y), joined(0, a, none))
+    image, n, h = Leaf("x", (OpenSize("n"), C, OpenSize("h"), OpenSize("w"))), OpenSize("n"), OpenSize("h")
+    given = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
+    padded = apply("pad", image, Leaf("zero", (), True), pads=(0, 0, 1, 1, 0, 0, 1, 1))
+    yield (
+        "zeros around an image as terms", apply("float_convolve", padded, w, pads=(0, 0, 0, 0), **given),
+        apply("float_convolve", image, w, pads=(1, 1, 1, 1), **given),
+    )  # fmt: skip
+    square = Leaf("w", (o, C, h, h), True)
+    turned = apply("transpose", square, perm=(0, 1, 3, 2))
+    of = Leaf("x", (n, C, h, h))
+    yield (
+        "rows as columns", apply("float_convolve", of, square, pads=(0, 0, 0, 0), **given),
+        apply("float_convolve", apply("transpose", of, perm=(0, 1, 3, 2)), turned, pads=(0, 0, 0, 0), **given),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "before", "after"), list(_wrong()))
+def test_what_orders_a_sum_anew_is_refused(name: str, before: Term, after: Term) -> None:
+    """These hold in whole numbers, but for the first one."""
+    pytest.importorskip("z3")
+    with pytest.raises(proofs.RuleError, match="is not proved"):
+        proofs.require_proved([], [RewriteRule(name, name, (before,), (after,))])
+
+
+def convolutions(model: onnx.ModelProto) -> Price:
+    return Price(0, 1e6 * sum(node.op_type == "Conv" for node in model.graph.node), True)
+
+
+def searched(*saved: float) -> Optimised:
+    """saved: what is said to be saved of the whole, each time that it is measured anew, the last one from then on."""
+    model, left = model_of(branches((24, 24, 40))), list(saved)
+
+    def anew(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+        if convolutions(before) == convolutions(model):
+            return left.pop(0) if len(left) > 1 else left[0]
+        return convolutions(before).total - convolutions(after).total
+
+    return optimise(model, Pricing(convolutions, convolutions, anew), 20, opened, further=(), way="milp", floats=True)
+
+
+def test_what_takes_no_less_time_when_it_is_timed_anew_is_refused() -> None:
+    kept, refused = searched(1e6), searched(1e6, 0)
+    assert kept.steps and kept.after == Price(0, 2e6, True) and not kept.refused and kept.report["measured"]
+    assert not refused.steps and refused.after == refused.before
+    assert refused.refused and all("takes no less time" in each for each in refused.refused)
+
+
+def test_a_model_of_floats_is_never_slower_on_the_cpu() -> None:
+    model = model_of(branches((24, 24, 24), size=17, inputs=64))
+    found = driver(model, budget=2, search="greedy", accelerator=False)
+    assert found.before.measured and 0 < found.after.total <= found.before.total
+    assert not difference(model, found.model, opened)
