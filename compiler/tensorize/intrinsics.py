@@ -8,7 +8,7 @@ sum[q, k](int32(inp[q, b, k]) * int32(wgt[((p * 4) + g), ((q * 4) + k)]))
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product
 from math import log2
@@ -165,7 +165,7 @@ class Pass:
     taps: bool = False
     to: str = "out"
     padded: bool = False
-    byte: bool = False
+    byte: bool = field(default=False, repr=False)  # records know passes by how they are printed
 
     @property
     def name(self) -> str:
