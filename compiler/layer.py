@@ -1,4 +1,4 @@
-"""What is between graph and instructions: activations in the accelerator's layout, and layers over them.
+"""Activations in the accelerator's layout and layers over them, in one file as all of the compiler speaks of both.
 
 A layer is one anchor (convolution, pooling or an elementwise map) with its epilogue. Everything here is integers;
 the numbers that make it exact (multipliers, shifts, tables) were derived and proved before.

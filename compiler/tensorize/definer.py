@@ -1,4 +1,4 @@
-"""The tensors of one layer, in DRAM and in scratchpads."""
+"""The tensors of one layer, in DRAM and in scratchpads; in one file as kinds of layers differ in a line or two."""
 
 from __future__ import annotations
 

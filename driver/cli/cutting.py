@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from celosia.compiler.program.files import make_folder, replacing, require_folder
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
@@ -38,6 +37,8 @@ def cut(
     """
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
+        from celosia.compiler.program.files import make_folder, replacing, require_folder
+
         require_folder(output)
         from celosia.compiler.compile import compile as compile_model
         from celosia.driver.cut import cut as cut_model

@@ -235,7 +235,8 @@ class ProgramRuntime(Running):
         self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
     ) -> Result:
         if self._launches:
-            self.open()
+            if self._device is None:
+                self.open()
             self._resident.begin(changed)
         started = time.perf_counter()
         values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
