@@ -47,7 +47,7 @@ class PaperSize:
 
 
 FULL = PaperSize(
-    "python -m benchmarks paper", ("pynq", "ultra96"), "resnet18", "mobilenet_v2", 1.0, 60.0, 32, 3, 100, 60, 600.0,
+    "python -m benchmarks paper", ("pynq", "ultra96"), "resnet18", "mobilenet_v2", 1.0, 60.0, 32, 3, 100, 60, 240.0,
 )  # fmt: skip
 SHORT = PaperSize("python -m benchmarks paper --short", ("pynq", "tiny"), "demo", "ds_cnn", 0.05, 5.0, 8, 1, 3, 6, 15.0)
 
