@@ -187,6 +187,8 @@ class Integerise(Commute):
         x, w = self._operand(product.x), self._operand(product.w)
         if node.op_type == "MatMul" and product.bias is None:
             return self._emit(y, "", "QLinearMatMul", [*x, *w, *self._parameters(y)], product.last)
+        if product.x.dtype != y.dtype:
+            return False  # QGemm has one type for both
         attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
         inputs = [*x, *w, product.bias, *self._parameters(y)]
         return self._emit(y, "com.microsoft", "QGemm", inputs, product.last, **attrs)

@@ -25,6 +25,8 @@ from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops.integer import quad
 from celosia.compiler.cpu.target import TILES, compiling_for, this_processor
 
+from ..oracle import opened
+
 BYTES = st.sampled_from(("int8", "uint8"))
 
 
@@ -258,3 +260,26 @@ def test_equal_loops_share_a_kernel_and_other_tables_do_not() -> None:
     assert short[0] is short[1] and short[0] is not short[2]
     long = [compile_function(gather(np.arange(1000) * factor)) for factor in (1, 2)]
     assert long[1](np.arange(5))[0].tolist() == [0, 2, 4, 6, 8]
+
+
+def test_a_gemm_of_another_type_than_its_result() -> None:
+    """int8 becomes uint8: onnxruntime leaves it in floats, as QGemm has one type for both. All sums are exact here."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "sx": np.float32(2**-4), "zx": np.int8(3), "w": rng.integers(-127, 128, (16, 8)).astype(np.int8),
+        "sw": np.float32(2**-6), "zw": np.int8(0), "sy": np.float32(2**-3), "zy": np.uint8(120),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "sx", "zx"], ["qx"]),
+        helper.make_node("DequantizeLinear", ["qx", "sx", "zx"], ["dx"]),
+        helper.make_node("DequantizeLinear", ["w", "sw", "zw"], ["dw"]),
+        helper.make_node("Gemm", ["dx", "dw"], ["g"]),
+        helper.make_node("QuantizeLinear", ["g", "sy", "zy"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(*each) for each in (("x", 1, [500, 16]), ("y", 2, [500, 8])))
+    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    feed = {"x": (rng.normal(size=(500, 16)) * 3).astype(np.float32)}
+    (expected,) = opened(model, int8=True).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], expected)
