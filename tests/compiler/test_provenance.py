@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import paired
 
 from celosia.compiler.graph.select.matrices import multiplies
 from celosia.compiler.launch import image as image_module
@@ -442,9 +443,8 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("planted", FAULTS)
-def test_planted_faults_are_found(name: str, planted: str) -> None:
+@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES, 2))
+def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])
     change(faulty)
