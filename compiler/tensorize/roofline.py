@@ -293,7 +293,7 @@ def ranked(
     if not points:
         raise Untileable(
             f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
-            "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc} and out_depth {out}".format(**depths(cfg))
+            "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc}, out_depth {out} and par_depth {par}".format(**depths(cfg))
         )
     costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")
