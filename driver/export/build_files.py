@@ -86,7 +86,7 @@ file(GLOB kernels CONFIGURE_DEPENDS *_kernels/*.o)
 string(REPLACE "_data.c" ".c" models "${{datas}}")
 add_library({LIBRARY} STATIC celosia.c {devices} ${{models}} ${{datas}} ${{kernels}})
 set_source_files_properties(${{kernels}} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-target_compile_options({LIBRARY} PUBLIC "SHELL:-iquote \\"${{CMAKE_CURRENT_SOURCE_DIR}}\\"") # a model may be called time
+target_compile_options({LIBRARY} PUBLIC "SHELL:-iquote \\"${{CMAKE_CURRENT_SOURCE_DIR}}\\"") # a model may be time.h
 {flags}{f"target_link_libraries({LIBRARY} PUBLIC m)" if target.hosted else ""}
 {hosted if target.hosted else ""}"""
 

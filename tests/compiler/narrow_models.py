@@ -302,8 +302,8 @@ def config_for(kind: str, seed: int, name: str) -> Config:
 
 
 def outcome(kind: str, seed: int, config: str = "tiny", check: bool = True) -> Outcome:
-    """Model number `seed` of a kind. check: whether the compiler compares what it makes with the model's operators, too,
-    of which it compiles kernels for that."""
+    """Model number `seed` of a kind. check: of `celosia.compile`, which compiles kernels of the model's own operators
+    for that."""
     drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
     model, reference = KINDS[kind](drawn), KINDS[kind](twin)
     wanted = by_onnxruntime(reference, twin.feed)
