@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import celosia
 from celosia.compiler import numerics
+from celosia.driver.export.targets import find_export_target
 
-from .attention_models import decoder_outcome, outcome
+from .attention_models import decoder_outcome, drawn, outcome
 
 
 def test_random_attention() -> None:
@@ -20,6 +22,14 @@ def test_the_comparison_sees_other_powers(monkeypatch: pytest.MonkeyPatch) -> No
     right = numerics.softmax_powers
     monkeypatch.setattr(numerics, "softmax_powers", lambda count, sx, sy: right(count, 1.5 * sx, sy))
     assert any(outcome(seed, check=False).different for seed in range(1000, 1003))
+
+
+def test_the_check_runs_here_whatever_it_is_for() -> None:
+    """Of softmaxes, too, by a kernel of this processor's."""
+    s, model, cfg = drawn(1000)
+    shapes, target = {name: x.shape for name, x in s.feed.items()}, find_export_target("x86_64").target
+    program = celosia.compile(model, cfg, target=target, shapes=shapes)
+    assert any("softmax" in layer.what for launch in program.launches for layer in launch.layers)
 
 
 def test_a_random_decoder() -> None:
