@@ -12,8 +12,9 @@ import onnx_ir as ir
 from onnx.utils import Extractor
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.dimensions import Shapes, sizes_of, with_shapes
 from celosia.compiler.graph.functions import inline_functions
-from celosia.compiler.graph.importer import ModelError, read, with_shapes
+from celosia.compiler.graph.importer import ModelError, read, with_inferred_shapes
 from celosia.compiler.graph.names import name_nodes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
@@ -29,14 +30,18 @@ BYTES: tuple[ir.DataType | None, ...] = ir.DataType.INT8, ir.DataType.UINT8
 
 
 def cut(
-    model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP
-) -> list[onnx.ModelProto]:
+    model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
+    shapes: Shapes | None = None,
+) -> list[onnx.ModelProto]:  # fmt: skip
     """The model as so many models, each of which takes what the one before it gives: one 8-bit tensor.
 
     Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
-    cycles, by the timing model with this memory. ModelError where there are not enough such tensors.
+    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
+    ModelError where there are not enough such tensors.
     """
-    named = ir.from_proto(with_shapes(inline_functions(read(Path(model)))))
+    given, shapes = read(Path(model)), shapes or {}
+    fixed = with_shapes(given, shapes, sizes_of(given, shapes))
+    named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)
     name_nodes(named.graph)  # by names the timing model tells cycles
     proto = ir.to_proto(named)

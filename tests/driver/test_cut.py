@@ -148,5 +148,17 @@ def test_the_command(whole: str, tmp_path: Path) -> None:
     assert [onnx.load(each) for each in (first, second)] == cut(whole, 2, "tiny")
     assert "parts at most" in command(whole, "-o", tmp_path / "many", "--parts", 50, code=1)
     assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)
+
+
+def test_open_sizes_are_given(tmp_path: Path) -> None:
+    model = chained()
+    name, dims = model.graph.input[0].name, model.graph.input[0].type.tensor_type.shape.dim
+    dims[2].dim_param, dims[3].dim_param = "h", "w"
+    onnx.save(model, tmp_path / "m.onnx")
+    assert f"--shape {name}=1,4,h,w" in command(tmp_path / "m.onnx", "-o", tmp_path / "parts", code=1)
+    command(tmp_path / "m.onnx", "-o", tmp_path / "parts", "--shape", f"{name}=1,4,6,8")
+    first, second = (onnx.load(tmp_path / "parts" / f"m.{number}.onnx").graph for number in (1, 2))
+    for graph, channels in ((first, 4), (second, 8)):
+        assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [1, channels, 6, 8]
     assert "it is no folder" in command(whole, "-o", whole, code=1)
     assert not (tmp_path / "many").exists()
