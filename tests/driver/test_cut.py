@@ -148,6 +148,8 @@ def test_the_command(whole: str, tmp_path: Path) -> None:
     assert [onnx.load(each) for each in (first, second)] == cut(whole, 2, "tiny")
     assert "parts at most" in command(whole, "-o", tmp_path / "many", "--parts", 50, code=1)
     assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)
+    assert "it is no folder" in command(whole, "-o", whole, code=1)
+    assert not (tmp_path / "many").exists()
 
 
 def test_open_sizes_are_given(tmp_path: Path) -> None:
@@ -160,5 +162,3 @@ def test_open_sizes_are_given(tmp_path: Path) -> None:
     first, second = (onnx.load(tmp_path / "parts" / f"m.{number}.onnx").graph for number in (1, 2))
     for graph, channels in ((first, 4), (second, 8)):
         assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [1, channels, 6, 8]
-    assert "it is no folder" in command(whole, "-o", whole, code=1)
-    assert not (tmp_path / "many").exists()
