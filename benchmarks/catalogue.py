@@ -564,7 +564,7 @@ TABLES = (
     _table("narrow-models", "low_precision.md", "random models of few bits beside onnxruntime", ("compiler",),
            "python -m tests.compiler.narrow_models --count 250 --seed 1000"),
     _table("sums-models", "low_precision.md", "random MatMulNBits on the accelerator", ("compiler",),
-           "python -m tests.compiler.narrow_models --kinds sums --count 250"),
+           "python -m tests.compiler.narrow_models --kinds sums --count 1000 --seed 5000"),
 )  # fmt: skip
 
 # The papers' charts -----------------------------------------------------------------------------------------------
