@@ -141,7 +141,7 @@ class _Tiles:
         load = self.inp_loads * self.inp_beats * self.inp_cost + self.wgt_loads * self.wgt_beats
         load = load + self.store * (p.residual + p.added)
         # GEMM; VECTOR and STORE; LOADs of weights, of the input, of the residual's other operand.
-        count = self.tiles + (2 + p.residual + len(p.behind) + p.added) * self.n_tiles * self.spatial
+        count = self.tiles + (2 * p.stored + p.residual + len(p.behind) + p.added) * self.n_tiles * self.spatial
         weights_stay = (self.order == "weights") | self.wgt_stays
         count = count + np.where(weights_stay, self.n_tiles * self.pieces, self.tiles)
         count = count + self.spatial * self.pieces * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)
@@ -170,7 +170,9 @@ class _Tiles:
     def _drain(self) -> Cycles:
         """Cycles from gemm's last step to the end of the last STORE."""
         p, tile = self.p, self.n * self.y * self.x
-        drain = tile * (1 + self.last_beats) + STORE_LATENCY
+        if p.sum_bytes:  # of which there is more to store than to load; the last tile may have fewer groups than others
+            tile = (p.out_blocks - (self.n_tiles - 1) * self.n) * self.y * self.x
+        drain = tile * (1 + p.stored * self.last_beats) + STORE_LATENCY
         # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
         last = self.y * self.x * (p.out_blocks * self.last_beats - (p.out_blocks - self.n) * self.k * p.places)
         return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.last_beats), 0))
@@ -291,9 +293,10 @@ def ranked(
         return (first,)
     points = list(products(cfg, p))
     if not points:
+        room = "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc}, out_depth {out} and par_depth {par}"
+        kernel = "x".join(map(str, p.window.kernel))
         raise Untileable(
-            f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
-            "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc} and out_depth {out}".format(**depths(cfg))
+            f"no tile of {p.in_blocks} input blocks with a {kernel} kernel fits {room.format(**depths(cfg))}"
         )
     costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")

@@ -153,6 +153,7 @@ _SCRATCHPADS = {
     "out": "results to be stored",
     "par": "scale, bias and shift of channels",
     "lut": "tables of 256 bytes",
+    "exp": "powers for softmax",
 }
 
 

@@ -45,6 +45,13 @@ def problems(draw: st.DrawFn) -> Problem:
 CFG = st.sampled_from(list(CONFIGS.values()))
 
 
+def test_the_reason_names_what_is_too_small() -> None:
+    """Three output blocks read the same input, and par holds four."""
+    shared = Problem(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
+    with pytest.raises(Untileable, match=r"and par_depth 4$"):
+        choose(replace(CONFIGS["batch2"], par_depth=4), shared)
+
+
 @bounded(60)
 @given(CFG, problems(), st.data())
 def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) -> None:
