@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper
 
@@ -13,10 +15,12 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("bokeh")
 
 from benchmarks import paper, paper_chart, paper_cpu, paper_machine, paper_search
+from benchmarks.cpu import TVM_VARIABLE
 from benchmarks.paper_chart import SHORT, Chart
 from benchmarks.rows import Row
 
 import celosia
+from celosia.driver.oracle import session
 from celosia.driver.run.explain import layer_rows, predicted
 
 
@@ -71,7 +75,24 @@ def test_the_convolutions_of_a_network_by_numpy() -> None:
     found = paper_cpu.convolutions(paper_cpu.floats("ds_cnn"))
     assert [each.name for each in found] == ["64x25x5 depthwise, 3x3", "64x25x5 to 64, 1x1"]
     for each in (*found, paper_cpu.TimedConv((1, 3, 9, 9), (4, 3, 3, 3), 2, 1, 1)):
-        assert paper_cpu._compared(each, 0.0)[2] < 1e-5
+        assert paper_cpu._compared(each, 0.0).error < 1e-5
+
+
+def test_operators_beside_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what TVM gives is something else, and where there is no TVM the row says what it takes."""
+    monkeypatch.setattr(paper_cpu, "floats", lambda name, real=paper_cpu.floats: real("ds_cnn"))
+    monkeypatch.setenv(TVM_VARIABLE, "")
+    size = dataclasses.replace(TINY, operators=1, seconds=0.0)
+    row, _ = paper_cpu.operators(size, None, quiet).rows
+    assert "TVM" not in row.details and TVM_VARIABLE in row.measured
+    for spoiled in (0, 1):
+        monkeypatch.setattr(paper_cpu, "tvm_seconds", lambda path, feed, seconds, by=spoiled: (
+            9.0, [array + np.float32(by) for array in session(onnx.load(path)).run(None, feed)]
+        ))  # fmt: skip
+        chart = paper_cpu.operators(size, None, quiet)
+        row, _ = chart.rows
+        assert row.details["TVM"] > row.details["onnxruntime"] and (row.details["error"] > 0.01) == bool(spoiled)
+        assert len(chart.figures) == 2 and (row.met is False or not spoiled)
 
 
 def test_configs_and_where_another_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
