@@ -39,8 +39,8 @@ def quiet(text: str) -> None:
 def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "SHORT", TINY)
     rows = list(paper.rows(None, True, quiet, tmp_path / "paper.html", None, ("hiding",)))
-    hiding, time = rows
-    assert hiding.key == "paper/hiding/tiny" and time.details["minutes"] > 0
+    (hiding,) = rows  # the time of a part says nothing
+    assert hiding.key == "paper/hiding/tiny"
     assert hiding.details["off"] > hiding.details["on"] and hiding.details["off_utilization"] < 1
     assert hiding.details["convolutions"] >= hiding.details["least"] > 1
     text = (tmp_path / "paper.html").read_text(encoding="utf-8")
