@@ -40,8 +40,8 @@ def rows(
     folder: Path | None, short: bool, say: Say, page: Path = PAGE, pictures: Path | None = ROOT / "docs",
     names: Sequence[str] = tuple(CHARTS),
 ) -> Iterator[Row]:  # fmt: skip
-    """Those of all charts, and of the time they took, or of `names`. pictures: the folder of PNGs, where there are to be
-    some."""
+    """Those of all charts, and of the time they took, or of `names`. pictures: the folder of PNGs, where there are
+    to be some."""
     size, charts = SHORT if short else FULL, dict[str, Chart]()
     started = time.perf_counter()
     for name in names:
