@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks import paper_cpu, paper_machine, paper_search
+from benchmarks import paper_arm, paper_cpu, paper_machine, paper_search
 from benchmarks.browser import CHROMIUM, browser
 from benchmarks.figures import processor
 from benchmarks.paper_chart import FULL, SHORT, Chart, PaperSize, Say
@@ -28,6 +28,7 @@ CHARTS: dict[str, Callable[[PaperSize, Path | None, Say], Chart]] = {
     "ablation": paper_machine.ablation,
     "offload": paper_machine.offload,
     "operators": paper_cpu.operators,
+    "arm": paper_arm.operators,
     "search": paper_search.search,
     "workers": paper_search.workers,
     "designs": paper_search.designs,

@@ -381,7 +381,8 @@ class _Taps(_Packing):
         *reach, move = window.dilation
         super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))
         self.ends = (*self.extents[:-1], self.extents[-1] + 3 * move)
-        self.direct = set(window.stride) == {1} and (x.body is None or x.stored)  # elements are read up to four times
+        # Elements are read up to four times, and with conditions, for which a processor needs masks of bytes.
+        self.direct = set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
         self.source = x if self.direct else self.padded(self.ends)
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
