@@ -54,7 +54,7 @@ ITERATIONS = 50
 """Of a block, which llvm-mca simulates."""
 SMALL = 1e-4
 """Blocks with a smaller share of the instructions take a cycle for each."""
-BLOCK, INSTRUCTION = re.compile(r"^Trace \d+: \S+ \[\w+/(\w+)/"), re.compile(r"^0x(\w+):\s+([0-9a-f]{8})\s")
+INSTRUCTION = re.compile(r"^0x(\w+):\s+([0-9a-f]{8})\s")
 
 SEVERAL = re.compile(r"^\t(v?)(ldm|stm|push|pop)(?:i[ab]|d[ab])?\t(?:(\w+)!?, )?\{(.*)\}$", re.MULTILINE)
 
@@ -136,8 +136,8 @@ class Blocks:
 
     def take(self, line: str) -> int | None:
         """The address of the block that runs, if the line says so."""
-        if found := BLOCK.match(line):
-            return int(found[1], 16)
+        if line.startswith("Trace"):  # Trace 0: 0x7f7e1a7be240 [0000000000001001/0000005508adda64/00000001/00080200]
+            return int(line.split("/", 2)[1], 16)
         if line.startswith("IN:"):
             self._first = None
         elif found := INSTRUCTION.match(line):

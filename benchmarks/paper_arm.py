@@ -134,14 +134,14 @@ def counts(lines: Iterable[str]) -> Iterator[dict[arm.Code, int]]:
     """How often each block of instructions ran between the two marks of each convolution."""
     blocks, ran = arm.Blocks(), Counter[int]()
     for line in lines:
-        if found := MARK.search(line):
+        if (address := blocks.take(line)) is not None:
+            ran[address] += 1
+        elif found := MARK.search(line):
             number = int(found[1]) - litert_worker.FIRST_MARK
             if number >= 0 and number % 2:
                 yield blocks.times(ran)
             if number >= 0:
                 ran = Counter()
-        elif (address := blocks.take(line)) is not None:
-            ran[address] += 1
 
 
 def operators(size: PaperSize, folder: Path | None, say: Say) -> Chart:

@@ -231,7 +231,7 @@ def offload(size: PaperSize, folder: Path | None, say: Say) -> Chart:
             alone = sum(side.layers[n] for n in members) if members else side.whole
             far = sum(accelerator[n] for n in members) if members else sum(accelerator) + side.left
             details |= {key: alone / far, f"{key}_alone": alone, f"{key}_offloaded": far}
-            texts.append(f"{alone / far:.2f} of {name} ({1e3 * alone:.3g} to {1e3 * far:.3g} ms)")
+            texts.append(f"{alone / far:.2f} of {name} ({_milliseconds(alone)} to {_milliseconds(far)} ms)")
         head = f"paper/offload/{kind}", f"{size.network}, {kind}: times as fast on {config}"
         chart.rows.append(Row(*head, "", "; ".join(texts) + f".{lack}" * bool(lack), None, size.command, details))
     if not lack:
@@ -271,6 +271,10 @@ def _offloaded(path: Path, program: Program, size: PaperSize, say: Say | None) -
             seconds[number] += each / len(numbers)
     left = sum(each for step, each in zip(program.steps, beside) if not isinstance(step, LaunchStep))
     return Offloaded(seconds, sum(spent), left)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _kind(row: Mapping[str, Any]) -> str:
