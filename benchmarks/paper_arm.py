@@ -51,8 +51,9 @@ class Int8Conv:
         return {
             "x": rng.integers(-128, 128, c.image, np.int8), "w": rng.integers(-127, 128, c.weights, np.int8),
             "bias": rng.integers(-5000, 5000, outputs, np.int32),
-            "sx": np.float32(0.02), "zx": np.int8(3), "sw": rng.uniform(0.005, 0.01, outputs).astype(np.float32),
-            "sy": np.float32(0.02 * 0.0075 * 74**2 * depth**0.5 / 40), "zy": np.int8(5),
+            "sx": np.array(0.02, np.float32), "sw": rng.uniform(0.005, 0.01, outputs).astype(np.float32),
+            "zx": np.array(3, np.int8), "zy": np.array(5, np.int8),
+            "sy": np.array(0.02 * 0.0075 * 74**2 * depth**0.5 / 40, np.float32),
         }  # fmt: skip
 
     def model(self) -> onnx.ModelProto:
