@@ -607,8 +607,10 @@ PAPER = (
             ("superoptimiser", "the superoptimiser", "four_branches", "cycles", MACHINE),
         )
     ),
-    _paper("offload-arm", "ResNet-18: the board's CPU alone at least (an estimate), over CPU and `pynq`", "",
+    _paper("offload-arm", "ResNet-18: the board's CPU alone, over CPU and `pynq` (an estimate)", "",
            "offload/all", "over_arm"),
+    _paper("offload-arm-conv", "its convolutions: the board's CPU over `pynq` (an estimate)", "", "offload/conv",
+           "over_arm"),
     _paper("offload-cpu", "ResNet-18: one thread of the measuring CPU alone, over CPU and `pynq`", "",
            "offload/all", "ratio"),
     _paper("operators-resnet18", "convolutions of ResNet-18, float: times as fast as onnxruntime, geometric mean", "",
@@ -617,6 +619,16 @@ PAPER = (
            "geomean", KERNELS, least=1),
     _paper("operators-resnet18-numpy", "convolutions of ResNet-18, float: times as fast as numpy", "",
            "operators/resnet18", "numpy", KERNELS),
+    _paper("operators-resnet18-tvm", "convolutions of ResNet-18, float: times as fast as TVM 0.27 as installed", "",
+           "operators/resnet18", "TVM", KERNELS),
+    _paper("operators-mobilenet-tvm", "convolutions of MobileNetV2, float: the same", "", "operators/mobilenet_v2",
+           "TVM", KERNELS),
+    *(
+        _paper(f"arm-{network}{end}", f"convolutions of {label}, int8, Cortex-A53: {what} of LiteRT over ours", "",
+               f"arm/{network}", key, KERNELS)
+        for network, label in (("resnet18", "ResNet-18"), ("mobilenet_v2", "MobileNetV2"))
+        for key, end, what in (("cycles", "", "estimated cycles"), ("instructions", "-instructions", "instructions"))
+    ),
     _paper("language", "kernels of the tile language: times as fast as onnxruntime, geometric mean", "", "language",
            "geomean", KERNELS, least=1),
     _paper("language-numpy", "the same: times as fast as numpy", "", "language", "numpy", KERNELS),
