@@ -17,6 +17,7 @@ from onnx import helper
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
+from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 NOISE = 0.03
@@ -115,6 +116,8 @@ def _plain(each: GraphOp, value: Any) -> Any:
             value.qdq,
             [each == value.result for each in value.operands],
         )
+    if isinstance(value, Averaging):
+        return value.dtype, value.qdq
     if each.op == ONNX:
         node = onnx.NodeProto.FromString(value)
         return node.domain, node.op_type, [attribute.SerializeToString() for attribute in node.attribute]
