@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.together import chosen
+from celosia.compiler.superoptimise.together import apart, chosen
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
@@ -78,6 +79,8 @@ class Searching:
     further: Sequence[RewriteRule] = ()
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    saved: dict[str, float] = field(default_factory=dict)
+    """What each rule saved, by estimate, in the place where it was tried last."""
 
     def run(self, graph: BytesGraph) -> SearchState:
         """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
@@ -120,57 +123,79 @@ class Searching:
 
     def _queue(self, first: Found) -> str:
         """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
-        its last step saves in its neighbourhood, and known when its turn comes."""
-        queue: list[tuple[float, int, Found]] = []
+        its last step saves in its neighbourhood, and known when its turn comes. What a rule makes of all places where
+        it saves something is a step, too."""
+        queue: list[tuple[float, int, Found, Iterator[Found] | None]] = []
         number = count()
-        found: Found | None = first
-        while True:
-            for each in self._next(found) if found is not None else ():
-                heapq.heappush(queue, (each.price.total, next(number), each))
-                if self._tell(len(queue)):
-                    return "budget"
-            if not queue or queue[0][0] > ALPHA * self.found[-1].price.total:
-                return "nothing left"
-            found = self._priced(heapq.heappop(queue)[2])
+
+        def put(found: Found, rest: Iterator[Found] | None = None) -> None:
+            heapq.heappush(queue, (found.price.total, next(number), found, rest))
+
+        put(first, self._next(first))
+        while queue and queue[0][0] <= ALPHA * self.found[-1].price.total:
+            _, _, found, rest = heapq.heappop(queue)
+            if rest is None:
+                found = self._priced(found)
+                if found.price.total > ALPHA * self.found[-1].price.total:
+                    continue
+                rest = self._next(found)
             if self._tell(len(queue)):
                 return "budget"
-            if found.price.total > ALPHA * self.found[-1].price.total:
-                found = None
+            steps, whole = self._looked_at(rest)
+            for each in steps:
+                put(each)
+            for each in self._everywhere(steps, found):
+                put(each)
+            if not whole:
+                put(found, rest)
+        return "nothing left" if not self._tell(len(queue)) else "budget"
+
+    def _everywhere(self, steps: Sequence[Found], found: Found) -> Iterator[Found]:
+        """For each rule that saves something in several places of a graph, what it makes of all of them."""
+        of: dict[str, list[Found]] = {}
+        for step in steps:
+            if step.gain > 0:
+                of.setdefault(step.steps[-1].rule, []).append(step)
+        for places in of.values():
+            numbers = apart([each.gain for each in places], [_changed(found, each) for each in places])
+            made = self._all_of(numbers, places, found) if len(numbers) > 1 else None
+            if made is not None and made not in places:
+                yield made
+
+    def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
+        """Steps, and whether that is all of them: in half of the time that is left, so that what was found is taken."""
+        steps: list[Found] = []
+        until = (self.state.seconds + self.ends) / 2
+        for each in rest:
+            steps.append(each)
+            self._tell()
+            if self.state.seconds >= until:
+                return steps, False
+        return steps, True
 
     def _greedy(self, first: Found) -> str:
         """The step that saves most, as long as there is one."""
-        found = first
-        while True:
-            steps = []
-            for each in self._next(found):
-                steps.append(each)
-                if self._tell():
-                    return "budget"
+        found, whole = first, True
+        while not self._tell():
+            steps, whole = self._looked_at(self._next(found))
             steps.sort(key=lambda each: each.price.total)
             better = (self._priced(each) for each in steps if each.price.total < found.price.total)
             best = next((each for each in better if each.price.total < found.price.total), None)
             if best is None:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             found = best
+        return "budget"
 
     def _together(self, first: Found) -> str:
-        """All steps at once that an integer program chooses of those that save something, as long as the whole does.
-
-        Steps are looked for in half of the time that is left, so that those that were found are taken."""
+        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
         found = first
         while not self._tell():
-            steps, whole = [], True
-            until = (self.state.seconds + self.ends) / 2
-            for each in self._next(found):
-                steps += [each] if each.gain > 0 else []
-                self._tell()
-                if self.state.seconds >= until:
-                    whole = False
-                    break
+            steps, whole = self._looked_at(self._next(found))
+            steps = [each for each in steps if each.gain > 0]
             if not steps:
                 return "nothing left" if whole else "budget"
             number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
-            made = self._all_of([steps[each] for each in number], found)
+            made = self._all_of(number, steps, found)
             best = self._priced(made) if made is not None else found
             if best.price.total >= found.price.total:  # steps that are in each other's way
                 best = self._priced(max(steps, key=lambda each: each.gain))
@@ -179,10 +204,10 @@ class Searching:
             found = best
         return "budget"
 
-    def _all_of(self, steps: Sequence[Found], found: Found) -> Found | None:
-        """`found` after the last step of each of `steps`, where it still fits; None where that is one of them."""
+    def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
+        """`found` after the last step of each of those of `steps`, where it still fits; None where there are none."""
         rules, made = {rule.name: rule for rule in self.using}, found
-        for step in steps:
+        for step in (steps[number] for number in numbers):
             last = step.steps[-1]
             matched = (each for each in matches(rules[last.rule], made.graph) if _places(each) == last.where)
             try:
@@ -209,25 +234,43 @@ class Searching:
         return found
 
     def _next(self, found: Found) -> Iterator[Found]:
-        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate."""
+        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate.
+
+        The rules whose last places saved most go first, behind those that have not been tried: what takes long on a
+        large network is to weigh steps."""
         operators = found.graph.by_operator.keys()
-        for rule in self.using:
-            if rule.tidy or not rule.operators <= operators:
-                continue
-            for match in matches(rule, found.graph):
-                try:
-                    graph, tidied = self.tidied(rewritten(found.graph, match))
-                except (NotTaken, ValueError):
+        fitting = [rule for rule in self.using if not rule.tidy and rule.operators <= operators]
+        waiting = [
+            (-self.saved.get(rule.name, inf), place, matches(rule, found.graph)) for place, rule in enumerate(fitting)
+        ]
+        heapq.heapify(waiting)
+        while waiting:
+            _, place, places = heapq.heappop(waiting)
+            rule = fitting[place]
+            for match in places:
+                graph = self._made(found.graph, match)
+                if graph is None:
                     continue
-                if graph.digest in self.seen:
-                    continue
-                self.seen.add(graph.digest)
-                gain = self.gain_of(found.graph, graph)
-                cost = found.price.total - (0 if gain is None else gain)
+                gain = self.gain_of(found.graph, graph[0])
+                self.saved[rule.name] = gain or 0
+                heapq.heappush(waiting, (-self.saved[rule.name], place, places))
+                cost = found.price.total - (gain or 0)
                 if cost <= ALPHA * self.found[-1].price.total:
                     price = found.price.less(found.price.total - cost)
-                    derived = Derived(rule.name, rule.says, _places(match), tidied, price)
-                    yield Found(graph, price, (*found.steps, derived), gain or 0)
+                    derived = Derived(rule.name, rule.says, _places(match), graph[1], price)
+                    yield Found(graph[0], price, (*found.steps, derived), gain or 0)
+                break
+
+    def _made(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
+        """What a rule makes of a graph, tidied up, and the rules that did that; None where it is not new."""
+        try:
+            made, names = self.tidied(rewritten(graph, match))
+        except (NotTaken, ValueError):
+            return None
+        if made.digest in self.seen:
+            return None
+        self.seen.add(made.digest)
+        return made, names
 
     def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
         """`graph` after all rules that tidy up, and their names."""

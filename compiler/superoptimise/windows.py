@@ -26,7 +26,7 @@ from celosia.compiler.superoptimise.scales import weights_of
 
 @dataclass(frozen=True)
 class Averaging:
-    """What averages make of sums and counts, where they are exact. x, y: what its bytes mean. qdq: how it was written."""
+    """What averages make of sums and counts. x, y: what their bytes mean. qdq: how they were written."""
 
     x: Meant
     y: Meant

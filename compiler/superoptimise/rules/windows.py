@@ -1,7 +1,7 @@
 """Windows of pooling: the largest of rows, then of columns; averages as depthwise convolutions.
 
 Who has taps computes a row of a kernel in one step, and a pooling one pixel in each: that is what an average by
-products saves. Where padding does not count, border pixels have another divisor: they stay averages (partly equivalent).
+products saves. Where padding does not count, pixels of the border have another divisor: they stay averages, apart.
 """
 
 from __future__ import annotations

@@ -139,6 +139,7 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
         return m.model(m.conv(m.conv("x", 16, 64, 0.05), 64, outputs, 0.05, kernel=kernel, **given))
 
     dilated = {"pads": [8] * 4, "dilations": [8, 8]}
+
     def pooled(size: int, operator: str) -> onnx.ModelProto:
         m = Quantised((1, 16, size, size), qdq)
         x = m.conv("x", 16, 64, 0.05, zero=5)

@@ -60,7 +60,11 @@ def test_proofs_are_found_again() -> None:
     files = (json.loads(file.read_text(encoding="utf-8")) for file in (proofs.FILE, proofs.WINDOWS_FILE))
     known = {name: row for each in files for name, row in each["rules"].items()}
     light = [rule for rule in RULES if known[rule.name]["questions"] < 60]
-    for rule in (*light[::12], *WINDOWS, *(each for each in RULES if each.name.startswith(("merge products", "padding into")))):
+    for rule in (
+        *light[::12],
+        *WINDOWS,
+        *(each for each in RULES if each.name.startswith(("merge products", "padding into"))),
+    ):
         row = proofs.row_of(rule)
         assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
 
@@ -79,9 +83,8 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
 def test_mutants_are_refused() -> None:
     """Those that differ in numbers; what does not differ is still right, and mostly proved."""
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.prover import verdict
-
     import celosia.compiler.superoptimise.window_meaning  # noqa: F401  of averages
+    from celosia.compiler.superoptimise.prover import verdict
 
     every = [mutant for rule in RULES for mutant in mutants(rule)]
     wrong = 0
@@ -98,7 +101,7 @@ def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytes
     changed = replace(RULES[0], after=RULES[0].after[::-1])
     with pytest.raises(
         RuleError,
-        match=r"'merge convolutions' has no proof in proofs.json, float_proofs.json, window_proofs.json, generated.json, or it is of",
+        match=r"'merge convolutions' has no proof in proofs.json, float_.*, window_.*, generated.json, or it is of",
     ):
         require_proved([changed])
     known = json.loads(proofs.FILE.read_text(encoding="utf-8")) | {"meaning": "of other sources"}

@@ -194,8 +194,7 @@ WRONG = (
     replace(PIXELS_OF_TWO, name="pixels as channels, and what lies beyond", after=(_inner(_inner(WHOLE)),)),
     replace(PIXELS_OF_TWO, name="pixels as channels of one another", after=(_inner(_inner(_inner(WHOLE))),)),
     wrong("pixels as channels of strides two", _strided(PIXELS_OF_TWO.before[0]), WHOLE),
-    replace(BY_ROWS, name="the largest by rows, padded twice", after=(
-        replace(BY_ROWS.after[0], args=(replace(BY_ROWS.after[0].args[0], attributes=BY_ROWS.before[0].attributes),)),)),
+    wrong("the largest by rows, of whole windows", BY_ROWS.before[0], replace(BY_ROWS.after[0], args=BY_ROWS.before)),
     wrong("averages at the border by products", AVERAGE, BY_PRODUCTS),
     wrong("padding counts or does not", AVERAGE, apply("average", *AVERAGE.args, **{
         **dict(AVERAGE.attributes), "counted": True})),
