@@ -19,7 +19,8 @@ ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
 SHARE, LEAST = 0.5, 3.0
-"""Of the time until then, and seconds at least, that further rules are tried for after what they found last."""
+"""Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
+are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
@@ -79,6 +80,8 @@ class Searching:
     further: Sequence[RewriteRule] = ()
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    pricing: float = 0.0
+    """Seconds that the last price of a whole model took."""
     saved: dict[str, float] = field(default_factory=dict)
     """What each rule saved, by estimate, in the place where it was tried last."""
 
@@ -86,6 +89,7 @@ class Searching:
         """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
         self.started = time.perf_counter()
         first = Found(graph, self.price_of(graph))
+        self.pricing = time.perf_counter() - self.started
         self.state = SearchState(first.price, first.price, priced=1)
         self.found, self.seen = [first], {graph.digest}
         self.using, self.ends = self.rules, self.budget
@@ -163,9 +167,10 @@ class Searching:
                 yield made
 
     def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
-        """Steps, and whether that is all of them: in half of the time that is left, so that what was found is taken."""
+        """Steps, and whether that is all of them. To weigh them takes no longer than to price the whole, some seconds
+        at least, and half of the time that is left at most, so that what was found is taken."""
         steps: list[Found] = []
-        until = (self.state.seconds + self.ends) / 2
+        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + max(LEAST, self.pricing))
         for each in rest:
             steps.append(each)
             self._tell()
@@ -224,7 +229,9 @@ class Searching:
 
     def _priced(self, found: Found) -> Found:
         """`found` with what it costs in truth; noted where it is the best."""
+        began = time.perf_counter()
         price = self.price_of(found.graph)
+        self.pricing = time.perf_counter() - began
         self.state.priced += 1
         *before, last = found.steps
         found = Found(found.graph, price, (*before, replace(last, price=price)))
