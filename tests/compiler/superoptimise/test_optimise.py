@@ -276,7 +276,7 @@ def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     optimised = found(branches(True), told=interrupt)
-    assert optimised.state.ended == "interrupted" and len(optimised.steps) == 1
+    assert optimised.state.ended == "interrupted" and optimised.steps
     assert optimised.after.cycles < optimised.before.cycles
 
 
