@@ -22,8 +22,8 @@ ISLANDS = ("fer_minixception", "pplcnet_orientation", "resnet18", "mobilenet_v2"
 COMPARED = ("demo", "ds_cnn", "resnet18", "mobilenet_v2", "lite", "resnet50")
 SEARCHED = (
     "four_branches", "detector", "u_net", "separable_cell", "nasnet_cells", "squeezenet1_1", "resnext", "resnext50",
-    "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_v3", "minilm_64",
-    "split_attention", "super_resolution", "resnet18", "resnet50",
+    "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_v3",
+    "minilm_64", "split_attention", "super_resolution", "resnet18", "resnet50",
 )  # fmt: skip
 PARTLY = ("deeplab_head", "dilated_stage", "denoiser", "srcnn", "retina_head")
 PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")

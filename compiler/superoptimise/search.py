@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
+from celosia.compiler.superoptimise.egraph import TensorClasses
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
@@ -24,6 +25,8 @@ are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
+CostOf = Callable[[BytesGraph, GraphOp], float]
+"""What an operation of a graph costs by itself."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Searching:
     told: Told = lambda state: None
     way: str = "queue"
     further: Sequence[RewriteRule] = ()
+    cost_of: CostOf = lambda graph, operation: 0
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     pricing: float = 0.0
@@ -209,6 +213,27 @@ class Searching:
             found = best
         return "budget"
 
+    def _classes(self, first: Found) -> str:
+        """The cheapest of all that steps make of each other, by the sum of what operations cost; as long as the whole
+        is cheaper, too."""
+        classes, brought, found = TensorClasses(first.graph), dict[GraphOp, Derived](), first
+        while not self._tell():
+            steps, whole = self._looked_at(self._next(found))
+            for step in steps:
+                classes.add(step.graph)
+                brought |= {each: step.steps[-1] for each in step.graph.operations if each not in brought}
+            graph = classes.cheapest(self.cost_of)
+            ended = "nothing left" if whole else "budget"
+            if graph is None or graph.digest == found.graph.digest:
+                return ended
+            new = [each for each in graph.operations if each not in found.graph.operations and each in brought]
+            derived = tuple(dict.fromkeys(brought[each] for each in new))
+            made = self._priced(Found(self.tidied(graph)[0], found.price, (*found.steps, *derived)))
+            if made.price.total >= found.price.total:
+                return ended
+            found = made
+        return "budget"
+
     def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
         """`found` after the last step of each of those of `steps`, where it still fits; None where there are none."""
         rules, made = {rule.name: rule for rule in self.using}, found
@@ -305,6 +330,7 @@ class Searching:
 
 WAYS: dict[str, Callable[[Searching, Found], str]] = {
     "queue": Searching._queue, "greedy": Searching._greedy, "milp": Searching._together,
+    "egraph": Searching._classes,
 }  # fmt: skip
 """How a search goes on from a graph: each returns how it ended, and notes what is better than the best."""
 
