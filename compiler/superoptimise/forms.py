@@ -208,6 +208,8 @@ def _average(reader: OnnxReader, node: onnx.NodeProto, x: BytesOf, y: BytesOf, q
     f = Averaging(x.meant, y.meant, y.zero.dtype.name, qdq)
     if reader.dtype_of(x.name) != f.dtype or any(pad >= kernel[i % 2] for i, pad in enumerate(windows["pads"])):
         raise NotOurs
+    if windows["dilations"] != (1, 1):
+        raise NotOurs
     counted = bool(given.get("count_include_pad")) or not any(windows["pads"])
     zero = reader.constant(x.zero.reshape(()), f"{y.name}_xz")
     reader.emit("average", (x.name, zero), y.name, kernel=kernel, counted=counted, f=f, **windows)

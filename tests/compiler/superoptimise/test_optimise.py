@@ -142,18 +142,18 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
 
     dilated = {"pads": [8] * 4, "dilations": [8, 8]}
 
-    def pooled(size: int, operator: str) -> onnx.ModelProto:
+    def pooled(size: int, counted: int | None = None) -> onnx.ModelProto:
+        """counted: of an average, whether padding counts; else of MaxPool."""
         m = Quantised((1, 16, size, size), qdq)
         x = m.conv("x", 16, 64, 0.05, zero=5)
-        windows = {"kernel_shape": [3, 3], "strides": [1, 1], "pads": [1] * 4}
-        if qdq or operator == "MaxPool":
-            return m.model(m.conv(m.both(operator, [x], **windows), 64, 16, 0.05))
-        y = m.node("QLinearAveragePool", [x, *m.pair(x), *m.pair(x)], "com.microsoft", **windows)
-        m.meant[y] = m.meant[x]
+        if counted is None:
+            y = m.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+        else:
+            y = m.averaged(x, 0.05, 5, [1] * 4, counted)
         return m.model(m.conv(y, 64, 16, 0.05))
 
     return {
-        "largest by rows": pooled(19, "MaxPool"), "averages inside": pooled(21, "AveragePool"),
+        "largest by rows": pooled(19), "averages inside": pooled(21, 0), "averages with padding": pooled(15, 1),
         "border rows apart": made(19, 64, 3, **dilated), "border columns that meet": made(13, 64, 3, **dilated),
         "no first tap": made(7, 64, 3, **dilated), "pixels as channels, 4 x 4": made(18, 1, 5),
         "pixels as channels, 2 x 2, of what is beyond 16s": made(17, 19, 3),
