@@ -171,10 +171,10 @@ class Searching:
                 yield made
 
     def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
-        """Steps, and whether that is all of them. To weigh them takes no longer than to price the whole, some seconds
+        """Steps, and whether that is all of them. To weigh them takes half as long as to price the whole, some seconds
         at least, and half of the time that is left at most, so that what was found is taken."""
         steps: list[Found] = []
-        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + max(LEAST, self.pricing))
+        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + max(LEAST, self.pricing / 2))
         for each in rest:
             steps.append(each)
             self._tell()
