@@ -136,6 +136,17 @@ def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     return ROWS_TAKEN + first * groups + softmax_behind(cfg, rows, groups)
 
 
+NORM_ROWS = 64
+"""Rows of a norm: the places of the memory of what is found of each."""
+NORM_LANES = 2048
+"""Lanes of the longest row, as it lies in whole entries."""
+NORM_OFFSET = 128
+"""Of a norm a_offset is so much at most, above 0 or below, so that what is squared has 9 bits."""
+EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
+"""Bits: of the variance behind the point, of its inverse root, of a row's factor, and of results behind the point, see
+`sim/norm.py`."""
+
+
 def read_stages(cfg: Config) -> int:
     """From an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES
