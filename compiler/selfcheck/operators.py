@@ -386,12 +386,12 @@ def _clip(node: ir.Node, x: Codes) -> Codes:
     return x
 
 
-def _softmax(node: ir.Node, x: Codes) -> Codes:
+def _of_rows(node: ir.Node, x: Codes) -> Codes:
     """By the CPU backend's kernel."""
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
-    fixed = _scalars(node, 1, 2, 3, 4)
+    fixed = [_array(node, number) for number in range(1, len(node.inputs))]
     kernel = compile_op(node.op_type, attributes_of(node), [(x.shape, dtype.name), *fixed])
     (result,) = kernel(x if dtype == np.uint8 else (x ^ np.uint8(0x80)).view(np.int8), *fixed)
     return codes(result)
@@ -422,6 +422,6 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table, "Clip": _clip,
-    "QLinearSoftmax": _softmax, "BlockSums": _block_sums,
+    "QLinearSoftmax": _of_rows, "QLinearNorm": _of_rows, "BlockSums": _block_sums,
     "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

@@ -22,6 +22,11 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         f"{len(rows)} tensors compared with onnxruntime {report['oracle']} (session.qdqisint8allowed=1), "
         f"{report['different']} differ; {len(report['inside'])} exist inside fused operators only."
     )
+    if rounded := report["rounded"]:
+        yield Text(
+            f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations lie a step "
+            f"beside onnxruntime's; {rounded['behind']} tensors that are computed of these are others."
+        )
     if report["first"] is not None:
         yield Text(f"The first that differs though its operands do not: {_difference(report)}")
     if report["unmatched"] is not None:
