@@ -282,7 +282,7 @@ def ranked(
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
             found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
         first = next(found, None)
