@@ -78,6 +78,8 @@ class RowDefiner(Definer):
         """Of a norm of channels. Untileable where the Config has none."""
         if not self.cfg.norm:
             raise Untileable("a normalisation needs a Config with norm")
+        if layer.count == 1:
+            raise Untileable("a row of one element is nothing but its offset")
         near, lanes = self._near(layer), self.blocks * self.cfg.block_out
         par = self.constant(pack.parameters(self.cfg, layer.requantise), (lanes,), "uint64", "par")
         return self._of_rows(near, *norm_rows(self, layer, near, par), par)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from celosia.compiler import numerics
@@ -30,7 +32,7 @@ def norm(p: Placement, node: ir.Node) -> None:
     source, whole = p.read(x, form, reads), p.activation(y, form)
     columns = len(bias)
     groups, dims = pack.blocks(columns, cfg.group), (form.dims[0], columns, *form.dims[2:])
-    layers: list[Layer] = [
+    layers = [
         Norm(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             source.region(dims, number * groups, source.pixels), whole.region(dims, number * groups, whole.pixels),
@@ -39,9 +41,9 @@ def norm(p: Placement, node: ir.Node) -> None:
         for number in range(count)
     ]  # fmt: skip
     if count == 1:
-        p.add(node, layers[0], reads, form)
+        p.add(node, replace(layers[0], y=whole), reads, form)
     else:
-        p.assemble(node, layers, reads, whole, form)
+        p.assemble(node, list[Layer](layers), reads, whole, form)
 
 
 def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:

@@ -142,8 +142,8 @@ class Symbols:
         return mixed
 
     def row_of(self, x: Scalars, count: int) -> Scalars:
-        """B of a softmax or norm of rows of `count` elements: x [..., groups], in their order, of which those beyond have
-        none.
+        """B of a softmax or norm of rows of `count` elements: x [..., groups], in their order, of which those beyond
+        have none.
 
         It tells rows, and groups within a row, from all others.
         """
