@@ -70,6 +70,7 @@ CONFIGS = {
     "8x8_softmax": Config(
         block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
     ),
+    "8x8_norm": Config(block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, norm=2, **_DEPTHS),
 }
 VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"]
 """Those whose simulators `make test` builds."""
@@ -149,6 +150,8 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
     fmt = formats(cfg)[Opcode.VECTOR]
     if cfg.softmax:
         chosen = _softmax(cfg, rng) if not chosen and rng.random() < 0.3 else {"softmax": 0} | chosen
+    if cfg.norm:
+        chosen = _norm(cfg, rng) if not chosen and rng.random() < 0.3 else {"norm": 0} | chosen
     for _ in range(ATTEMPTS):
         values = {}
         for field in fmt.fields:
@@ -183,6 +186,16 @@ def _softmax(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
         "softmax": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
         "destination": int(to), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
         "extent_s": 1, "extent_x": int(rng.integers(1, 20)), "imm": int(rng.integers(0, cfg.block_out)),
+    }  # fmt: skip
+
+
+def _norm(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
+    """Fields of a norm."""
+    return {
+        "norm": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
+        "rescale_add": 0, "extent_y": 1, "extent_r": 1, "extent_s": 1, "extent_x": int(rng.integers(1, 12)),
+        "imm": int(rng.integers(0, cfg.block_out)), "a_offset": int(rng.integers(-128, 129)),
+        "scale_c": int(2 ** rng.uniform(0, 47)),
     }  # fmt: skip
 
 
