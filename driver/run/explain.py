@@ -289,6 +289,8 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
         return f"multiplied in the vector unit, {cfg.taps * cfg.lanes} at once: more taps, or a larger block_out"
     if bound == "vector" and "softmax of" in layer.what:
         return f"{cfg.softmax} elements of a row a cycle: a larger softmax"
+    if bound == "vector" and " norm of" in layer.what:
+        return f"{cfg.norm} elements of a row are added up in a cycle: a larger norm, up to block_out"
     if bound == "vector":
         faster = "residual_cycles = 1, or " if "+ add" in layer.what and cfg.residual_cycles > 1 else ""
         return f"one entry of {cfg.lanes} values a cycle: {faster}a larger block_out or batch"
