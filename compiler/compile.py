@@ -35,6 +35,7 @@ from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.select.placement import CACHE
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
+from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.turned import turn_values
@@ -330,7 +331,9 @@ def _passes(options: Options) -> Pipeline:
         raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
     correctly = partial(_to_integers, norms=options.rounding == "correct")
     passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    return Pipeline(*passes).without(options.left_out)
+    rounded = Pass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums)
+    behind = [rounded] if options.rounding == "correct" else []
+    return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:

@@ -33,7 +33,8 @@ def norm_operands(graph: ir.Graph, node: ir.Node, y: Quantised) -> tuple[Quantis
     except numerics.NormError as reason:
         node.meta[WHY] = str(reason)
         return None
-    arrays = {"epsilon": np.array(found.epsilon, np.int64), "bias": found.bias, "scale": found.scale}
+    epsilon = np.array(found.epsilon, np.int64)
+    arrays: dict[str, NDArray[Any]] = {"epsilon": epsilon, "bias": found.bias, "scale": found.scale}
     return x, [new_constant(graph, f"{node.name}_{name}", array) for name, array in arrays.items()]
 
 

@@ -12,7 +12,13 @@ The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 
 that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
 """
 
-from celosia.compiler.numerics.addition import RescaleAdd, fit_rescale_add, qlinear_add, rescale_add
+from celosia.compiler.numerics.addition import (
+    RescaleAdd,
+    fit_rescale_add,
+    nearest_rescale_add,
+    qlinear_add,
+    rescale_add,
+)
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.multiplication import RescaleMul, mul_scale, qlinear_mul
@@ -36,7 +42,7 @@ __all__ = [
     "INT8",
     "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
     "average_is_exact", "conv_scale", "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale",
-    "mean_scale", "mul_scale", "norm_constants",
+    "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
     "requantize_f32", "rescale_add", "softmax_powers", "unary_table",
 ]  # fmt: skip

@@ -323,17 +323,19 @@ def _average(node: ir.Node, x: Codes) -> Codes:
 
 
 @cache
-def _kernel(op: str, dtype: str, operands: int) -> CompiledKernel:
+def _kernel(op: str, dtype: str, operands: int, factors: tuple[int, ...]) -> CompiledKernel:
     """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
     meaning: list[Any] = [((), "float32"), ((), dtype)]
     data = ((256**operands,), dtype)
     if op == "QLinearConcat":
         return compile_op(op, {"axis": 0}, [*meaning, data, *meaning])
-    return compile_op(op, {}, [*[data, *meaning] * operands, *meaning])
+    return compile_op(op, {"factors": factors} if factors else {}, [*[data, *meaning] * operands, *meaning])
 
 
-def _call(op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int) -> Codes:
-    (result,) = _kernel(op, dtype.name, operands)(*arguments)
+def _call(
+    op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int, factors: tuple[int, ...] = ()
+) -> Codes:
+    (result,) = _kernel(op, dtype.name, operands, factors)(*arguments)
     return codes(result)
 
 
@@ -363,7 +365,7 @@ def _pair(node: ir.Node, *operands: Codes) -> Codes:
     dtype = np.dtype(value.dtype.numpy())
     first, second = _all_pairs(dtype)
     arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
-    table = _call(node.op_type, dtype, arguments, 2)
+    table = _call(node.op_type, dtype, arguments, 2, tuple(attribute(node, "factors", ())))
     return table.take((a.astype(np.uint16) << 8) | b)
 
 

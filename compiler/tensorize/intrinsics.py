@@ -304,10 +304,11 @@ class _Intrinsics(Mapping[str, Declared]):
         if name in self._known:
             return self._known[name]
         kind, _, count = name.rpartition("_")
-        known = (softmax if self._cfg.softmax else None, norm if self._cfg.norm else None)
-        for rows in filter(None, known):
-            if kind in rows.NAMES and count.isdecimal() and int(count) >= 1:
-                return rows.intrinsic(self._cfg, kind, int(count))
+        if count.isdecimal() and int(count) >= 1:
+            if self._cfg.softmax and kind in softmax.NAMES:
+                return softmax.intrinsic(self._cfg, kind, int(count))
+            if self._cfg.norm and kind in norm.NAMES:
+                return norm.intrinsic(self._cfg, kind, int(count))
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

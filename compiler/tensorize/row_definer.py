@@ -8,7 +8,7 @@ import numpy as np
 
 from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis
 from celosia.compiler.expr.nodes import minimum
-from celosia.compiler.expr.norm import INT
+from celosia.compiler.expr.norm import INT, sums
 from celosia.compiler.layer import Norm, Softmax, Untileable
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
@@ -48,7 +48,7 @@ def norm_rows(definer: Definer, layer: Norm, near: Tensor, par: Tensor) -> tuple
         return norm.shifted(near[i], offset)
 
     used = norm.SUMS if layer.centre else norm.SUMS[1:]
-    summed = dict(zip(norm.SUMS, norm.sums(element, layer.count)))
+    summed = dict(zip(norm.SUMS, sums(element, layer.count)))
     within = {name: compute(near.shape[:3], summed[name], name, axes=names[:3]) for name in used}
     total, squares = (lambda *i, name=name: within[name][i] for name in norm.SUMS)
     made = norm.results(

@@ -199,10 +199,12 @@ class _Template:
     def _row_results(self, rows: Rows, results: Tensor, name: str, tile: Axis) -> None:
         """Those of rows at `tile`, an intrinsic of that name, with its powers or parameters."""
         s, y = self.s, self.s[self.d.y]
-        constants = [(self.d.levels[0].par, "par", self.cfg.block_out, (results,))] if rows.powers is None else []
         if rows.powers is not None:
-            constants = [(rows.powers, "exp", 1, (rows.within["total"], results))]
-        read = [(s.cache_read(source, scope, readers), scope, size) for source, scope, size, readers in constants]
+            constant, scope, size = s.cache_read(rows.powers, "exp", (rows.within["total"], results)), "exp", 1
+        else:
+            par = self.d.levels[0].par
+            assert par is not None
+            constant, scope, size = s.cache_read(par, "par", results), "par", self.cfg.block_out
         s[results].set_scope("out" if results is self.d.out else "inp")
         s[results].compute_at(y, tile)
         _, row, column, channel = s[results].order
@@ -213,10 +215,9 @@ class _Template:
             s[tensor].set_scope("row")
             s[tensor].compute_at(y, tile)
             s[tensor].tensorize(s[tensor].order[3], self.hw[f"{number}_{rows.count}"])
-        for tensor, scope, size in read:
-            s[tensor].compute_at(y, tile)
-            s[tensor].keep()
-            s[tensor].tensorize(s[tensor].split(s[tensor].order[-1], size)[1], self.hw[f"load_{scope}"])
+        s[constant].compute_at(y, tile)
+        s[constant].keep()
+        s[constant].tensorize(s[constant].split(s[constant].order[-1], size)[1], self.hw[f"load_{scope}"])
 
     def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
         """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""

@@ -24,8 +24,9 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     )
     if rounded := report["rounded"]:
         yield Text(
-            f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations lie a step "
-            f"beside onnxruntime's; {rounded['behind']} tensors that are computed of these are others."
+            f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations, and "
+            f"{rounded['sums']:,} of sums, lie a step beside onnxruntime's on the same bytes; "
+            f"{rounded['behind']} tensors behind these have other values."
         )
     if report["first"] is not None:
         yield Text(f"The first that differs though its operands do not: {_difference(report)}")

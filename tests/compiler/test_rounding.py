@@ -218,7 +218,7 @@ def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: p
     onnx.save(norm_model("LayerNormalization", SOME), path)
     x = {"x": drawn(SOME, "int8")}
     found = compare(path, x, rounding="correct")
-    assert found["rounding"] == "correct" and found["rounded"] == {"values": 192, "apart": 0, "behind": 0}
+    assert found["rounding"] == "correct" and found["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
     own = numerics.norm_constants
     for steps, different in ((0.6, 0), (2.2, 1)):
 
@@ -228,7 +228,7 @@ def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(numerics, "norm_constants", moved)
         found = compare(path, x, rounding="correct", check=False)
         assert found["different"] == different and (found["first"] is None) == (not different)
-        assert (found["rounded"]["apart"] > 40) == (not different)
+        assert found["rounded"]["apart"] > 40
 
 
 def test_wrong_integers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +239,37 @@ def test_wrong_integers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(RewriteError, match="after the pass 'integer'"):
         celosia.compile(norm_model("LayerNormalization", SOME), rounding="correct")
+
+
+ADD = """
+<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g ({dtype}[1, 16, 4, 64] a, {dtype}[1, 16, 4, 64] b) => ({dtype}[1, 16, 4, 64] y)
+<float s = {{{scales[0]}}}, float t = {{{scales[1]}}}, float u = {{{scales[2]}}}, {dtype} z = {{{zero}}}>
+{{ y = com.microsoft.QLinearAdd(a, s, z, b, t, z, u, z) }}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("int8", 3), ("uint8", 131)])
+def test_sums_without_exact_integers_are_rounded_correctly(dtype: str, zero: int) -> None:
+    """On the accelerator as on the CPU; onnxruntime's floats give other bytes for a few pairs alone."""
+    random = np.random.default_rng(4)
+    while True:
+        scales = tuple(float(each) for each in random.uniform(0.01, 0.1, 3).astype(np.float32))
+        sa, sb, sy = scales
+        if numerics.fit_rescale_add(sa, zero, sb, zero, sy, zero, dtype) is None:
+            break
+    model = onnx.parser.parse_model(ADD.format(dtype=dtype, zero=zero, scales=scales))
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    pairs = np.repeat(every, 256)[::16].reshape(1, 16, 4, 64), np.tile(every[::16], 256).reshape(1, 16, 4, 64)
+    feed = dict(zip("ab", pairs))
+    program = celosia.compile(model, rounding="correct")
+    assert program.placements[0]["place"] == "accelerator"
+    found = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
+    a, b = (each.astype(np.float64) - zero for each in pairs)
+    exact, info = (a * sa + b * sb) / sy, np.iinfo(dtype)
+    far = np.abs(exact - np.floor(exact) - 0.5) > 2.0**-14
+    np.testing.assert_array_equal(found[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
+    other = celosia.compile(model, accelerator=False, rounding="correct")
+    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], found)
+    plain = celosia.compile(model)
+    assert plain.placements[0]["place"] == "cpu" and "no integers give onnxruntime's" in plain.placements[0]["reason"]
