@@ -113,7 +113,7 @@ def nearest_rescale_add(
     shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))
     if shift < 22:  # each of the three is off by half a unit, times a byte
         return None
-    return RescaleAdd(*(round(number * 2.0**shift) for number in (ra, rb, offset)), shift)
+    return RescaleAdd(round(ra * 2.0**shift), round(rb * 2.0**shift), round(offset * 2.0**shift), shift)
 
 
 _STORED = np.arange(-128, 128)

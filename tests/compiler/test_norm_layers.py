@@ -63,6 +63,19 @@ def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*(celosia.Runtime(each).run(x).outputs["y"] for each in (program, plain)))
 
 
+@pytest.mark.rtl
+@pytest.mark.thorough
+def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:
+    encoder, cfg = Encoder(8, 2, 4, 12), replace(TINY, softmax=1)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    program = celosia.compile(path, config=cfg, rounding="correct")
+    x = {"x": sample(encoder.shape, 3)}
+    found, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
+    np.testing.assert_array_equal(found.outputs["y"], expected.outputs["y"])
+    assert len(program.launches) == 1
+    assert timed.report["cycles"] == pytest.approx(found.report["cycles"], rel=0.02)
+
+
 def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Norm:
     x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
     random = np.random.default_rng(channels)
