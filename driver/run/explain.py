@@ -97,7 +97,7 @@ def estimate(
     peak = cycles * program.config.macs_per_cycle
     return {
         "model": program.name, "config": program.config.to_dict(), "memory_model": str(memory),
-        "clock_mhz": memory.clock_mhz,
+        "clock_mhz": memory.clock_mhz, "rounding": program.rounding,
         "cycles": cycles, "utilization": program.macs_accelerator / peak if peak else None,
         "macs_total": program.macs_total, "macs_accelerator": program.macs_accelerator,
         "launches": len(counters), "layers": layer_rows(program, counters),
