@@ -41,7 +41,7 @@ def overview(program: Program) -> RenderableType:
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
         *([("schedules", program.schedules)] if program.schedules else []),
-        *([("rounding", program.rounding)] if program.rounding != ROUNDINGS[0] else []),
+        *([("rounding", _ROUNDED)] if program.rounding != ROUNDINGS[0] else []),
         (
             "CPU",
             f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "
@@ -66,6 +66,7 @@ def advice(program: Program) -> str | None:
     )
 
 
+_ROUNDED = "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie"
 _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the CPU"}
 
 
