@@ -334,7 +334,7 @@ class Generator:
             destination = rng.choice(choices(cfg, Destination))
             fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
             fields |= dict(a_source=ASource.VIN, b_source=BSource.IMM, destination=destination, rescale_add=0)
-            fields |= self.address("a", OUTER_LOOPS, (n, 1, x), cfg.vin_depth)
+            fields |= self.address("a", VECTOR_LOOPS, (n, 1, x, 1, 1), cfg.vin_depth)
             fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
             fields |= self.address("par", OUTER_LOOPS, (n, 1, x), cfg.par_depth)
             if not reads_own_result(cfg, fields):

@@ -138,9 +138,12 @@ class Vector(wiring.Component):
         issue.advance(m, self, lands)
         m.d.comb += [
             finish.eq(ends if rows is None else ends | rows.finish),
-            self.active.eq(issue.takes | issue.bubbles.any() | issue.alone | issue.finding),
-            self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any() & ~issue.finding),
+            self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
+            self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
+        if cfg.norm:
+            with m.If(issue.finding):
+                m.d.comb += [self.active.eq(1), self.held.eq(0)]
         m.d.sync += self.done.valid.eq(finish & ~self.halt)
         with m.If(finish):
             for name in ("post", "index"):
