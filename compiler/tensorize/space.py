@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ NEXT = 1
 """Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
+
+
+class First(Enum):
+    """What of a layer's output is to be complete before the rest."""
+
+    ANY = "any"
+    ROWS = "rows"
+    COLUMNS = "columns"
 
 
 @dataclass(frozen=True)

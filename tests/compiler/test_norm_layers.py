@@ -63,6 +63,17 @@ def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*(celosia.Runtime(each).run(x).outputs["y"] for each in (program, plain)))
 
 
+def test_softmaxes_of_each_layer_have_products_beside_them(tmp_path: Path) -> None:
+    """Of each attention in a launch of several: what makes V comes behind one of them."""
+    encoder = Encoder(16, 4, 16, 16, layers=2)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, True)
+    program = celosia.compile(path, config=PYNQ, rounding="correct", check=False, without="blocks")
+    (launch,) = program.launches
+    kinds = [layer.what.split(" ")[0] for layer in launch.layers if layer.what.startswith(("softmax", "conv"))]
+    assert kinds[:10] == kinds[10:]
+    assert kinds[:3] == ["conv", "conv", "softmax"]  # those of Q and K
+
+
 @pytest.mark.rtl
 @pytest.mark.thorough
 def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:

@@ -506,7 +506,7 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
 def splitting(order: str) -> Callable[..., Decisions]:
     """Decisions whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, *_: bool) -> Decisions:
+    def choose(cfg: Config, problem: Problem, *_: object) -> Decisions:
         return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
 
     return choose

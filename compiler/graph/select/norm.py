@@ -41,7 +41,8 @@ def norm(p: Placement, node: ir.Node) -> None:
         for number in range(count)
     ]  # fmt: skip
     if count == 1:
-        p.add(node, replace(layers[0], y=whole), reads, form)
+        x_whole = source if source.channels == columns else layers[0].x
+        p.add(node, replace(layers[0], x=x_whole, y=whole), reads, form)
     else:
         p.assemble(node, list[Layer](layers), reads, whole, form)
 
