@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -264,7 +264,7 @@ def qlinear_add(node: Node) -> Tensor:
     attribute `factors`: as the accelerator adds."""
     a, b = node.input(0), node.input(3)
     if "factors" in node.attrs:
-        return node.elementwise(partial(_rescaled, factors=node.attrs["factors"]), a, b)
+        return node.elementwise(partial(integer.rescaled_sum, factors=node.attrs["factors"]), a, b)
     sa, za, sb, zb, sc, zc = (node.scalar(i, F32) for i in (1, 2, 4, 5, 6, 7))
     inner_a = a.shape[-1] if a.shape else 1
     inner_b = b.shape[-1] if b.shape else 1
@@ -279,14 +279,6 @@ def qlinear_add(node: Node) -> Tensor:
         return convert_saturating(call("fma", x.astype(F32), ra, part), a.dtype)
 
     return node.elementwise(body, a, b)
-
-
-def _rescaled(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
-    """As numerics.rescale_add of what the accelerator stores; float64 is exact."""
-    flip = 0.0 if a.dtype == "int8" else 128.0
-    ma, mb, constant, shift = factors
-    total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)
-    return (clamp(round_even(total * 2.0**-shift), -128, 127) + flip).astype(a.dtype)
 
 
 @op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6, takes="TfT TfT fT")
