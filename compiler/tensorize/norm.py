@@ -5,7 +5,7 @@ are none of it, nobody reads.
 
 >>> from celosia.hw.config import PRESETS
 >>> print(intrinsic(PRESETS["tiny"], "row_squares", 7).behaviour.body)
-sum[k](((int64(a[k]) + offset) * (int64(a[k]) + offset)))
+sum[k]((int64(a[k]) + offset) * (int64(a[k]) + offset))
 """
 
 from __future__ import annotations
