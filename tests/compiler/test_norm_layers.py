@@ -10,6 +10,7 @@ import pytest
 from benchmarks.encoders import Encoder, quantised, sample
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import some
 
 import celosia
 from celosia.compiler import numerics
@@ -51,7 +52,7 @@ def test_the_accelerator_computes_what_the_cpu_does(name: str) -> None:
     np.testing.assert_array_equal(*made)
 
 
-@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("signed", some([True, False], [True]))
 def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
     encoder = Encoder(21, 2, 16, 48, layers=2)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
@@ -59,8 +60,6 @@ def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
     assert len(program.launches) == 1 and program.macs_accelerator == program.macs_total
     x = {"x": sample(encoder.shape, 7)}
     assert compare(path, x, config=PYNQ, rounding="correct", check=False)["different"] == 0
-    plain = celosia.compile(path, config=replace(PYNQ, norm=0), rounding="correct", check=False)
-    np.testing.assert_array_equal(*(celosia.Runtime(each).run(x).outputs["y"] for each in (program, plain)))
 
 
 def test_softmaxes_of_each_layer_have_products_beside_them(tmp_path: Path) -> None:
