@@ -248,7 +248,7 @@ def _normed(state: State, f: Fields) -> NDArray[np.int64]:
     return norm_entries(state.cfg, entries, f).astype(np.int64)
 
 
-def norm_entries(cfg: Config, entries: Int8, f: Fields) -> Int32:
+def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
     """v of entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm makes them."""
     rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
     count = f["extent_n"] * cfg.block_out - f["imm"]
