@@ -33,7 +33,7 @@ PAIR_BITS = 17
 RANGED = (
     "batch", "block_in", "block_out", "bus_bytes", "inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth",
     "par_depth", "lut_count", "queue_depth", "taps", "tap_depth", "residual_cycles", "ports", "packed", "forward",
-    "trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums",
+    "trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums", "norm",
 )  # fmt: skip
 """Fields within whose range the model was measured, or not."""
 

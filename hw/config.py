@@ -69,11 +69,12 @@ _LIMITS = {
     "ports": _Limits(1, 2),
     "pump": _Limits(1, 2),
     "softmax": _Limits(0, 16, powers=False),
+    "norm": _Limits(0, 128, powers=False),
     "weight_bits": _Limits(1, 8),
     "trace_depth": _Limits(0, 1 << 16, powers=False),
 }
 """Of each field of numbers; the others are true or false, and the name."""
-_LATER = ("trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums")
+_LATER = ("trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums", "norm")
 """Fields that Programs and records are older than: as they are by default they do not count in a digest."""
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
@@ -129,6 +130,11 @@ def _check_together(cfg: Config) -> None:
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, "
             f"{cfg.block_out // 4}, not {cfg.softmax}"
         )
+    if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
+        raise ConfigError(
+            f"norm needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out, {cfg.block_out}, not "
+            f"{cfg.norm}"
+        )
     if cfg.block_in * cfg.weight_bits < 4:
         raise ConfigError(
             f"weight_bits = {cfg.weight_bits} needs block_in = {4 // cfg.weight_bits} at least, not {cfg.block_in}"
@@ -168,6 +174,7 @@ class Config:
     softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
     weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
     sums: the vector unit gives sums as they are, a byte at a time (BYTE), for results that the CPU scales in floats.
+    norm: lanes of a LayerNorm or RMSNorm of which the vector unit adds up sums and squares in a cycle; 0: it has none.
     """
 
     batch: int = 1
@@ -196,6 +203,7 @@ class Config:
     softmax: int = 0
     weight_bits: int = 8
     sums: bool = False
+    norm: int = 0
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:

@@ -88,6 +88,10 @@ FIELDS = {
         "10 LUTs a lane, 160 of `pynq`; "
         "MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue on the CPU",
     ),
+    "norm": (
+        "lanes of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: none",
+        "adders, squares and a root beside the vector unit's lanes; without, norms run on the CPU",
+    ),
 }
 """For each field what it is, and what it costs or brings."""
 

@@ -267,8 +267,10 @@ def _gemm(cfg: Config, pads: Pads, limit: int | None) -> Format:
 def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
     bits = {name: pad.address_bits for name, pad in pads.items()}
     a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
-    softmax = cfg.softmax > 0
-    imm = "B where b_source is IMM." + " softmax: lanes of a row's last entry that are none of it." * softmax
+    softmax, norm = cfg.softmax > 0, cfg.norm > 0
+    of_rows = " and ".join(["softmax"] * softmax + ["norm"] * norm)
+    imm = "B where b_source is IMM." + f" {of_rows}: lanes of a row's last entry that are none of it." * bool(of_rows)
+    constant = "rescale_add: constant." + " norm: epsilon, see sim/norm.py." * norm
     if cfg.forward:
         dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
     return Format(
@@ -288,6 +290,8 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
                 "BYTE (that of B's low 2 bits, signed).",
             ),
             *([Field("softmax", 1, "Softmax of the lanes of VIN over loop n, for every x, alone.")] * softmax),
+            *([Field("norm", 1, "v are the lanes of VIN over loop n, for every x, over their deviation.")] * norm),
+            *([Field("centre", 1, "norm: less their mean as well.")] * norm),
             Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
             Field("table", bits["lut"], "Which table."),
@@ -310,7 +314,7 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("clip_hi", 8, "Largest value of the int8 stage.", signed=True),
             Field("scale_v", 32, "rescale_add: factor of v.", signed=True),
             Field("scale_b", 32, "rescale_add: factor of B.", signed=True),
-            Field("scale_c", 48, "rescale_add: constant.", signed=True),
+            Field("scale_c", 48, constant, signed=True),
             Field("scale_shift", 6, "rescale_add: right shift."),
             Field("add_lo", 8, "rescale_add: smallest result.", signed=True),
             Field("add_hi", 8, "rescale_add: largest result.", signed=True),

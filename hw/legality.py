@@ -27,6 +27,7 @@ from celosia.hw.isa import (
     opcode_of,
 )
 from celosia.hw.packing import packing
+from celosia.hw.pipeline import NORM_LANES, NORM_OFFSET, NORM_ROWS
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -90,9 +91,15 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
                 vector[f"{field} {names} needs a Config with {need} = true"] = _one_of(field, lacking)
     if cfg.softmax:
         vector |= _SOFTMAX
-        vector["softmax leaves out imm lanes, less than there are"] = _softmax_with(
-            lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
+        vector["softmax leaves out imm lanes, less than there are"] = _with("softmax", _left_out(cfg))
+    if cfg.norm:
+        vector |= _NORM
+        vector["norm leaves out imm lanes, less than there are"] = _with("norm", _left_out(cfg))
+        vector[f"rows of norm have at most {NORM_LANES:,} lanes"] = _with(
+            "norm", lambda f: f["extent_n"] > NORM_LANES // cfg.block_out
         )
+    if cfg.softmax and cfg.norm:
+        vector["softmax is no norm"] = _with("softmax", lambda f: f["norm"] == 1)
     return {Opcode.LOAD: load, Opcode.VECTOR: vector}
 
 
@@ -109,22 +116,40 @@ def _expansion(cfg: Config) -> dict[str, Broken]:
     return found
 
 
-def _softmax_with(*others: Broken) -> Broken:
-    return lambda f: (f["softmax"] == 1) & reduce(or_, (other(f) for other in others))
+def _with(field: str, *others: Broken) -> Broken:
+    return lambda f: (f[field] == 1) & reduce(or_, (other(f) for other in others))
+
+
+def _left_out(cfg: Config) -> Broken:
+    return lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
+
+
+def _of_vin_alone(f: Any) -> Any:
+    other = (f["a_source"] != ASource.VIN) | (f["b_source"] != BSource.IMM)
+    return other | (f["binary_op"] != BinaryOp.NONE) | (f["taps"] == 1)
+
+
+def _not_along_x(f: Any) -> Any:
+    return (f["extent_y"] != 1) | (f["extent_r"] != 1) | (f["extent_s"] != 1)
 
 
 _SOFTMAX: dict[str, Broken] = {
-    "softmax is of VIN alone": _softmax_with(
-        lambda f: (f["a_source"] != ASource.VIN) | (f["b_source"] != BSource.IMM),
-        lambda f: (f["binary_op"] != BinaryOp.NONE) | (f["taps"] == 1),
-    ),
-    "softmax goes to OUT or INP as it is": _softmax_with(
+    "softmax is of VIN alone": _with("softmax", _of_vin_alone),
+    "softmax goes to OUT or INP as it is": _with(
+        "softmax",
         lambda f: (f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN),
         lambda f: (f["requantise"] == 1) | (f["lookup"] == 1) | (f["rescale_add"] == 1),
     ),
-    "softmax has rows along x": _softmax_with(
-        lambda f: (f["extent_y"] != 1) | (f["extent_r"] != 1) | (f["extent_s"] != 1)
+    "softmax has rows along x": _with("softmax", _not_along_x),
+}
+
+_NORM: dict[str, Broken] = {
+    "norm is of VIN alone": _with("norm", _of_vin_alone),
+    f"norm has rows along x, at most {NORM_ROWS}": _with("norm", _not_along_x, lambda f: f["extent_x"] > NORM_ROWS),
+    f"norm adds an a_offset of {-NORM_OFFSET} to {NORM_OFFSET}": _with(
+        "norm", lambda f: (f["a_offset"] < -NORM_OFFSET) | (f["a_offset"] > NORM_OFFSET)
     ),
+    "norm adds no negative scale_c": _with("norm", lambda f: f["scale_c"] < 0),
 }
 
 

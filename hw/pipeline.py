@@ -136,6 +136,41 @@ def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     return ROWS_TAKEN + first * groups + softmax_behind(cfg, rows, groups)
 
 
+NORM_ROWS = 64
+"""Rows of a norm: the places of the memory of what is found of each."""
+NORM_LANES = 2048
+"""Lanes of the longest row, as it lies in whole entries."""
+NORM_OFFSET = 128
+"""Of a norm a_offset is so much at most, above 0 or below, so that what is squared has 9 bits."""
+NORM_STEPS = 32
+"""Cycles from a row of a norm to the next one at least: of each part of what is computed of its sums."""
+EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
+"""Bits: of the variance behind the point, of its inverse root, of a row's factor, and of results behind the point, see
+`sim/norm.py`."""
+
+_TO_MOMENTS, _FROM_MOMENTS = 5, NORM_STEPS + ROOT_BITS + 25
+"""Registers of a norm between a part of an entry and the row's sums but for the levels of their tree; and between these
+and what is kept of the row."""
+
+
+def norm_parts(cfg: Config) -> int:
+    """Parts of an entry of a norm, of which its sums take one a cycle."""
+    return cfg.block_out // cfg.norm
+
+
+def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
+    """Between the cycle in which a VECTOR with norm is accepted and the last one before its first step: of `rows` rows
+    of `groups` entries each; numbers, or arrays of them.
+
+    >>> norm_cycles(Config(norm=8), rows=64, groups=24), norm_cycles(Config(norm=8), rows=1, groups=1)
+    (3163, 93)
+    """
+    entries = groups * norm_parts(cfg)
+    short = entries < NORM_STEPS
+    each = entries * (1 - short) + NORM_STEPS * short
+    return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
+
+
 def read_stages(cfg: Config) -> int:
     """From an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES

@@ -25,7 +25,7 @@ from celosia.hw.isa import (
     lanes,
 )
 from celosia.hw.legality import why_illegal
-from celosia.hw.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, softmax_cycles
+from celosia.hw.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, norm_cycles, softmax_cycles
 from celosia.hw.scratchpads import scratchpads
 from celosia.sim.decode import columns
 from celosia.sim.touches import OPERANDS, Columns, element_sizes
@@ -48,9 +48,9 @@ class Demand:
     both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
     softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
-    whether the VECTOR before it is one like it, but for what each has of its own. reads, feeds: what it
-    reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR
-    share, where one of them writes there.
+    whether the VECTOR before it is one like it, but for what each has of its own; finds: cycles before the first step
+    of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or
+    VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
     read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
     the outputs, from the first one on, are there.
     """
@@ -70,6 +70,7 @@ class Demand:
     residual: Ints
     alone: Ints
     alike: Ints
+    finds: Ints
     reads: Ints
     feeds: Ints
     port: Ints
@@ -142,9 +143,11 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     if cfg.softmax:
         alone, alike = f["softmax"] * f["extent_n"], _alike(f)
         steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
+    finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
+        "finds": finds,
         "residual": f["rescale_add"],
         "alone": alone,
         "alike": alike,

@@ -32,6 +32,7 @@ from celosia.hw.isa import (
 from celosia.hw.legality import why_illegal
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.sim.norm import normalise_rows
 from celosia.sim.packing import expand
 from celosia.sim.softmax import softmax_rows
 
@@ -202,21 +203,10 @@ def _round_half_even(
 def vector(state: State, f: Fields) -> None:
     """VECTOR. An instruction must not read an accumulator that it wrote itself."""
     cfg = state.cfg
-    loops = VECTOR_LOOPS
     if f.get("softmax"):
         return softmax(state, f)
-    if f["taps"]:
-        a = _taps(state, f)
-    elif f["a_source"] == ASource.ACC:
-        a = state.acc[addresses(f, "a", loops, len(state.acc))].astype(np.int64)
-    else:
-        a = state.vin[addresses(f, "a", loops, len(state.vin))].astype(np.int64)
-    reduce: Any = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
-    v = reduce(_wrap(a + f["a_offset"]), axis=(3, 4))  # [n, y, x, block_out/group, batch, group]
-    v = _wrap(v)
     residual = state.vin[addresses(f, "b", OUTER_LOOPS, len(state.vin))].astype(np.int64)
-    b = residual if f["b_source"] == BSource.VIN else np.full_like(residual, f["imm"])
-    v = _binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
+    v = _normed(state, f) if f.get("norm") else _combined(state, f, residual)
     if f["requantise"]:
         par = state.par[addresses(f, "par", OUTER_LOOPS, len(state.par))].reshape(*v.shape[:4], 1, cfg.group)
         bias = PAR["bias"].of(par).astype(np.uint32).view(np.int32)
@@ -234,6 +224,36 @@ def vector(state: State, f: Fields) -> None:
     index = addresses(f, "dst", OUTER_LOOPS, len(target))
     for outer in np.ndindex(index.shape):
         target[index[outer]] = v[outer].astype(target.dtype)
+
+
+def _combined(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The window of A, combined with B [n, y, x, block_out/group, batch, group]."""
+    loops = VECTOR_LOOPS
+    if f["taps"]:
+        a = _taps(state, f)
+    elif f["a_source"] == ASource.ACC:
+        a = state.acc[addresses(f, "a", loops, len(state.acc))].astype(np.int64)
+    else:
+        a = state.vin[addresses(f, "a", loops, len(state.vin))].astype(np.int64)
+    reduce: Any = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
+    v = _wrap(reduce(_wrap(a + f["a_offset"]), axis=(3, 4)))
+    b = residual if f["b_source"] == BSource.VIN else np.full_like(residual, f["imm"])
+    return _binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
+
+
+def _normed(state: State, f: Fields) -> NDArray[np.int64]:
+    """VIN [n, y, x, block_out/group, 1, group] over its deviation: of each x the lanes over n, but for the last `imm`,
+    are a row."""
+    entries = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))]
+    return norm_entries(state.cfg, entries, f).astype(np.int64)
+
+
+def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
+    """v of entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm makes them."""
+    rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
+    count = f["extent_n"] * cfg.block_out - f["imm"]
+    found = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
+    return found.reshape(rows.shape).swapaxes(0, 1)[:, None]
 
 
 def softmax(state: State, f: Fields) -> None:

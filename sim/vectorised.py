@@ -170,7 +170,10 @@ def vector(state: State, f: Fields) -> None:
         v = _taps(state, f, plan.a)
     else:
         v = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
-    v = _reduce(f["reduce_op"], v, f["a_offset"])
+    if f.get("norm"):
+        v = reference.norm_entries(cfg, v[:, :, :, 0, 0], f)
+    else:
+        v = _reduce(f["reduce_op"], v, f["a_offset"])
     b = gather(state.vin, f["b_base"], plan.b) if f["b_source"] == BSource.VIN else None
     if f["binary_op"] != BinaryOp.NONE:
         if b is None:

@@ -60,9 +60,11 @@ CONFIGS = {
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
     "softmax1": Config(
-        block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=1, **SMALL
+        block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=1, norm=2, **SMALL
     ),
-    "4x8-softmax2": Config(block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, **SMALL),
+    "4x8-softmax2": Config(
+        block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, norm=8, **SMALL
+    ),
     "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, **SMALL),
     "4x8-ports2-weights2": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=2, int32=False, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
@@ -321,8 +323,29 @@ class Generator:
         )  # fmt: skip
         return self.last_softmax.copy()
 
+    def norm(self) -> dict[str, int]:
+        """Of rows of some entries, whatever comes of them."""
+        rng, cfg = self.rng, self.cfg
+        while True:
+            n, x = self.extents(2, 60)
+            destination = rng.choice(choices(cfg, Destination))
+            fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
+            fields |= dict(a_source=ASource.VIN, b_source=BSource.IMM, destination=destination, rescale_add=0)
+            fields |= self.address("a", VECTOR_LOOPS, (n, 1, x, 1, 1), cfg.vin_depth)
+            fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
+            fields |= self.address("par", OUTER_LOOPS, (n, 1, x), cfg.par_depth)
+            if not reads_own_result(cfg, fields):
+                break
+        return fields | dict(
+            norm=1, centre=rng.randrange(2), imm=rng.randrange(cfg.block_out), requantise=1,
+            a_offset=rng.choice((0, rng.randint(-128, 128))), scale_c=rng.getrandbits(rng.randrange(48)),
+            zero_point=rng.randint(-128, 127), clip_lo=-128, clip_hi=127,
+        )  # fmt: skip
+
     def vector(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
+        if cfg.norm and rng.random() < 0.3:
+            return self.norm()
         if cfg.softmax and rng.random() < 0.3:
             return self.softmax()
         while True:

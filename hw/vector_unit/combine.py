@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from amaranth import Const, Module, Mux, Shape, Value, signed
+from amaranth import Cat, Const, Module, Mux, Shape, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.isa import BinaryOp, ReduceOp, has
+from celosia.hw.pipeline import FACTOR_BITS
 from celosia.hw.signals import Reg
+from celosia.hw.vector_unit.norm.factors import SPARE_BITS
+from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 
 
 class Combine(wiring.Component):
@@ -29,6 +32,10 @@ class Combine(wiring.Component):
     a_vin, a_offset       Stage 1.
     first, reduce_op, b_offset, b_vin, b_constant   Stage 2; b_constant is imm + b_offset.
     binary_op             Stage 3.
+    twice                 Stage 1, with `norm`: what vin gave counts twice.
+    norm, pairs           Stage 2, with `norm`: what is there is to be shifted by so many pairs of bits, as 16 bits;
+    times, rest           stage 3: MUL takes 24 bits of b instead of 16, none of them a sign, and leaves out SPARE_BITS
+                          of the product and `rest`.
     residual : Out        B of the item in stage 2, without offset.
     v : Out               The item in stage 4.
     """
@@ -37,10 +44,11 @@ class Combine(wiring.Component):
         self._cfg = cfg
         super().__init__({
             "acc": In(signed(32)), "vin": In(vin), "enable": In(3), "last": In(2),
-            "a_vin": In(1), "a_offset": In(signed(9)),
+            "a_vin": In(1), "a_offset": In(signed(VALUE_BITS + 2 if cfg.norm else 9)),
             "first": In(1), "reduce_op": In(ReduceOp), "b_offset": In(signed(9)),
             "binary_op": In(BinaryOp), "b_vin": In(1), "b_constant": In(signed(32)),
             "residual": Out(signed(8)), "v": Out(signed(32)),
+            **(dict(norm=In(1), twice=In(1), pairs=In(3), times=In(1), rest=In(signed(35))) if cfg.norm else {}),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -50,7 +58,8 @@ class Combine(wiring.Component):
         m.d.comb += [self.residual.eq(residual), self.v.eq(v)]
 
         with m.If(self.enable[0]):
-            m.d.sync += a.eq(Mux(self.a_vin, self.vin, self.acc) + self.a_offset)
+            vin = Mux(self.twice, self.vin << 1, self.vin) if self._cfg.norm else self.vin
+            m.d.sync += a.eq(Mux(self.a_vin, vin, self.acc) + self.a_offset)
             with m.If(self.last[0]):
                 m.d.sync += residual.eq(self.vin)
 
@@ -61,6 +70,9 @@ class Combine(wiring.Component):
                 m.d.sync += reduced.eq(reduced + a)
             with m.Elif((a < reduced) == self._is_min()):
                 m.d.sync += reduced.eq(a)
+            if self._cfg.norm:
+                with m.If(self.norm):
+                    m.d.sync += reduced[:16].eq(a[:16] << (self.pairs << 1))
             with m.If(self.last[1]):
                 m.d.sync += b.eq(Mux(self.b_vin, residual + self.b_offset, self.b_constant))
 
@@ -68,7 +80,7 @@ class Combine(wiring.Component):
             BinaryOp.ADD: reduced + b,
             BinaryOp.MAX: Mux(reduced < b, b, reduced),
             BinaryOp.MIN: Mux(reduced < b, reduced, b),
-            BinaryOp.MUL: reduced[:16].as_signed() * b[:16].as_signed(),
+            BinaryOp.MUL: self._product(reduced, b),
             BinaryOp.SHR: reduced >> b[:5],
             BinaryOp.BYTE: reduced.word_select(b[:2], 8).as_signed(),
         }
@@ -80,6 +92,14 @@ class Combine(wiring.Component):
                         with m.Case(op):
                             m.d.sync += v.eq(result)
         return m
+
+    def _product(self, reduced: Value, b: Value) -> Value:
+        """One DSP block makes both: of a norm 16 bits times the 24 of its row's factor, and what is to be added."""
+        a, times = reduced[:16].as_signed(), b[:16].as_signed()
+        if not self._cfg.norm:
+            return a * times
+        wide = Mux(self.times, Cat(b[:FACTOR_BITS], 0).as_signed(), times << SPARE_BITS)
+        return (a * wide + self.rest) >> SPARE_BITS
 
     def _is_min(self) -> Value:
         return self.reduce_op == ReduceOp.MIN if has(self._cfg, ReduceOp.MIN) else Const(0)

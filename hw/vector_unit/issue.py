@@ -9,7 +9,17 @@ from amaranth.lib import data
 
 from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, Opcode, formats
+from celosia.hw.isa import (
+    OUTER_LOOPS,
+    TAP_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Destination,
+    Opcode,
+    formats,
+)
 from celosia.hw.layout import INDEX_BITS
 from celosia.hw.pipeline import QUEUED, ROWS_OFFERED
 from celosia.hw.scratchpads import scratchpads
@@ -33,6 +43,7 @@ def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
         {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
         | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "to": destinations}
         | ({"raw": 1} if cfg.int32 else {})
+        | ({"norm": 1} if cfg.norm else {})
         | {
             "b_constant": signed(32),
             "scale_c": signed(49),
@@ -52,7 +63,7 @@ class Issue:
     cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
     one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps
     here; alone: one is under way, and nothing else but one that goes with it. room: for another one, as
-    `SoftmaxEngine` says.
+    `SoftmaxEngine` says. norms: a norm starts; finding: `NormEngine` is at work, found: for the last cycle.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
@@ -64,6 +75,8 @@ class Issue:
         self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
         self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
         self.queued = Signal(range(QUEUED + 1), name="queued")
+        self.norms, self.finding = Signal(name="starts_norm"), Signal(name="finding")
+        self.found = Signal(name="found")
         self.rows, self.alone, self.room = Signal(name="starts_rows"), Signal(name="alone"), Signal(name="room")
 
     def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
@@ -82,6 +95,9 @@ class Issue:
         apart = of_rows | self.alone
         if self._cfg.softmax:
             apart &= ~(of_rows & self._goes_along(m, unit.instr.valid))
+        if self._cfg.norm:
+            apart |= fields.norm
+            m.d.comb += self.norms.eq(accept & fields.norm)
         m.d.comb += [
             # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
             waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | apart)),
@@ -141,6 +157,8 @@ class Issue:
         bank = loops.ahead.a[scratchpads(cfg)["acc"].address_bits - 1]
         blocked: Value = ~a_vin & unit.claims.read.bit_select(bank, 1)
         m.d.comb += [step.ready.eq(self.slot), self.takes.eq(step.valid & self.slot)]
+        if cfg.norm:
+            blocked |= Mux(loops.instr.ready, unit.instr.payload.fields.norm, self.finding & ~self.found)
         if cfg.residual_cycles > 1:
             left = Mux(
                 self.takes & step.payload.last & now.rescale_add, cfg.residual_cycles - 1, bubbles - bubbles.any()
@@ -171,6 +189,8 @@ class Issue:
             held.clip_lo.eq(Mux(fields.clip_lo > fields.clip_hi, fields.clip_hi, fields.clip_lo)),
             held.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
         ]
+        if self._cfg.norm:
+            facts += [held.norm.eq(fields.norm), held.binary_op.eq(Mux(fields.norm, BinaryOp.MUL, fields.binary_op))]
         if self._cfg.int32:
             narrow = fields.requantise | fields.lookup | fields.rescale_add | (fields.destination != Destination.ACC)
             facts.append(held.raw.eq(~narrow))

@@ -39,6 +39,7 @@ from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items
 from celosia.hw.vector_unit.landing import Landing
+from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
@@ -113,6 +114,8 @@ class Vector(wiring.Component):
         self._read(m, items, step, last)
 
         combined = self._combine(m, items, first, last)
+        if cfg.norm:
+            self._norm(m, items, issue, combined)
         self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
@@ -138,6 +141,9 @@ class Vector(wiring.Component):
             self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
             self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
+        if cfg.norm:
+            with m.If(issue.finding):
+                m.d.comb += [self.active.eq(1), self.held.eq(0)]
         m.d.sync += self.done.valid.eq(finish & ~self.halt)
         with m.If(finish):
             for name in ("post", "index"):
@@ -309,6 +315,45 @@ class Vector(wiring.Component):
         with m.If(issue.alone):
             m.d.comb += [self.vin.en.eq(rows.vin.en), self.vin.addr.eq(rows.vin.addr)]
         return rows
+
+    def _norm(self, m: Module, items: Items, issue: Issue, combined: list[Combine]) -> None:
+        """What finds the factors of a norm's rows, and takes the read port of vin for them; and for each item those of
+        its row, in the stages that need them."""
+        m.submodules.norm = norm = NormEngine(self._cfg)
+        m.d.comb += [
+            norm.start.eq(issue.norms),
+            issue.finding.eq(norm.busy),
+            issue.found.eq(norm.ends),
+            *(norm.fields[name].eq(self.instr.payload.fields[name]) for name, _ in norm.fields.shape()),
+            norm.vin.ready.eq(self.vin.ready),
+            norm.vin.data.eq(self.vin.data[: len(norm.vin.data)]),
+            norm.takes.eq(issue.takes & issue.now.norm),
+            norm.halt.eq(self.halt),
+            norm.wanted.eq(items.carry(norm.number, "row_number", "acc")["acc"]),
+        ]
+        with m.If(norm.busy):
+            m.d.comb += [self.vin.en.eq(norm.vin.en), self.vin.addr.eq(norm.vin.addr)]
+        acc, offset, reduce, binary = (items[name] for name in ("acc", "offset", "reduce", "binary"))
+        row, facts = norm.row, [Reg(norm.row.shape(), name=f"row_{name}") for name in ("offset", "reduce", "binary")]
+        a_offset, b_constant = Reg(row.offset.shape()), Reg(signed(32))
+        with m.If(acc.valid):
+            m.d.sync += [facts[0].eq(row), a_offset.eq(Mux(acc.at("norm"), row.offset, acc.at("a_offset")))]
+            m.d.sync += facts[0].twice.eq(row.twice & acc.at("norm"))
+        with m.If(offset.valid):
+            constant = Mux(offset.at("norm"), facts[0].factor, offset.at("b_constant"))
+            m.d.sync += [facts[1].eq(facts[0]), b_constant.eq(constant)]
+        with m.If(reduce.valid):
+            m.d.sync += facts[2].rest.eq(Mux(reduce.at("norm"), facts[1].rest, 0))
+        for unit in combined:
+            m.d.comb += [
+                unit.a_offset.eq(a_offset),
+                unit.twice.eq(facts[0].twice),
+                unit.norm.eq(reduce.at("norm")),
+                unit.pairs.eq(facts[1].pairs),
+                unit.b_constant.eq(b_constant),
+                unit.times.eq(binary.at("norm")),
+                unit.rest.eq(facts[2].rest),
+            ]
 
     def _write(
         self, m: Module, items: Items, issue: Issue, written: Value, address: Value, rows: SoftmaxEngine | None

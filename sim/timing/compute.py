@@ -83,7 +83,8 @@ class Vector:
     """One entry of A a cycle, each in its stages for as many cycles as there are: what may stand in its way, GEMM at
     the accumulators or a residual in several parts, is waited for before its step is taken.
 
-    Two instructions at most are under way, and one only where it writes acc, or what the next one reads.
+    Two instructions at most are under way, and one only where it writes acc, or what the next one reads, or where the
+    next one is a norm.
     """
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
@@ -104,7 +105,7 @@ class Vector:
             return self._softmax(ready, work)
         start = self._start(ready, work)
         self._feeds = work.feeds
-        steps = self._steps(max(start + 1, self._next), work)
+        steps = self._steps(max(start + 1 + work.finds, self._next), work)
         self._acc.forget(start + 1)
         last = self._taken(work, steps)
         writes = self._writes(work, steps, last)
@@ -128,13 +129,13 @@ class Vector:
         return start, end, writes._replace(first=end - WRITE_TO_END - writes.last)
 
     def _start(self, ready: int, work: Work) -> int:
-        waits = work.alone | self._feeds & (IN_ACC | work.reads)
+        waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
         return max(ready, self._free, self._written[-1 if waits else 0] + 1)
 
     def through(self, ready: int, work: Work) -> int:
         """About when the next instruction would be through with acc, if GEMM did no more than is known; 0 if it does
         not use it."""
-        steps = self._steps(self._start(ready, work) + 1, work)
+        steps = self._steps(self._start(ready, work) + 1 + work.finds, work)
         last = self._taken(work, steps)
         if work.feeds & IN_ACC:
             return self._land(work, steps, last - steps.last)[1]

@@ -54,9 +54,10 @@ def random_config(seed: int) -> Config:
             taps=rng.choice((0, 1, 3, 4, 5)), tap_depth=rng.choice((4, 16)), forward=rng.random() < 0.7,
             residual_cycles=rng.choice((1, 2, 4)), ports=rng.choice((1, 2)),
             alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2)),
-            weight_bits=rng.choice((1, 2, 4, 8, 8)), sums=rng.random() < 0.5,
+            weight_bits=rng.choice((1, 2, 4, 8, 8)), sums=rng.random() < 0.5, norm=rng.choice((0, 1, 2, 8)),
         )  # fmt: skip
         fields["softmax"] = min(fields["softmax"], fields["block_out"] // 4) if fields["batch"] == 1 else 0
+        fields["norm"] = min(fields["norm"], fields["block_out"]) if fields["batch"] == 1 else 0
         try:
             cfg = Config(**fields, name=f"random-{seed}")
         except ConfigError:

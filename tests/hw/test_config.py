@@ -44,6 +44,11 @@ from celosia.hw.scratchpads import scratchpads
             "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 1, not 2",
         ),
         ({"softmax": 3}, "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 4, not 3"),
+        (
+            {"norm": 2, "batch": 2},
+            "norm needs batch = 1, not 2, and 0 or a power of two up to block_out, 16, not 2",
+        ),
+        ({"norm": 32}, "norm needs batch = 1, not 1, and 0 or a power of two up to block_out, 16, not 32"),
         ({"residual_cycles": 3}, "residual_cycles must be a power of two, not 3"),
         (
             {"residual_cycles": 4, "block_in": 2, "block_out": 2},

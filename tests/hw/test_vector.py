@@ -66,9 +66,9 @@ CONFIGS = {
         batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, residual_cycles=4, **_DEPTHS
     ),
     "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, int32=False, **_DEPTHS),
-    "8x8_forward": Config(block_in=8, block_out=8, forward=True, **_DEPTHS),
+    "8x8_forward": Config(block_in=8, block_out=8, forward=True, norm=8, **_DEPTHS),
     "8x8_softmax": Config(
-        block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, **_DEPTHS
+        block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=2, norm=2, **_DEPTHS
     ),
 }
 VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"]
@@ -112,6 +112,11 @@ def test_softmaxes_that_are_alike_overlap(pause: float) -> None:
 
 
 @pytest.mark.rtl
+def test_norms_take_their_time() -> None:
+    run("8x8_softmax", "norms")
+
+
+@pytest.mark.rtl
 @pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x8_softmax"])
 def test_halt(name: str) -> None:
     run(name, "halt_drops_everything")
@@ -147,8 +152,9 @@ ATTEMPTS = 2000
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
     """A legal VECTOR that does not read what it has written."""
     fmt = formats(cfg)[Opcode.VECTOR]
-    if cfg.softmax:
-        chosen = _softmax(cfg, rng) if not chosen and rng.random() < 0.3 else {"softmax": 0} | chosen
+    for has_rows, name, rows in ((cfg.softmax, "softmax", _softmax), (cfg.norm, "norm", _norm)):
+        if has_rows:
+            chosen = rows(cfg, rng) if not chosen and rng.random() < 0.3 else {name: 0} | chosen
     for _ in range(ATTEMPTS):
         values = {}
         for field in fmt.fields:
@@ -183,6 +189,16 @@ def _softmax(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
         "softmax": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
         "destination": int(to), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
         "extent_s": 1, "extent_x": int(rng.integers(1, 20)), "imm": int(rng.integers(0, cfg.block_out)),
+    }  # fmt: skip
+
+
+def _norm(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
+    """Fields of a norm."""
+    return {
+        "norm": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
+        "rescale_add": 0, "extent_y": 1, "extent_r": 1, "extent_s": 1, "extent_x": int(rng.integers(1, 12)),
+        "imm": int(rng.integers(0, cfg.block_out)), "a_offset": int(rng.integers(-128, 129)),
+        "scale_c": int(2 ** rng.uniform(0, 47)),
     }  # fmt: skip
 
 
@@ -447,6 +463,27 @@ def alike_softmaxes(cfg: Config, rng: np.random.Generator, count: int) -> list[i
     return program
 
 
+def predicted(cfg: Config, program: list[int], there: list[int]) -> list[tuple[int, int]]:
+    """When the timing model says that each starts and ends which is offered then."""
+    code = b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program)
+    columns = [getattr(demand(cfg, code), name).tolist() for name in Work._fields[1:]]
+    unit = timing.Vector(cfg, Acc())
+    return [unit.run(when, work)[:2] for when, work in zip(there, map(Work, range(len(program)), *columns))]
+
+
+@cocotb.test()
+async def norms(dut: Any) -> None:
+    """Among others, which they wait for, they start and end when the timing model says: a cycle behind `done`."""
+    cfg, rng = bench.config(), bench.generator()
+    machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
+    await machine.start()
+    for _ in range(8):
+        chosen = [_norm(cfg, rng) if rng.random() < 0.6 else {"softmax": 0} for _ in range(6)]
+        program = [random_instruction(cfg, rng, **fields) for fields in chosen]
+        there, starts, ends = await observe(dut, machine.run(program))
+        assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, there)
+
+
 @cocotb.test()
 async def alike(dut: Any) -> None:
     """They give what they give one after the other, and start and end when the timing model says."""
@@ -457,12 +494,6 @@ async def alike(dut: Any) -> None:
     for _ in range(10):
         program = alike_softmaxes(cfg, rng, 8)
         there, starts, ends = await observe(dut, machine.run(program, pause))
-        unit, code = (
-            timing.Vector(cfg, Acc()),
-            b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program),
-        )
-        columns = [getattr(demand(cfg, code), name).tolist() for name in Work._fields[1:]]
-        wanted = [unit.run(when, work)[:2] for when, work in zip(there, map(Work, range(len(program)), *columns))]
-        assert list(zip(starts, ends, strict=True)) == wanted
+        assert list(zip(starts, ends, strict=True)) == predicted(cfg, program, there)
         overlap += sum(start < end for start, end in zip(starts[1:], ends))
     assert overlap > 20

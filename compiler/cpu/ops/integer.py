@@ -21,7 +21,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
+from celosia.compiler.cpu.ops.registry import Node, Shape, clamp, reshaped, round_even
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
@@ -409,3 +409,12 @@ class _Taps(_Packing):
             return quad(element)
 
         return T.compute((w.shape[0], *self.steps), body, "weights")
+
+
+def rescaled_sum(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
+    """a + b of bytes as numerics.rescale_add of what the accelerator stores; float64 is exact. factors: ma, mb, c and
+    shift of that."""
+    flip = 0.0 if a.dtype == "int8" else 128.0
+    ma, mb, constant, shift = factors
+    total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)
+    return (clamp(round_even(total * 2.0**-shift), -128, 127) + flip).astype(a.dtype)

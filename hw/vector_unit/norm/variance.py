@@ -1,0 +1,105 @@
+"""Of a row's sums its mean, as a whole number, and its variance, with as many zeros behind it as make it a root's."""
+
+from __future__ import annotations
+
+from amaranth import Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from celosia.hw.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
+from celosia.hw.signals import Reg
+from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
+
+COUNT_BITS = NORM_LANES.bit_length()
+REST_BITS = COUNT_BITS
+"""Of what a sum has beside as many times the mean: half a row's lanes at most, and a sign."""
+EPSILON_BITS = 47
+WORD_BITS = 32
+"""Of the variance, as far as the root looks at it."""
+PLACES_BITS = 6
+_VARIANCE_BITS = 60
+_TO_VARIANCE, _TO_MEAN = SUM_BITS + 1, 2
+"""Steps at whose end both products are there, and at whose end the dividend is."""
+
+
+class NormVariance(wiring.Component):
+    """count squares - sum^2 + epsilon, by a bit of count and sum a step, and sum / count, by a bit of the quotient.
+
+    Members
+    -------
+    take : In(1)                A row comes; the one before came NORM_STEPS cycles ago, or more.
+    sum, squares : In           Of the row; sum is 0 where the mean is not to count.
+    count : In, epsilon : In    They stay.
+    done : Out(1)               NORM_STEPS cycles behind `take`, for this cycle:
+    mean : Out(signed), rest : Out(signed)      The nearest whole number, and sum - count mean.
+    word : Out(WORD_BITS), places : Out         The variance, shifted up by pairs of bits, and by how many of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({
+            "take": In(1), "sum": In(signed(SUM_BITS)), "squares": In(SQUARES_BITS), "count": In(COUNT_BITS),
+            "epsilon": In(EPSILON_BITS), "done": Out(1), "mean": Out(signed(VALUE_BITS)),
+            "rest": Out(signed(REST_BITS)), "word": Out(WORD_BITS), "places": Out(PLACES_BITS),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        step = Signal(range(NORM_STEPS + 1))
+        m.d.comb += self.done.eq(step == NORM_STEPS)
+        with m.If(self.take):
+            m.d.sync += step.eq(1)
+        with m.Elif(self.done):
+            m.d.sync += step.eq(0)
+        with m.Else():
+            m.d.sync += step.eq(step + (step != 0))
+        self._divide(m, step)
+        self._shift(m, step, self._products(m, step))
+        return m
+
+    def _products(self, m: Module, step: Signal) -> Signal:
+        """The variance without epsilon, from the highest bits of both factors on."""
+        total = Reg(signed(_VARIANCE_BITS - EPSILON_SHIFT))
+        magnitude, squares = Reg(SUM_BITS), Reg(SQUARES_BITS)
+        of_sum, of_count = Reg(SUM_BITS), Reg(SUM_BITS)
+        with m.If(self.take):
+            size = Mux(self.sum[-1], -self.sum, self.sum)
+            m.d.sync += [
+                magnitude.eq(size), squares.eq(self.squares), of_sum.eq(size), of_count.eq(self.count), total.eq(0),
+            ]  # fmt: skip
+        with m.Elif(step < _TO_VARIANCE):
+            m.d.sync += [
+                of_sum.eq(of_sum << 1),
+                of_count.eq(of_count << 1),
+                total.eq((total << 1) + Mux(of_count[-1], squares, 0) - Mux(of_sum[-1], magnitude, 0)),
+            ]
+        return total
+
+    def _divide(self, m: Module, step: Signal) -> None:
+        """(2 sum + count) / (2 count), rounded down, with 2^8 added so that it is not negative."""
+        rest, divisor, quotient = Reg(SUM_BITS + 3), Reg(COUNT_BITS + VALUE_BITS), Reg(VALUE_BITS)
+        less = Signal(signed(len(rest) + 1))
+        m.d.comb += [
+            less.eq(rest - divisor), self.mean.eq(Cat(quotient[:-1], ~quotient[-1])),
+            self.rest.eq((rest - self.count) >> 1),
+        ]  # fmt: skip
+        with m.If(self.take):
+            m.d.sync += [rest.eq((self.sum << 1) + self.count), divisor.eq(self.count << VALUE_BITS)]
+        with m.Elif(step < _TO_MEAN):
+            m.d.sync += rest.eq(rest + divisor)
+        with m.Elif(step < _TO_MEAN + VALUE_BITS):
+            m.d.sync += [divisor.eq(divisor >> 1), quotient.eq(Cat(~less[-1], quotient[:-1]))]
+            with m.If(~less[-1]):
+                m.d.sync += rest.eq(less)
+
+    def _shift(self, m: Module, step: Signal, total: Signal) -> None:
+        """By four pairs of bits while these are 0, then by one."""
+        value = Reg(_VARIANCE_BITS)
+        m.d.comb += self.word.eq(value[-WORD_BITS:])
+        with m.If(step == _TO_VARIANCE):
+            above = total.as_unsigned() + self.epsilon[EPSILON_SHIFT:]
+            m.d.sync += [value.eq(Cat(self.epsilon[:EPSILON_SHIFT], above[: len(total)])), self.places.eq(0)]
+        with m.Elif(step > _TO_VARIANCE):
+            with m.If(~value[-8:].any()):
+                m.d.sync += [value.eq(value << 8), self.places.eq(self.places + 4)]
+            with m.Elif(~value[-2:].any()):
+                m.d.sync += [value.eq(value << 2), self.places.eq(self.places + 1)]

@@ -1,0 +1,92 @@
+"""The order in which a norm reads its rows."""
+
+from __future__ import annotations
+
+from amaranth import Const, Module, Mux, Signal, Value
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from celosia.hw.config import Config
+from celosia.hw.isa import Opcode, formats
+from celosia.hw.pipeline import NORM_STEPS, norm_parts
+from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import Reg
+
+WALKED = ("extent_n", "extent_x", "a_base", "a_n", "a_x")
+"""Fields of a norm that say where its rows lie."""
+
+
+def norm_fields(cfg: Config, *names: str) -> data.StructLayout:
+    """These fields of a VECTOR."""
+    widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields}
+    return data.StructLayout({name: widths[name] for name in names})
+
+
+class NormWalk(wiring.Component):
+    """Goes through rows, and through the entries of each, which have as many parts as a cycle each.
+
+    A row begins NORM_STEPS cycles behind the one before it at least.
+
+    Members
+    -------
+    fields : In, start : In(1)      Rows, which are walked from the next cycle on.
+    active : Out(1)                 There is a part,
+    number : Out                    this one of its entry,
+    addr : Out                      which is this one;
+    first, last : Out(1)            it is its row's first or last part;
+    ends : Out(1)                   and its entry its row's last one.
+    read : Out(1)                   It is an entry's first one.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._parts = norm_parts(cfg)
+        super().__init__({
+            "fields": In(norm_fields(cfg, *WALKED)), "start": In(1), "active": Out(1),
+            "number": Out(exact_log2(self._parts)), "addr": Out(scratchpads(cfg)["vin"].address_bits),
+            "first": Out(1), "last": Out(1), "ends": Out(1), "read": Out(1),
+        })  # fmt: skip
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        fields, number = self.fields, self.number
+        taken, begins, over = Reg(fields.shape()), Signal(), Signal()
+        whole: Value = number.all() if self._parts > 1 else Const(1)
+        first = Reg()  # the entry is
+        m.d.comb += [
+            self.read.eq(self.active & ~number.any()), self.first.eq(first & ~number.any()),
+            self.last.eq(self.ends & whole), over.eq(self.active & self.last),
+        ]  # fmt: skip
+        if self._parts > 1:
+            with m.If(self.active):
+                m.d.sync += number.eq(number + 1)
+        self._rows(m, taken, over, begins)
+        line, entries = Reg(len(self.addr)), Reg(len(fields.extent_n))
+        next_line = (line + taken.a_x)[: len(line)]
+        with m.If(self.start):
+            m.d.sync += [taken.eq(fields), line.eq(fields.a_base), self.addr.eq(fields.a_base)]
+        with m.Elif(over):
+            m.d.sync += [line.eq(next_line), self.addr.eq(next_line)]
+        with m.Elif(self.active & whole):
+            m.d.sync += self.addr.eq(self.addr + taken.a_n)
+        with m.If(self.start | over):
+            count = Mux(self.start, fields.extent_n, taken.extent_n)
+            m.d.sync += [entries.eq(count), first.eq(1), self.ends.eq(count == 1)]
+        with m.Elif(self.active & whole):
+            m.d.sync += [entries.eq(entries - 1), first.eq(0), self.ends.eq(entries == 2)]
+        return m
+
+    def _rows(self, m: Module, taken: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
+        """When the next one begins: behind the one that is over, or when it is its time."""
+        left, cycles = Reg(len(self.fields.extent_x)), Reg(range(NORM_STEPS))
+        waits, more, time = Signal(), Signal(), Signal()
+        m.d.comb += [
+            more.eq(left != 0), time.eq(cycles == NORM_STEPS - 1), begins.eq(((over & more) | waits) & time),
+        ]  # fmt: skip
+        with m.If(self.start | begins):
+            m.d.sync += [self.active.eq(1), waits.eq(0), cycles.eq(0)]
+            m.d.sync += left.eq(Mux(self.start, self.fields.extent_x, left) - 1)
+        with m.Else():
+            m.d.sync += cycles.eq(cycles + ~time)
+            with m.If(over):
+                m.d.sync += [self.active.eq(0), waits.eq(more)]

@@ -1,0 +1,210 @@
+"""Norms in hardware: what is found of each row against its arithmetic, and that against the real numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import bench
+import cocotb
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from thorough import some
+
+from celosia.hw.config import Config
+from celosia.hw.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS, norm_cycles
+from celosia.hw.vector_unit.norm.engine import NormEngine
+from celosia.hw.vector_unit.norm.factors import row_layout
+from celosia.sim.norm import factors, inverse_root, normalise_rows
+
+Int8 = NDArray[np.int8]
+
+
+def config(block_out: int, lanes: int) -> Config:
+    return Config(block_in=block_out, block_out=block_out, norm=lanes, vin_depth=4096)
+
+
+CONFIGS = {"1 of 4": config(4, 1), "4 of 4": config(4, 4), "2 of 8": config(8, 2), "8 of 16": config(16, 8)}
+
+
+@pytest.mark.rtl
+@pytest.mark.parametrize("name", some(CONFIGS, ["4 of 4", "2 of 8"]))
+def test_rows(name: str) -> None:
+    cfg = CONFIGS[name]
+    bench.run(partial(NormEngine, cfg), __file__, cfg=cfg, only="finds_of_each_row")
+
+
+@pytest.mark.rtl
+def test_halt() -> None:
+    cfg = CONFIGS["2 of 8"]
+    bench.run(partial(NormEngine, cfg), __file__, cfg=cfg, only="halt_drops_everything")
+
+
+def random_row(rng: np.random.Generator, count: int) -> Int8:
+    """Of any deviation: of all bytes, a few, two, one and a single other one, or none."""
+    middle = int(rng.integers(-128, 128))
+    kinds = (
+        lambda: rng.integers(-128, 128, count),
+        lambda: rng.normal(middle, 10 ** rng.uniform(-1, 1.7), count),
+        lambda: rng.choice([-128, 127], count),
+        lambda: np.where(np.arange(count) == rng.integers(count), rng.integers(-128, 128), middle),
+        lambda: np.full(count, middle),
+    )
+    return np.clip(kinds[int(rng.integers(len(kinds)))](), -128, 127).astype(np.int8)
+
+
+def random_epsilon(rng: np.random.Generator, count: int) -> int:
+    """Of any magnitude for which results are near."""
+    return int(rng.integers(2)) * min(int(2 ** rng.uniform(0, 47.9)) // 2, count**2 << 37)
+
+
+def furthest(normalise: Any) -> float:
+    """How far `normalise` is from the real numbers at most, of what its arithmetic is proved to keep within."""
+    rng, worst = np.random.default_rng(1), 0.0
+    for number in range(600):
+        count = int(rng.choice([2, 3, 16, 100, 384, 768, NORM_LANES]))
+        row, centre, epsilon = random_row(rng, count), bool(number % 2), random_epsilon(rng, count)
+        offset = 0 if centre else int(rng.integers(-128, 129))
+        found = normalise(row[None], count, offset, centre, epsilon)[0].tolist()
+        u = row.astype(np.int64) + offset
+        total = int(u.sum()) if centre else 0
+        variance = (count * int((u * u).sum()) - total**2 << EPSILON_SHIFT) + epsilon
+        if not variance:
+            assert not any(found)
+            continue
+        deviation = isqrt(variance << 160 - EPSILON_SHIFT)  # with 80 bits behind the point
+        for place in rng.integers(0, count, 4).tolist():
+            z = Fraction(count * int(u[place]) - total << 80, deviation)
+            off = abs(Fraction(found[place], 1 << NORM_FRACTION) - z)
+            worst = max(worst, float(off / (Fraction(152, 100) * abs(z) + Fraction(126, 100)) * (1 << 24)))
+    return worst
+
+
+def test_reference_is_near_the_real_numbers() -> None:
+    assert furthest(normalise_rows) < 1
+
+
+def test_a_factor_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault."""
+
+    def cut(*operands: Any) -> Any:
+        factor, shift, less = factors(*operands)
+        return factor - 1, shift, less
+
+    monkeypatch.setattr("celosia.sim.norm.factors", cut)
+    assert furthest(normalise_rows) > 1
+
+
+def test_inverse_root_is_cut_off() -> None:
+    """Where it is nearly whole, too: there a double's is wrong."""
+    rng = np.random.default_rng(1)
+    near = (1 << 82) // rng.integers(1 << 25, 1 << 26, 3000).astype(object) ** 2
+    words = np.concatenate([near + d for d in (-1, 0, 1)] + [rng.integers(1 << 30, 1 << 32, 1000)])
+    words = np.array([word for word in words if 1 << 30 <= word < 1 << 32], np.int64)
+    wanted = [min(isqrt((1 << 82) // word), (1 << ROOT_BITS) - 1) for word in words.tolist()]
+    np.testing.assert_array_equal(inverse_root(words), wanted)
+
+
+# Inside the simulation ------------------------------------------------------------------------------------
+
+
+class Machine:
+    """The engine, with memory for vin, which holds rows one behind the other."""
+
+    def __init__(self, dut: Any, cfg: Config) -> None:
+        self.dut, self.cfg, self.rng = dut, cfg, bench.generator()
+        self.vin = np.zeros((cfg.vin_depth, cfg.block_out), np.int8)
+        self.words = bench.pack(self.vin)
+        self.layout = NormEngine(cfg).fields.shape()
+
+    async def start(self) -> None:
+        await bench.start(self.dut, timeout=1_000_000)
+        cocotb.start_soon(bench.memory(self.dut, self.words, ["vin"], []))
+
+    def draw(self, rows: int, groups: int) -> dict[str, int]:
+        """Fields of a norm, whose rows lie there then."""
+        rng, cfg = self.rng, self.cfg
+        left_out = int(rng.integers(0, cfg.block_out))
+        for row in range(rows):
+            flat = random_row(rng, groups * cfg.block_out)
+            self.vin[row * groups : (row + 1) * groups] = flat.reshape(groups, -1)
+        self.words[:] = bench.pack(self.vin)
+        return {
+            "extent_n": groups, "extent_x": rows, "a_base": 0, "a_n": 1, "a_x": groups, "imm": left_out,
+            "a_offset": int(rng.choice([0, -128, 128, rng.integers(-128, 129)])), "centre": int(rng.integers(2)),
+            "scale_c": random_epsilon(rng, groups * cfg.block_out - left_out),
+        }  # fmt: skip
+
+    def offer(self, fields: dict[str, int]) -> None:
+        bits = (((fields[name] & (1 << field.width) - 1) << field.offset) for name, field in self.layout)
+        self.dut.fields.value = sum(bits)
+
+    def wanted(self, f: dict[str, int]) -> list[int]:
+        """What is kept of each row."""
+        rows, count = f["extent_x"], f["extent_n"] * self.cfg.block_out - f["imm"]
+        u = self.vin[: rows * f["extent_n"]].reshape(rows, -1)[:, :count].astype(np.int64) + f["a_offset"]
+        total = u.sum(axis=1) * f["centre"]
+        mean = (2 * total + count) // (2 * count)
+        variance = (count * (u * u).sum(axis=1) - total**2 << EPSILON_SHIFT) + f["scale_c"]
+        kept = []
+        for own, factor, shift, less in zip(mean, *factors(count, variance, total - count * mean), strict=True):
+            values = {
+                "offset": f["a_offset"] - own << (shift & 1), "twice": shift & 1, "pairs": shift >> 1,
+                "factor": factor, "rest": 64 - less,
+            }  # fmt: skip
+            kept.append(sum((int(values[n]) & (1 << field.width) - 1) << field.offset for n, field in row_layout))
+        return kept
+
+    async def run(self, rows: int, groups: int) -> None:
+        """As late as `norm_cycles` says each row's is there."""
+        dut, fields = self.dut, self.draw(rows, groups)
+        self.offer(fields)
+        dut.start.value = 1
+        cycles, ends = 0, False
+        while not ends:
+            await bench.rise(dut)
+            dut.start.value = 0
+            self.offer(dict.fromkeys(fields, 1))  # they do not stay
+            await bench.fall(dut)
+            cycles, ends = cycles + 1, bool(dut.ends.value)
+            assert dut.busy.value
+        assert cycles == norm_cycles(self.cfg, rows, groups), cycles
+        await bench.rise(dut)
+        await bench.fall(dut)
+        assert not dut.busy.value
+        for number, wanted in enumerate(self.wanted(fields)):
+            dut.wanted.value = number
+            await bench.rise(dut)
+            assert int(dut.row.value) == wanted, (number, fields, f"{int(dut.row.value):x}, not {wanted:x}")
+
+
+@cocotb.test()
+async def finds_of_each_row(dut: Any) -> None:
+    cfg = bench.config()
+    machine = Machine(dut, cfg)
+    await machine.start()
+    most = NORM_LANES // cfg.block_out
+    for rows, groups in [(1, 1), (NORM_ROWS, 1), (3, most), *((int(machine.rng.integers(1, 9)), 5) for _ in range(20))]:
+        await machine.run(rows, min(groups, int(machine.rng.integers(1, most + 1)) if groups == 5 else groups))
+
+
+@cocotb.test()
+async def halt_drops_everything(dut: Any) -> None:
+    machine = Machine(dut, bench.config())
+    await machine.start()
+    for _ in range(8):
+        machine.offer(machine.draw(12, 3))
+        dut.start.value = 1
+        await bench.rise(dut)
+        dut.start.value = 0
+        await bench.cycles(dut, int(machine.rng.integers(1, 300)))
+        dut.halt.value = 1
+        await bench.rise(dut)
+        dut.halt.value = 0
+        await bench.fall(dut)
+        assert not dut.busy.value and not dut.ends.value
+        await bench.cycles(dut, int(machine.rng.integers(1, 3)))
+        await machine.run(4, 2)
