@@ -73,7 +73,9 @@ def _average(args: Sequence[Array], given: Attributes) -> Array:
     if not given.get("counted", True):
         counts = _sums(np.ones_like(x), given)
     f = given["f"]
-    return f(sums, counts) if isinstance(f, Averaging) else f(sums.astype(np.int8), counts.astype(np.int8))
+    if not hasattr(f, "weight"):  # of trials: any function of two bytes
+        sums, counts = sums.astype(np.int8), counts.astype(np.int8)
+    return np.asarray(f(sums, counts))
 
 
 def _sums(x: Array, given: Attributes) -> Array:
@@ -88,9 +90,9 @@ def _demands(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
     """Every window has a pixel; and products have the multiplier, where it is known."""
     yield len(shapes[0]) == 4 and len(shapes[1]) == 0
     yield from DEMANDS["largest"](shapes[:1], given)
-    f = given["f"]
-    if "counted" not in given and isinstance(f, Averaging):
-        yield f.weight(int(np.prod(given["kernel"]))) is not None
+    weight = getattr(given["f"], "weight", None)
+    if "counted" not in given and weight is not None:
+        yield weight(int(np.prod(given["kernel"]))) is not None
 
 
 OPERATORS |= {
