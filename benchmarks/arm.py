@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
 ITERATIONS = 50
 """Of a block, which llvm-mca simulates."""
 SMALL = 1e-4
-"""LoggedBlocks with a smaller share of the instructions take a cycle for each."""
+"""Blocks with a smaller share of the instructions take a cycle for each."""
 INSTRUCTION = re.compile(r"^0x(\w+):\s+([0-9a-f]{8})\s")
 
 SEVERAL = re.compile(r"^\t(v?)(ldm|stm|push|pop)(?:i[ab]|d[ab])?\t(?:(\w+)!?, )?\{(.*)\}$", re.MULTILINE)
