@@ -127,7 +127,7 @@ def made_of(target: str, times: Mapping[Code, int], outputs: list[Array]) -> Est
     return Estimate(sum(len(block) * n for block, n in times.items()), _cycles(target, times), outputs)
 
 
-class Blocks:
+class LoggedBlocks:
     """What the emulator's log tells of blocks of instructions."""
 
     def __init__(self) -> None:
@@ -156,13 +156,13 @@ class Blocks:
         return dict(found)
 
 
-def _profile(machine: str, folder: Path, what: str) -> tuple[Counter[int], Blocks]:
+def _profile(machine: str, folder: Path, what: str) -> tuple[Counter[int], LoggedBlocks]:
     """(how often each block ran, by address; the blocks)."""
     command = emulate.EMULATORS[machine].command
     log = ("-d", "in_asm,exec,nochain", "-D", "log")
     subprocess.run([*command, *log, "./call", what], cwd=folder, check=True, capture_output=True)
     counts: Counter[int] = Counter()
-    blocks = Blocks()
+    blocks = LoggedBlocks()
     with (folder / "log").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             if (address := blocks.take(line)) is not None:

@@ -133,7 +133,7 @@ def _run(command: Sequence[str], folder: Path, made: str, more: Mapping[str, str
 
 def counts(lines: Iterable[str]) -> Iterator[dict[arm.Code, int]]:
     """How often each block of instructions ran between the two marks of each convolution."""
-    blocks, ran = arm.Blocks(), Counter[int]()
+    blocks, ran = arm.LoggedBlocks(), Counter[int]()
     for line in lines:
         if (address := blocks.take(line)) is not None:
             ran[address] += 1
