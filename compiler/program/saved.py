@@ -105,7 +105,7 @@ def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         _is(value, dict, what)
         fields = {name: make(hints.get(name, types.NoneType), each, name) for name, each in value.items()}
         return typing.cast(Any, kind)(**fields, **given)
