@@ -273,6 +273,21 @@ SOFTMAX = tuple(
         ("cycles", "cycles over products / 256", "ratio", cycles), ("launches", "launches", "launches", launches),
     )
 )  # fmt: skip
+ROUNDED = tuple(
+    Figure(
+        f"rounded-{name}-{part}", f"{label}, int8, on `pynq` with softmax = 4, norm = 8, rounded correctly: {what}", "",
+        MACHINE, f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp",
+        (f"transformers/{name}/int8/rounded",), of(value), most=most,
+    )
+    for name, label, cycles in (
+        ("minilm_64", "MiniLM-L6's layers, 64 tokens", 1.08), ("minilm_128", "the same, 128 tokens", 1.08),
+        ("deit_tiny", "DeiT-tiny's layers, 197 tokens", 1.12),
+    )
+    for part, what, value, most in (
+        ("cycles", "cycles over products / 256", "ratio", cycles), ("launches", "launches", "launches", 1),
+        ("apart", "values of norms a step beside onnxruntime's", "apart", None),
+    )
+)  # fmt: skip
 PACKED = tuple(
     Figure(
         f"packed-{name}-{part}", f"{label}, weights of {bits} bits, on `pynq`: {what}", unit, MACHINE,
@@ -657,7 +672,7 @@ FIGURES = {
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
     "Rewritten graphs": REWRITTEN,
-    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ATTENTION, *DECODERS),
+    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS),
     "Weights of four bits in hardware": (*PACKED, *SUMS),
     "Weights of four bits": FOUR_BITS,
     "Products of one and two bits": BITS,

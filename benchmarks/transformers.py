@@ -28,9 +28,11 @@ LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
 """At most, with softmax on the accelerator."""
 LANES = 4
 """Of that softmax."""
-NORM, ROUNDED, APART = 8, 1.08, 1e-5
-"""Lanes of norms, where rounding is "correct": one launch then; cycles over products / products a cycle, and values of
-norms that are a step beside onnxruntime's, at most."""
+NORM, APART = 8, 1e-5
+"""Lanes of norms, where rounding is "correct": one launch then; and values of norms that are a step beside
+onnxruntime's, at most."""
+ROUNDED = {"minilm_64": 1.08, "minilm_128": 1.08, "deit_tiny": 1.12}
+"""Cycles over products / products a cycle, at most, in one launch."""
 
 
 def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
@@ -99,10 +101,10 @@ def _rounded(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], N
     return Row(
         f"transformers/{name}/int8/rounded",
         f"{name}, int8, on {_on(cfg)} and norm = {cfg.norm}, timed: cycles over products / {cfg.macs_per_cycle}",
-        f"≤ {ROUNDED}, ≥ 99.9%, 1 launch, ≤ {APART:g} of the values of norms a step apart, no other tensor differs",
+        f"≤ {ROUNDED[name]}, ≥ 99.9%, 1 launch, ≤ {APART:g} of values of norms a step apart, no other tensor differs",
         f"{ratio:.3f} of the bound ({report['cycles']:,} cycles), {share:.2%} of the products, {launches} launches, "
         f"{rounded['apart']} of {rounded['values']:,} values apart, {found['different']} other tensors differ",
-        ratio <= ROUNDED and share >= 0.999 and launches == 1 and apart <= APART and not found["different"],
+        ratio <= ROUNDED[name] and share >= 0.999 and launches == 1 and apart <= APART and not found["different"],
         f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
     )  # fmt: skip
 
