@@ -102,7 +102,7 @@ def _rounded(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], N
         f"transformers/{name}/int8/rounded",
         f"{name}, int8, on {_on(cfg)} and norm = {cfg.norm}, timed: cycles over products / {cfg.macs_per_cycle}",
         f"≤ {ROUNDED[name]}, ≥ 99.9%, 1 launch, ≤ {APART:g} of values of norms a step apart, no other tensor differs",
-        f"{ratio:.3f} of the bound ({report['cycles']:,} cycles), {share:.2%} of the products, {launches} launches, "
+        f"{ratio:.3f} of the bound ({report['cycles']:,} cycles), {share:.2%} of the products, launches: {launches}, "
         f"{rounded['apart']} of {rounded['values']:,} values apart, {found['different']} other tensors differ",
         ratio <= ROUNDED[name] and share >= 0.999 and launches == 1 and apart <= APART and not found["different"],
         f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
