@@ -19,6 +19,7 @@ from celosia.hw.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_R
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.norm.factors import row_layout
 from celosia.sim.norm import factors, inverse_root, normalise_rows
+from celosia.sim.reference import requantise
 
 Int8 = NDArray[np.int8]
 
@@ -31,7 +32,7 @@ CONFIGS = {"1 of 4": config(4, 1), "4 of 4": config(4, 4), "2 of 8": config(8, 2
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", some(CONFIGS, ["4 of 4", "2 of 8"]))
+@pytest.mark.parametrize("name", some(CONFIGS, ["2 of 8"]))
 def test_rows(name: str) -> None:
     cfg = CONFIGS[name]
     bench.run(partial(NormEngine, cfg), __file__, cfg=cfg, only="finds_of_each_row")
@@ -85,6 +86,31 @@ def furthest(normalise: Any) -> float:
 
 def test_reference_is_near_the_real_numbers() -> None:
     assert furthest(normalise_rows) < 1
+
+
+@pytest.mark.parametrize("centre", [True, False])
+def test_results_are_rounded_as_real_numbers_are(centre: bool) -> None:
+    """But those that are as near to a tie as `sim/norm.py` says, few."""
+    rng, wrong, places = np.random.default_rng(1), 0, 0
+    for count in rng.choice([64, 384, 768], 40).tolist():
+        x = np.clip(np.rint(rng.normal(rng.uniform(-20, 20), rng.uniform(1, 40), (16, count))), -128, 127)
+        gamma, beta = rng.uniform(10, 100, count), rng.uniform(-40, 40, count)
+        epsilon, offset = random_epsilon(rng, count), 0 if centre else int(rng.integers(-128, 129))
+        v = normalise_rows(x.astype(np.int8), count, offset, centre, epsilon)
+        mantissa, exponent = np.frexp(gamma)
+        bias = np.rint(beta / gamma * (1 << NORM_FRACTION)).astype(np.int32)
+        found = requantise(v, bias, np.rint(mantissa * (1 << 24)).astype(np.int64), 24 + NORM_FRACTION - exponent)
+        u = (x + offset).astype(np.longdouble)
+        total = u.sum(axis=1, keepdims=True) * centre
+        variance = (
+            count * (u * u).sum(axis=1, keepdims=True) - total * total + np.longdouble(epsilon) / 2**EPSILON_SHIFT
+        )
+        y = gamma * (count * u - total) / np.sqrt(variance)
+        bound = (1.52 * np.abs(y) + 1.76 * gamma + 3.01 * np.abs(y + beta)) / (1 << 24)
+        off = (found != np.rint(y + beta)) & (np.abs(y + beta) < 255)
+        assert (np.abs(np.abs(y + beta - np.floor(y + beta)) - 0.5)[off] < bound[off]).all()
+        wrong, places = wrong + int(off.sum()), places + off.size
+    assert wrong < 1e-5 * places
 
 
 def test_a_factor_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,15 +82,6 @@ def mean() -> Harness:
     return h
 
 
-FILE = "vector_unit/norm/root.py"
-prove(
-    "norm's inverse root",
-    Mutant(FILE, "twice + thrice, twice - word", "twice + thrice, twice"),
-    Mutant(FILE, "left.eq(1 << 32)", "left.eq(1 << 31)"),
-    Mutant(FILE, "(self.word << 1) + self.word", "self.word << 1"),
-    Mutant(FILE, "Cat(fits, self.root[:-1])", "Cat(~fits, self.root[:-1])"),
-    depth=1,
-)(root)
 FILE = "vector_unit/norm/variance.py"
 prove(
     "norm's mean",
@@ -100,3 +91,12 @@ prove(
     Mutant(FILE, "divisor.eq(divisor >> 1)", "divisor.eq(divisor)"),
     depth=1,
 )(mean)
+FILE = "vector_unit/norm/root.py"
+prove(
+    "norm's inverse root",
+    Mutant(FILE, "twice + thrice, twice - word", "twice + thrice, twice"),
+    Mutant(FILE, "left.eq(1 << 32)", "left.eq(1 << 31)"),
+    Mutant(FILE, "(self.word << 1) + self.word", "self.word << 1"),
+    Mutant(FILE, "Cat(fits, self.root[:-1])", "Cat(~fits, self.root[:-1])"),
+    depth=1,
+)(root)
