@@ -91,8 +91,8 @@ FIELDS = {
     "norm": (
         "lanes of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: none",
         "squares, sums and a root beside the vector unit's lanes, and 67 LUTs in each of these: 8 are 3,945 LUTs of "
-        "`pynq` and no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results; without, "
-        "norms run on the CPU",
+        "`pynq` and no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results; "
+        "without, norms run on the CPU",
     ),
 }
 """For each field what it is, and what it costs or brings."""
