@@ -90,8 +90,8 @@ FIELDS = {
     ),
     "norm": (
         "lanes of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: none",
-        "67 LUTs in each lane of the vector unit, and beside them squares, sums and a root: 2,407 LUTs with 8, 1,933 "
-        "with 4, no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results; "
+        "squares, sums and a root beside the vector unit's lanes, and 67 LUTs in each of these: 8 are 3,945 LUTs of "
+        "`pynq` and no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results; "
         "without, norms run on the CPU",
     ),
 }

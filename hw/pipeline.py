@@ -148,7 +148,7 @@ EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
 """Bits: of the variance behind the point, of its inverse root, of a row's factor, and of results behind the point, see
 `sim/norm.py`."""
 
-_TO_MOMENTS, _FROM_MOMENTS = 5, NORM_STEPS + ROOT_BITS + 25
+_TO_MOMENTS, _FROM_MOMENTS = 6, NORM_STEPS + ROOT_BITS + 25
 """Registers of a norm between a part of an entry and the row's sums but for the levels of their tree; and between these
 and what is kept of the row."""
 
@@ -163,7 +163,7 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     of `groups` entries each; numbers, or arrays of them.
 
     >>> norm_cycles(Config(norm=8), rows=64, groups=24), norm_cycles(Config(norm=8), rows=1, groups=1)
-    (3163, 93)
+    (3164, 94)
     """
     entries = groups * norm_parts(cfg)
     short = entries < NORM_STEPS

@@ -53,11 +53,13 @@ class NormEngine(wiring.Component):
         m.submodules.walk, m.submodules.moments = walk, moments = NormWalk(self._cfg), NormMoments(self._cfg.norm)
         m.submodules.variance, m.submodules.root = variance, root = NormVariance(), InverseRoot()
         m.submodules.factors = factors = NormFactors()
-        self._taken = taken = Reg(self.fields.shape(), name="taken")
+        # Whether one comes is known late in its cycle: but for `busy` it begins in the next one.
+        self._taken, self._took = taken, took = Reg(self.fields.shape(), name="taken"), Signal(name="took")
+        m.d.sync += took.eq(self.start)
         with m.If(~self.busy):
             m.d.sync += taken.eq(self.fields)
         m.d.comb += [
-            walk.start.eq(self.start), *(walk.fields[name].eq(self.fields[name]) for name in WALKED),
+            walk.start.eq(took), *(walk.fields[name].eq(taken[name]) for name in WALKED),
             self.vin.en.eq(walk.read), self.vin.addr.eq(walk.addr),
         ]  # fmt: skip
         self._add_up(m, walk, moments)
@@ -93,13 +95,12 @@ class NormEngine(wiring.Component):
     def _count(self, m: Module, variance: NormVariance, factors: NormFactors) -> None:
         """The lanes of a row; and shifted up until the highest bit is 1, a bit a cycle, before they are wanted so."""
         count, high, spare = Reg(len(variance.count)), Reg(len(factors.count)), Reg(len(factors.spare))
-        fresh, all_lanes = Signal(), Signal(len(count))
+        all_lanes = Signal(len(count))
         m.d.comb += [
             all_lanes.eq((self._taken.extent_n << exact_log2(self._cfg.block_out)) - self._taken.imm),
             variance.count.eq(count), factors.count.eq(high), factors.spare.eq(spare),
         ]  # fmt: skip
-        m.d.sync += fresh.eq(self.start)
-        with m.If(fresh):
+        with m.If(self._took):
             m.d.sync += [count.eq(all_lanes), high.eq(all_lanes), spare.eq(0)]
         with m.Elif(~high[-1]):
             m.d.sync += [high.eq(high << 1), spare.eq(spare + 1)]
@@ -112,9 +113,13 @@ class NormEngine(wiring.Component):
             put.en.eq(factors.done), put.addr.eq(at), put.data.eq(factors.row), get.addr.eq(self.wanted),
             self.row.eq(get.data), self.ends.eq(factors.done & (at == last)),
         ]  # fmt: skip
-        with m.If(~self.busy & self.start):
-            m.d.sync += [self.busy.eq(1), at.eq(0), self.number.eq(0), last.eq(self.fields.extent_x - 1)]
+        with m.If(self.start):
+            m.d.sync += self.busy.eq(1)
+        with m.Elif(self.ends):
+            m.d.sync += self.busy.eq(0)
+        with m.If(self._took):
+            m.d.sync += [at.eq(0), self.number.eq(0), last.eq(self._taken.extent_x - 1)]
         with m.Elif(factors.done):
-            m.d.sync += [at.eq(at + 1), self.busy.eq(~self.ends)]
+            m.d.sync += at.eq(at + 1)
         with m.If(self.takes):
             m.d.sync += self.number.eq(Mux(self.number == last, 0, self.number + 1))
