@@ -97,11 +97,14 @@ def cpu_rows(options: argparse.Namespace, folder: Path | None, say: Callable[[st
         yield from cpu.network_rows(MADE, models, options.seconds, say)
 
 
-def paper_rows(folder: Path | None, short: bool, say: Callable[[str], None]) -> Iterable[Row]:
-    """Those of all charts of the papers' page, or of its short form."""
+def paper_rows(folder: Path | None, short: bool, charts: tuple[str, ...], say: Callable[[str], None]) -> Iterable[Row]:
+    """Those of all charts of the papers' page, or of some, or of its short form."""
     from benchmarks import paper  # with Bokeh
 
-    return paper.rows(folder, short, say)
+    for name in charts:
+        if name not in paper.CHARTS:
+            raise SystemExit(f"python -m benchmarks: there is no chart {name!r}; take {', '.join(paper.CHARTS)}")
+    return paper.rows(folder, short, say, names=charts or tuple(paper.CHARTS))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -138,6 +141,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--full", action="store_true", help="of tune, tune_cpu, explore: all of it, hours")
     parser.add_argument("--short", action="store_true", help="of paper: smaller networks, minutes")
+    parser.add_argument("--charts", default="", help="of paper, only these, with commas between: names of its pictures")
     parser.add_argument(
         "--only",
         choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats"))),
@@ -289,7 +293,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "bits": lambda: bits.rows(models, options.seconds, say),
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
-        "paper": lambda: paper_rows(folder, options.short, say),
+        "paper": lambda: paper_rows(folder, options.short, _split(options.charts), say),
         "figures": lambda: (),
     }
 

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.workloads import Missing
 from celosia.compiler.cpu.target import TARGETS
+from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export import emulate
@@ -53,7 +54,7 @@ ITERATIONS = 50
 """Of a block, which llvm-mca simulates."""
 SMALL = 1e-4
 """Blocks with a smaller share of the instructions take a cycle for each."""
-BLOCK, INSTRUCTION = re.compile(r"^Trace \d+: \S+ \[\w+/(\w+)/"), re.compile(r"^0x(\w+):\s+([0-9a-f]{8})\s")
+INSTRUCTION = re.compile(r"^0x(\w+):\s+([0-9a-f]{8})\s")
 
 SEVERAL = re.compile(r"^\t(v?)(ldm|stm|push|pop)(?:i[ab]|d[ab])?\t(?:(\w+)!?, )?\{(.*)\}$", re.MULTILINE)
 
@@ -97,35 +98,76 @@ def estimate(target: str, kernel: CompiledKernel, inputs: Sequence[Array]) -> Es
     for number, array in enumerate(made):
         made[number] = np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape)
         at += array.nbytes
-    ran = after - before
-    times = {block: ran[address] for address, block in code.items() if ran[address]}  # the C library's are in Thumb
-    return Estimate(sum(len(block) * n for block, n in times.items()), _cycles(target, times), made)
+    return made_of(target, code.times(after - before), made)
+
+
+def step_seconds(target: str, program: Program, mhz: float, say: Callable[[str], None]) -> list[float]:
+    """What each step of `program`, compiled for `target`, takes on one core of so many MHz; 0 for launches, and for
+    what is no kernel. Missing where a tool is."""
+    known: dict[str, float] = {}
+    found = []
+    for number, step in enumerate(program.steps):
+        kernel = None if not isinstance(step, CpuStep) or step.kernel is None else program.kernels[step.kernel]
+        if kernel is not None and kernel.loops not in known:
+            say(f"step {number + 1} of {len(program.steps)} on a {PROCESSORS[target]}, emulated")
+            names = [name for name in step.inputs if name]  # type: ignore[union-attr]
+            given = [np.zeros(shape, numpy_dtype(dtype)) for dtype, shape in kernel.inputs]
+            inputs = [program.constants.get(name, array) for name, array in zip(names, given, strict=True)]
+            known[kernel.loops] = estimate(target, kernel, inputs).cycles / (mhz * 1e6)
+        found.append(0.0 if kernel is None else known[kernel.loops])
+    return found
 
 
 Code = tuple[str, ...]
 """Instructions of a block, as hexadecimal words."""
 
 
-def _profile(machine: str, folder: Path, what: str) -> tuple[Counter[int], dict[int, Code]]:
-    """(how often each block ran, its instructions) by address."""
+def made_of(target: str, times: Mapping[Code, int], outputs: list[Array]) -> Estimate:
+    """The estimate for `target` of blocks that ran so many times."""
+    return Estimate(sum(len(block) * n for block, n in times.items()), _cycles(target, times), outputs)
+
+
+class LoggedBlocks:
+    """What the emulator's log tells of blocks of instructions."""
+
+    def __init__(self) -> None:
+        self._words: dict[int, list[str]] = {}
+        self._first: int | None = None
+
+    def take(self, line: str) -> int | None:
+        """The address of the block that runs, if the line says so."""
+        if line.startswith("Trace"):  # Trace 0: 0x7f7e1a7be240 [0000000000001001/0000005508adda64/00000001/00080200]
+            return int(line.split("/", 2)[1], 16)
+        if line.startswith("IN:"):
+            self._first = None
+        elif found := INSTRUCTION.match(line):
+            self._first = address = int(found[1], 16) if self._first is None else self._first
+            if address == int(found[1], 16):
+                self._words[address] = []
+            self._words[address].append(found[2])
+        return None
+
+    def times(self, ran: Mapping[int, int]) -> dict[Code, int]:
+        """How often each ran, of addresses; those of ARM's C library are in Thumb, and left out."""
+        found: Counter[Code] = Counter()
+        for address, words in self._words.items():
+            if count := ran.get(address, 0):
+                found[tuple(words)] += count
+        return dict(found)
+
+
+def _profile(machine: str, folder: Path, what: str) -> tuple[Counter[int], LoggedBlocks]:
+    """(how often each block ran, by address; the blocks)."""
     command = emulate.EMULATORS[machine].command
     log = ("-d", "in_asm,exec,nochain", "-D", "log")
     subprocess.run([*command, *log, "./call", what], cwd=folder, check=True, capture_output=True)
     counts: Counter[int] = Counter()
-    words: dict[int, list[str]] = {}
-    first = None
+    blocks = LoggedBlocks()
     with (folder / "log").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
-            if found := BLOCK.match(line):
-                counts[int(found[1], 16)] += 1
-            elif line.startswith("IN:"):
-                first = None
-            elif found := INSTRUCTION.match(line):
-                first = int(found[1], 16) if first is None else first
-                if first == int(found[1], 16):
-                    words[first] = []
-                words[first].append(found[2])
-    return counts, {address: tuple(block) for address, block in words.items()}
+            if (address := blocks.take(line)) is not None:
+                counts[address] += 1
+    return counts, blocks
 
 
 def _cycles(target: str, times: Mapping[Code, int]) -> float:

@@ -192,4 +192,20 @@ def with_shared_scales(model: onnx.ModelProto) -> onnx.ModelProto:
             for part in (makers[name] for name in node.input):
                 for each in (makers[part.input[0]], *readers[part.input[0]]):
                     each.input[1:] = scale
+    _with_their_biases(model, makers)
     return model
+
+
+def _with_their_biases(model: onnx.ModelProto, makers: dict[str, onnx.NodeProto]) -> None:
+    """Biases in the steps of the products that they are added to: of what is read with another scale now, too."""
+    arrays = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type != "Conv" or any(makers[name].op_type != "DequantizeLinear" for name in node.input):
+            continue
+        x, w, b = (makers[name].input for name in node.input)
+        sx, sw, sb, values = (numpy_helper.to_array(arrays[name]) for name in (x[1], w[1], b[1], b[0]))
+        steps = np.asarray(sx * sw, np.float32)
+        if not np.array_equal(steps, sb):
+            moved = np.round(values * (sb.astype(np.float64) / steps)).astype(np.int32)
+            arrays[b[0]].CopyFrom(numpy_helper.from_array(moved, b[0]))
+            arrays[b[1]].CopyFrom(numpy_helper.from_array(steps, b[1]))

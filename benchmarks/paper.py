@@ -1,6 +1,6 @@
 """Rows of `paper`: the charts by which TVM, VTA, Triton and TASO are judged, of this project, on one page.
 
-    python -m benchmarks paper [--short]
+    python -m benchmarks paper [--short] [--charts operators,offload]
 
 Every chart compares two sides that were measured in this run, on this machine: nothing is read from a file of results.
 The page is bench/paper.html, written anew after each chart; docs/ gets the pictures, where Chromium is installed.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks import paper_cpu, paper_machine, paper_search
+from benchmarks import paper_arm, paper_cpu, paper_machine, paper_search
 from benchmarks.browser import CHROMIUM, browser
 from benchmarks.figures import processor
 from benchmarks.paper_chart import FULL, SHORT, Chart, PaperSize, Say
@@ -28,6 +28,7 @@ CHARTS: dict[str, Callable[[PaperSize, Path | None, Say], Chart]] = {
     "ablation": paper_machine.ablation,
     "offload": paper_machine.offload,
     "operators": paper_cpu.operators,
+    "arm": paper_arm.operators,
     "search": paper_search.search,
     "workers": paper_search.workers,
     "designs": paper_search.designs,
@@ -40,7 +41,8 @@ def rows(
     folder: Path | None, short: bool, say: Say, page: Path = PAGE, pictures: Path | None = ROOT / "docs",
     names: Sequence[str] = tuple(CHARTS),
 ) -> Iterator[Row]:  # fmt: skip
-    """Those of all charts, or of `names`. pictures: the folder of PNGs, where there are to be some."""
+    """Those of all charts, and of the time they took, or of `names`. pictures: the folder of PNGs, where there are
+    to be some."""
     size, charts = SHORT if short else FULL, dict[str, Chart]()
     started = time.perf_counter()
     for name in names:
@@ -52,6 +54,8 @@ def rows(
         say("pictures")
         draw(page, charts, pictures)
     seconds = time.perf_counter() - started
+    if len(charts) < len(CHARTS):
+        return
     yield Row(
         "paper/time", f"the page of {len(charts)} charts, {page.name}", "at most 60 minutes",
         f"{seconds / 60:.1f} minutes", seconds <= 3600, size.command, {"minutes": seconds / 60},

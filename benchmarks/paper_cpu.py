@@ -1,11 +1,12 @@
-"""Charts of the CPU: operators beside onnxruntime and numpy, the tile language.
+"""Charts of the CPU: operators beside onnxruntime, numpy and TVM, the tile language.
 
-Both sides run in turn in one process, on one thread.
+All sides run in turn in one process, on one thread; TVM runs right after, in a process of its own (`TVM_VARIABLE`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from threadpoolctl import threadpool_limits
 
 import celosia
 from benchmarks import language as tile_language
-from benchmarks.cpu import TOLERANCE, error
+from benchmarks.cpu import TOLERANCE, error, tvm_seconds
 from benchmarks.kernels import _Writer
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
+from benchmarks.workloads import Missing
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.oracle import session
 from celosia.driver.runtime import Runtime
@@ -95,52 +97,80 @@ def convolutions(path: Path) -> list[TimedConv]:
 
 
 def operators(size: PaperSize, folder: Path | None, say: Say) -> Chart:
-    """Convolutions of two networks in float beside onnxruntime's and numpy's."""
+    """Convolutions of two networks in float beside onnxruntime's, numpy's and, where it is, TVM's."""
     from benchmarks.paper_figures import bars
 
     chart = Chart(
         "Operators on the CPU",
         "The convolutions that differ in ResNet-18 and MobileNet, float32, each alone on one thread: how many times as "
-        "fast as onnxruntime, and as numpy (windows, and one product of matrices).",
+        "fast as onnxruntime, as numpy (windows, and one product of matrices), and as TVM as it is installed, which "
+        "has tuned nothing.",
     )  # fmt: skip
-    means = []
     for name in (size.network, size.small):
-        ratios: dict[str, tuple[float, float]] = {}
-        wrong = 0.0
+        found: list[ComparedConv] = []
         for each in convolutions(floats(name))[: size.operators]:
             say(f"{name}: {each.name}")
-            over, over_numpy, gap = _compared(each, size.seconds)
-            ratios[each.name], wrong = (over, over_numpy), max(wrong, gap)
-        series = {"onnxruntime": [a for a, _ in ratios.values()], "numpy": [b for _, b in ratios.values()]}
-        figure = bars(list(ratios), series, "times as fast as", one=True, log=True)
-        chart.figures.append((f"Operators of {name}", "", figure))
-        mean, other = (geomean(values) for values in series.values())
-        least = min(series["onnxruntime"])
-        means.append(mean)
-        details = {"geomean": mean, "least": least, "numpy": other, "error": wrong, "operators": ratios}
-        text = f"{mean:.2f} of onnxruntime, least {least:.2f}; {other:.1f} of numpy; error {wrong:.0e}"
-        met = mean >= 1 and wrong <= TOLERANCE
-        what = f"{len(ratios)} convolutions of {name}, float32: geometric mean"
+            found.append(_compared(each, size.seconds))
+        series = {side: [each.times(side) for each in found] for side in SIDES if all(side in e.seconds for e in found)}
+        names = [each.conv.name for each in found]
+        chart.figures.append((f"Operators of {name}", "", bars(names, series, "times as fast as", one=True, log=True)))
+        means = {side: geomean(values) for side, values in series.items()}
+        least, wrong = min(series[SIDES[0]]), max(each.error for each in found)
+        per = {each.conv.name: {side: each.times(side) for side in series} for each in found}
+        details = {"geomean": means[SIDES[0]], "least": least, "error": wrong, "operators": per, **means}
+        others = "; ".join(f"{mean:.1f} of {side}" for side, mean in means.items() if side != SIDES[0])
+        lack = "" if "TVM" in means else f" ({found[0].lack})"
+        text = f"{means[SIDES[0]]:.2f} of onnxruntime, least {least:.2f}; {others}{lack}; error {wrong:.0e}"
+        met = means[SIDES[0]] >= 1 and wrong <= TOLERANCE
+        what = f"{len(found)} convolutions of {name}, float32: geometric mean"
         chart.rows.append(Row(f"paper/operators/{name}", what, "≥ 1 of onnxruntime", text, met, size.command, details))
-    chart.fact = f"{means[0]:.2f} x", f"as fast as onnxruntime, convolutions of {size.network}"
+    mean = chart.rows[0].details["geomean"]
+    chart.fact = f"{mean:.2f} x", f"as fast as onnxruntime, convolutions of {size.network}"
     return chart
 
 
-def _compared(each: TimedConv, seconds: float) -> tuple[float, float, float]:
-    """(times as fast as onnxruntime, as numpy, the largest error)."""
+SIDES = "onnxruntime", "numpy", "TVM"
+"""What convolutions are compared with; the last one where it is."""
+
+
+@dataclass(frozen=True)
+class ComparedConv:
+    """ours: processor seconds of a run; seconds: of the others. error: the largest of any side. lack: why there is no
+    TVM."""
+
+    conv: TimedConv
+    ours: float
+    seconds: Mapping[str, float]
+    error: float
+    lack: str = ""
+
+    def times(self, side: str) -> float:
+        """How many times as fast ours is."""
+        return self.seconds[side] / self.ours
+
+
+def _compared(each: TimedConv, seconds: float) -> ComparedConv:
     model, feed = each.model()
     (x,), weights = feed.values(), onnx.numpy_helper.to_array(model.graph.initializer[0])
     program = celosia.compile(model, accelerator=False, check=False)
     runtime, theirs = Runtime(program, threads=1), session(model, threads=1)
     (name,) = (value.name for value in theirs.get_outputs())
     (expected,) = theirs.run([name], feed)
-    gap = max(error(runtime.run(feed).outputs[name], expected), error(each.by_numpy(x, weights), expected))
+    made = [runtime.run(feed).outputs[name], each.by_numpy(x, weights)]
     runs: list[Callable[[], object]] = [
         lambda: runtime.run(feed), lambda: theirs.run([name], feed), lambda: each.by_numpy(x, weights),
     ]  # fmt: skip
     with threadpool_limits(1):
-        ours, other, numpys = by_turns(runs, seconds)
-    return other / ours, numpys / ours, gap
+        ours, *others = by_turns(runs, seconds)
+    found, lack = dict(zip(SIDES, others)), ""
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            onnx.save(model, Path(place) / "conv.onnx")
+            found["TVM"], outputs = tvm_seconds(Path(place) / "conv.onnx", feed, seconds)
+        made += outputs
+    except Missing as reason:
+        lack = str(reason)
+    return ComparedConv(each, ours, found, max(error(y, expected) for y in made), lack)
 
 
 # The tile language -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Cycles are the timing model's, which `python -m benchmarks timed` compares with 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import onnx
 
 import celosia
-from benchmarks import superoptimise
+from benchmarks import arm, superoptimise
 from benchmarks.cpu import Feed, model_feed
 from benchmarks.gain import cycles as cycles_of
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats, quantised
 from benchmarks.rows import Row
+from benchmarks.workloads import Missing
 from celosia.compiler.compile import NEEDED, PASSES
+from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.tensorize.decisions import decisions_of
@@ -187,69 +190,91 @@ def _without_on_cpu(path: Path, name: str, size: PaperSize, say: Say) -> dict[st
 
 # Offload -----------------------------------------------------------------------------------------------------------
 
-ARM_CORES, ARM_MHZ, ARM_MACS = 2, 667, 4
-"""The processor of a Zynq-7020 beside the accelerator: two Cortex-A9 whose NEON units multiply and add four 16-bit
-numbers a cycle at most. What that leaves out, memory and all else, only makes it slower."""
+ARM, ARM_CORES, ARM_MHZ = "armv7", 2, 667
+"""The processor of a Zynq-7020 beside the accelerator, of which one core is estimated (arm.py) and both are said to
+share all work evenly. That leaves out caches and memory, which only make it slower."""
 
 
 def offload(size: PaperSize, folder: Path | None, say: Say) -> Chart:
-    """Milliseconds of each layer on the CPU alone, and on the accelerator."""
+    """Milliseconds of each layer on a CPU alone, and on the accelerator: this CPU's, and the board's, estimated."""
     from benchmarks.paper_figures import bars
 
     path, what = quantised(size.network, folder)
     config = size.configs[0]
     say(f"{size.network}: the CPU alone, and the CPU with {config}")
-    alone, program = celosia.compile(path, config, accelerator=False, check=False), celosia.compile(path, config)
-    feed = model_feed(size.network, onnx.load(path))
-    on_cpu = _step_seconds(alone, feed, size.seconds)
-    layers = layer_rows(program, predicted(program))
-    infos = [layer for launch in program.launches for layer in launch.layers]
-    clock = ZYNQ_HP.clock_mhz
-    home = {node: number for number, layer in enumerate(infos) for node in layer.nodes}
-    seconds = [0.0] * len(infos)
-    for step, spent in zip(alone.steps, on_cpu):
-        for number in {home[node.name] for node in step.nodes if node.name in home}:  # type: ignore[union-attr]
-            seconds[number] += spent / len({home[node.name] for node in step.nodes if node.name in home})  # type: ignore[union-attr]
+    program = celosia.compile(path, config)
+    layers, clock = layer_rows(program, predicted(program)), ZYNQ_HP.clock_mhz
     accelerator = [row["cycles"] / clock / 1e6 for row in layers]
-    host = sum(
-        spent for step, spent in zip(program.steps, _step_seconds(program, feed, size.seconds))
-        if not isinstance(step, LaunchStep)
-    )  # fmt: skip
-    arm = [row["macs"] / (ARM_CORES * ARM_MHZ * 1e6 * ARM_MACS) for row in layers]
+    here = _offloaded(path, program, size, None)
+    sides = {"this CPU": here}
+    board = f"{ARM_CORES} {arm.PROCESSORS[ARM]} of {ARM_MHZ} MHz"
+    lack = ""
+    try:
+        sides[f"{board}, estimated"] = _offloaded(path, program, size, say)
+    except Missing as reason:
+        lack = f" {board} are left out: {reason}."
     chart = Chart(
         "Offload",
-        f"{what}: each layer on one thread of this CPU, on {config} at {clock} MHz by the timing model, and what the "
-        f"board's own processor takes at least, an estimate: {ARM_CORES} Cortex-A9 of {ARM_MHZ} MHz with "
-        f"{ARM_MACS} multiplications a cycle each, and nothing else. What stays on the CPU beside the accelerator is "
-        "measured on this CPU.",
+        f"{what}: each layer on one thread of this CPU, on {config} at {clock} MHz by the timing model, and on the "
+        f"board's own processor, {board}, an estimate: cycles by llvm-mca of instructions that an emulator counts, "
+        f"without caches, shared evenly. What stays on the CPU is this CPU's or the board's.{lack}",
     )  # fmt: skip
     names = [f"{number + 1} {row['what'].split(',')[0]}" for number, row in enumerate(layers)]
-    series = {
-        "this CPU": [1e3 * each or None for each in seconds],
-        f"{config} at {clock} MHz": [1e3 * each for each in accelerator],
-        "board's CPU, at least": [1e3 * each or None for each in arm],
-    }  # fmt: skip
+    series = {name: [1e3 * each or None for each in side.layers] for name, side in sides.items()}
+    series[f"{config} at {clock} MHz"] = [1e3 * each for each in accelerator]
     chart.figures.append(("Offload", "", bars(names, series, "milliseconds", log=True)))
-    kinds: dict[str, list[float]] = {}
-    for row, *times in zip(layers, seconds, accelerator, arm):
-        found = kinds.setdefault(_kind(row), [0.0, 0.0, 0.0])
-        found[:] = [a + b for a, b in zip(found, times)]
-    kinds["all"] = [sum(on_cpu), sum(accelerator) + host, sum(arm)]
-    for kind, (own, far, least) in kinds.items():
-        details = {
-            "config": config,
-            "cpu": own,
-            "offloaded": far,
-            "arm": least,
-            "ratio": own / far,
-            "over_arm": least / far,
-        }
-        text = f"{own / far:.2f} of this CPU, at least {least / far:.1f} of the board's ({1e3 * far:.2f} ms)"
-        name = f"{size.network}, {kind}: times as fast on {config}"
-        chart.rows.append(Row(f"paper/offload/{kind}", name, "", text, None, size.command, details))
-    ratio = kinds["all"][2] / kinds["all"][1]
-    chart.fact = f"≥ {ratio:.1f} x", "the board's CPU alone, over CPU and accelerator (estimate)"
+    kinds = {kind: [n for n, row in enumerate(layers) if _kind(row) == kind] for kind in map(_kind, layers)}
+    for kind, members in {**kinds, "all": []}.items():
+        details: dict[str, Any] = {"config": config}
+        texts = []
+        for (name, side), key in zip(sides.items(), ("ratio", "over_arm")):
+            alone = sum(side.layers[n] for n in members) if members else side.whole
+            far = sum(accelerator[n] for n in members) if members else sum(accelerator) + side.left
+            details |= {key: alone / far, f"{key}_alone": alone, f"{key}_offloaded": far}
+            texts.append(f"{alone / far:.2f} of {name} ({_milliseconds(alone)} to {_milliseconds(far)} ms)")
+        head = f"paper/offload/{kind}", f"{size.network}, {kind}: times as fast on {config}"
+        chart.rows.append(Row(*head, "", "; ".join(texts) + f".{lack}" * bool(lack), None, size.command, details))
+    if not lack:
+        ratio = chart.rows[-1].details["over_arm"]
+        chart.fact = f"{ratio:.1f} x", "the board's CPU alone, over CPU and accelerator (estimate)"
     return chart
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """Seconds of a CPU: of each layer, of all of a network alone, and of what it has left beside the accelerator."""
+
+    layers: list[float]
+    whole: float
+    left: float
+
+
+def _offloaded(path: Path, program: Program, size: PaperSize, say: Say | None) -> Offloaded:
+    """Of this CPU, measured; with `say` of the board's, estimated. Missing where a tool for that is."""
+    config, infos = program.config, [layer for launch in program.launches for layer in launch.layers]
+    if say is None:
+        alone = celosia.compile(path, config, accelerator=False, check=False)
+        feed = model_feed(size.network, onnx.load(path))
+        spent, beside = (_step_seconds(each, feed, size.seconds) for each in (alone, program))
+    else:
+        processor = TARGETS[ARM]
+        alone = celosia.compile(path, config, accelerator=False, check=False, target=processor)
+        program = celosia.compile(path, config, check=False, target=processor)
+        spent, beside = (
+            [each / ARM_CORES for each in arm.step_seconds(ARM, each, ARM_MHZ, say)] for each in (alone, program)
+        )
+    home = {node: number for number, layer in enumerate(infos) for node in layer.nodes}
+    seconds = [0.0] * len(infos)
+    for step, each in zip(alone.steps, spent):
+        numbers = {home[node.name] for node in step.nodes if node.name in home}  # type: ignore[union-attr]
+        for number in numbers:
+            seconds[number] += each / len(numbers)
+    left = sum(each for step, each in zip(program.steps, beside) if not isinstance(step, LaunchStep))
+    return Offloaded(seconds, sum(spent), left)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _kind(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from benchmarks import decoders
 from benchmarks.decoders import DECODERS
 from benchmarks.encoders import ATTENTIONS, ENCODERS, quantised, sample
 from benchmarks.rows import Row
+from celosia.driver.compare import compare
 from celosia.driver.oracle import session
 from celosia.hw.config import Config
 from celosia.sim.memory import MemoryModel
@@ -27,11 +28,16 @@ LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
 """At most, with softmax on the accelerator."""
 LANES = 4
 """Of that softmax."""
+NORM, APART = 8, 1e-5
+"""Lanes of norms, where rounding is "correct": one launch then; and values of norms that are a step beside
+onnxruntime's, at most."""
+ROUNDED = {"minilm_64": 1.08, "minilm_128": 1.08, "deit_tiny": 1.12}
+"""Cycles over products / products a cycle, at most, in one launch."""
 
 
 def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each network, or those of `models`: encoders with symmetric int8 activations, with uint8 ones, and with
-    softmax on the accelerator."""
+    """A row for each network, or those of `models`: encoders with symmetric int8 activations, with uint8 ones, with
+    softmax on the accelerator, and with norms there, too, that are rounded correctly."""
     cfg = Config.load(config or "pynq")
     for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS):
         if name in (*DECODERS, *ATTENTIONS):
@@ -40,6 +46,7 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
                 yield _row(name, kind, each, memory, say)
+            yield _rounded(name, replace(cfg, softmax=LANES, norm=NORM), memory, say)
 
 
 def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
@@ -71,6 +78,35 @@ def _row(name: str, kind: str, cfg: Config, memory: MemoryModel, say: Callable[[
     if cfg.softmax:
         asked, kept = f"{asked}, ≤ {LAUNCHES[name]} launches", kept and launches <= LAUNCHES[name]
     return Row(key + "/softmax" * (cfg.softmax > 0), what, asked, text, kept, command, details)
+
+
+def _rounded(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+    """With norms on the accelerator; each of them is compared with onnxruntime's on the same bytes, for what follows
+    from a byte that is another has other bytes."""
+    encoder = ENCODERS[name]
+    say(f"{name}, rounded correctly: quantising, compiling, running")
+    x = {"x": sample(encoder.shape, 9)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = quantised(encoder.model(), encoder.shape, Path(folder), signed=True)
+        program = celosia.compile(path, config=cfg, rounding="correct")
+        found = compare(path, x, config=cfg, rounding="correct", check=False)
+    report, rounded = celosia.Runtime(program, "timed", memory=memory).run(x).report, found["rounded"]
+    share = report["macs_accelerator"] / report["macs_total"]
+    ratio = report["cycles"] * cfg.macs_per_cycle / report["macs_total"]
+    launches, apart = len(program.launches), rounded["apart"] / rounded["values"]
+    details = {
+        "cycles": report["cycles"], "ratio": ratio, "share": share, "launches": launches, "apart": rounded["apart"],
+        "different": found["different"], "config": cfg.name, "softmax": cfg.softmax, "norm": cfg.norm,
+    }  # fmt: skip
+    return Row(
+        f"transformers/{name}/int8/rounded",
+        f"{name}, int8, on {_on(cfg)} and norm = {cfg.norm}, timed: cycles over products / {cfg.macs_per_cycle}",
+        f"≤ {ROUNDED[name]}, ≥ 99.9%, 1 launch, ≤ {APART:g} of values of norms a step apart, no other tensor differs",
+        f"{ratio:.3f} of the bound ({report['cycles']:,} cycles), {share:.2%} of the products, launches: {launches}, "
+        f"{rounded['apart']} of {rounded['values']:,} values apart, {found['different']} other tensors differ",
+        ratio <= ROUNDED[name] and share >= 0.999 and launches == 1 and apart <= APART and not found["different"],
+        f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
+    )  # fmt: skip
 
 
 def _on(cfg: Config) -> str:

@@ -35,6 +35,7 @@ from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.select.placement import CACHE
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
+from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.turned import turn_values
@@ -46,6 +47,7 @@ from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.placing import Placed
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
+from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
@@ -61,11 +63,16 @@ from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import seldom_collected
 from celosia.hw.config import Config, did_you_mean
 
+
+def _to_integers(model: ir.Model, norms: bool = False) -> None:
+    Integerise(model, norms).run()
+
+
 PASSES = Pipeline(
     Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
     Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
     Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
-    Pass("integer", "QDQ patterns become integer operators", lambda model: Integerise(model).run()),
+    Pass("integer", "QDQ patterns become integer operators", _to_integers),
     Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
     Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
     Pass("identities", "operators that change nothing go, two that make one become one", simplify),
@@ -111,7 +118,9 @@ def compile(source: Source, options: Options) -> Program:
     see what each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two;
     by default onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"},
     or "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
-    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place.
+    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place. rounding: "correct" makes of normalisations
+    between bytes operators of integers, which round the real numbers; the others, and by default all, are onnxruntime's
+    floats, byte for byte (compiler/graph/norms.py).
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
@@ -317,7 +326,14 @@ def _passes(options: Options) -> Pipeline:
             raise ModelError(
                 f"nothing is compiled without {name!r}{did_you_mean(name, known)}; take {', '.join(known)}"
             )
-    return PASSES.without(options.left_out)
+    if options.rounding not in ROUNDINGS:
+        close = did_you_mean(options.rounding, ROUNDINGS)
+        raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
+    correctly = partial(_to_integers, norms=options.rounding == "correct")
+    passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
+    rounded = Pass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums)
+    behind = [rounded] if options.rounding == "correct" else []
+    return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
@@ -379,7 +395,7 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.batched = front.model.batched
     program.macs_total = front.macs
-    program.passes = front.passes
+    program.passes, program.rounding = front.passes, options.rounding
     program.schedules = "; ".join(filter(None, (schedules, *front.weighed)))
     program.compile_seconds = time.perf_counter() - started
     return program

@@ -355,6 +355,28 @@ class Softmax:
         return self.x.channels // self.heads
 
 
+@dataclass(frozen=True)
+class Norm:
+    """y = requantised rows of each pixel's channels over their deviation, see sim/norm.py. offset: added to x. centre:
+    less their mean. epsilon: what is added to variances. requantise: of results with NORM_FRACTION bits behind the
+    point."""
+
+    name: str
+    x: Activation
+    y: Activation
+    offset: int
+    centre: bool
+    epsilon: int
+    requantise: Requantise
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    macs: int = 0
+
+    @property
+    def count(self) -> int:
+        """Elements of a row."""
+        return self.x.channels
+
+
 Part = Conv | Pool | Map | ActivationProduct | Softmax
 """What a block may consist of."""
 BETWEEN_GROUPS = " | "
@@ -417,7 +439,7 @@ class Block:
         return sum(layer.y.size(cfg) for layer in self.layers[:-1])
 
 
-Layer = Conv | Pool | Map | Multiply | ActivationProduct | Softmax | Block
+Layer = Conv | Pool | Map | Multiply | ActivationProduct | Softmax | Norm | Block
 
 
 def inputs(layer: Layer) -> list[Activation]:

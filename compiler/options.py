@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.target import Target
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
+from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.tune.network import Tuned
 from celosia.compiler.tune.shipped import SHIPPED
 from celosia.hw.config import Config
@@ -49,6 +50,7 @@ class Options:
     place: Mapping[str, str] = field(default_factory=dict)
     oracle: Oracle | None = None
     without: str | Sequence[str] = ()
+    rounding: str = ROUNDINGS[0]
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""
 OPERATORS = ("all", "products")
 """What is quantised: every operator that can be, or products only."""
-SUPEROPTIMISERS = ("queue", "greedy", "milp")
+SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
 """How `celosia optimise` searches."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
 """What models are exported for; the first is the default."""

@@ -12,8 +12,11 @@ import onnx_ir as ir
 from onnx.utils import Extractor
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.dimensions import Shapes, sizes_of, with_shapes
+from celosia.compiler.graph.functions import inline_functions
+from celosia.compiler.graph.importer import ModelError, read, with_inferred_shapes
 from celosia.compiler.graph.names import name_nodes
+from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
 from celosia.compiler.program import Program
 from celosia.driver.run.devices import Devices, devices_of
@@ -27,14 +30,19 @@ BYTES: tuple[ir.DataType | None, ...] = ir.DataType.INT8, ir.DataType.UINT8
 
 
 def cut(
-    model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP
-) -> list[onnx.ModelProto]:
+    model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
+    shapes: Shapes | None = None,
+) -> list[onnx.ModelProto]:  # fmt: skip
     """The model as so many models, each of which takes what the one before it gives: one 8-bit tensor.
 
     Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
-    cycles, by the timing model with this memory. ModelError where there are not enough such tensors.
+    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
+    ModelError where there are not enough such tensors.
     """
-    named = ir.from_proto(onnx.shape_inference.infer_shapes(read(Path(model)), data_prop=True))
+    given, shapes = read(Path(model)), shapes or {}
+    fixed = with_shapes(given, shapes, sizes_of(given, shapes))
+    named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
+    infer_shapes(named)
     name_nodes(named.graph)  # by names the timing model tells cycles
     proto = ir.to_proto(named)
     places = _necks(named.graph)
@@ -68,7 +76,7 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
         live = {value for value in (*live, *node.outputs) if last.get(value, -1) > number}
         if len(live) == 1:
             (neck,) = live
-            if neck in node.outputs and neck.dtype in BYTES and neck.name:
+            if neck in node.outputs and neck.dtype in BYTES and neck.shape is not None and neck.name:
                 found.append((number, neck.name))
     return found
 

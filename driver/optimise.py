@@ -35,16 +35,17 @@ def optimise(
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
-    the best, too, greedy takes the best next step, milp many steps at once, which an integer program chooses. Ctrl-C
-    ends the search and keeps the best so far. `Optimised.model` is the original where nothing better was found; what
-    is better gives the bytes of the original under onnxruntime, for random inputs.
+    the best, too, greedy takes the best next step, milp many steps at once, which an integer program chooses, egraph
+    the cheapest of all that is known to make each tensor. Ctrl-C ends the search and keeps the best so far.
+    `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
+    under onnxruntime, for random inputs.
 
     Raises BudgetError, ModelError, ConfigError, RuleError, OracleError for a model that onnxruntime does not run, and
-    MissingLibrary where onnxruntime, or scipy for milp, is not installed.
+    MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
     """
     require()
-    if search == "milp":
-        _require_scipy()
+    if search in ("milp", "egraph"):
+        _require_scipy(search)
     cfg = Config.load(config)
     progress("reading the model")
 
@@ -56,11 +57,11 @@ def optimise(
     return optimised(source, costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator)
 
 
-def _require_scipy() -> None:
+def _require_scipy(search: str) -> None:
     try:
         import scipy.optimize  # noqa: F401
     except ImportError:
-        raise MissingLibrary("to search by milp, scipy is needed: pip install 'celosia[superoptimise]'") from None
+        raise MissingLibrary(f"to search by {search}, scipy is needed: pip install 'celosia[superoptimise]'") from None
 
 
 @taking(Options)

@@ -13,6 +13,7 @@ from .test_imports import sources
 ALLOWED = {
     "celosia.compiler.tensorize.intrinsics": "Opcode",
     "celosia.compiler.tensorize.softmax": "Opcode",  # which instruction a tile operation is
+    "celosia.compiler.tensorize.norm": "Opcode",
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "Unencoded",  # the stream, as what add() makes

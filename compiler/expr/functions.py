@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from celosia.sim.norm import inverse_root
+
 ONES = 0x01010101
 """Four bytes that are 1, as dot4 takes them."""
 
@@ -28,6 +30,13 @@ def popcount4(x: Any) -> Any:
     return sum(popcount(x >> 8 * k & 255).astype(np.uint32) << 8 * k for k in range(4))
 
 
+def leading_zeros(x: Any) -> Any:
+    """Bits of an int64 in front of the first one that is set; 64 of 0."""
+    high, low = x >> 31 & 0xFFFFFFFF, x & 0x7FFFFFFF
+    length = np.where(high > 0, 31 + np.frexp(np.float64(high))[1], np.frexp(np.float64(low))[1])
+    return np.where(x < 0, 0, 64 - length)
+
+
 # Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
@@ -35,9 +44,12 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint, "abs": np.abs,
     "isnan": np.isnan, "isinf": np.isinf, "popcount": popcount, "popcount4": popcount4, "dot4": dot4,
+    "leading_zeros": leading_zeros, "inverse_root": inverse_root,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "unfused_exp": np.exp,
 }  # fmt: skip
 
+OF_INT64 = ("leading_zeros", "inverse_root")
+"""Those of an int64."""
 OF_BYTES = ("dot4", "popcount4")
 """Those that take uint32 of four bytes."""
 ARITY = {**dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1), "dot4": 2, "fma": 3, "clamp": 3}

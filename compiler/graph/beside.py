@@ -18,14 +18,25 @@ from celosia.hw.pipeline import softmax_parts, tile_rows
 
 
 def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
-    """`choices` of one launch in such an order; as they are where softmaxes need each other, or there are none."""
+    """`choices` of one launch in such an order, attention by attention; as they are where there are no softmaxes."""
     makers = _makers(cfg, choices)
-    own = [number for number, choice in enumerate(choices) if isinstance(choice.layer, Softmax)]
-    before = _ancestors(makers, own)
-    if not own or before & set(own):
-        return choices
+    softmaxes = {number for number, choice in enumerate(choices) if isinstance(choice.layer, Softmax)}
+    order, left = list[int](), list(range(len(choices)))
+    while softmaxes & set(left):
+        waiting = softmaxes & set(left)
+        own = [number for number in left if number in waiting and not _ancestors(makers, [number]) & waiting]
+        order += _beside(cfg, choices, makers, own, set(order))
+        left = [number for number in left if number not in set(order)]
+    order += left
+    return [choices[n] for n in order] if _follows(makers, order) else choices
+
+
+def _beside(cfg: Config, choices: list[Choice], makers: list[set[int]], own: list[int], done: set[int]) -> list[int]:
+    """The order of softmaxes that need none of each other, of what they need, and of some of what reads them; `done` is
+    there."""
+    before = _ancestors(makers, own) - done
     readers = [[n for n in range(len(choices)) if number in makers[n]] for number in own]
-    beside = sorted(_ancestors(makers, (n for each in readers for n in each)) - before - set(own))
+    beside = sorted(_ancestors(makers, (n for each in readers for n in each)) - before - set(own) - done)
     order, waiting = sorted(before), list[int]()
     left = sum(choices[n].layer.macs for n in beside) / cfg.macs_per_cycle
     for head, number in enumerate(own):
@@ -37,8 +48,7 @@ def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
             order += waiting[:share]
             del waiting[:share]
         waiting += readers[head]
-    order = list(dict.fromkeys([*order, *beside, *range(len(choices))]))  # each once
-    return [choices[n] for n in order] if _follows(makers, order) else choices
+    return list(dict.fromkeys([*order, *beside]))  # each once
 
 
 def _cycles(cfg: Config, choice: Choice) -> int:

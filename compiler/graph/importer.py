@@ -64,7 +64,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
-            shaped = _with_shapes(inline_functions(expand_gradients(proto)))
+            shaped = with_inferred_shapes(inline_functions(expand_gradients(proto)))
         if why := mistyped(shaped):
             raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
@@ -171,7 +171,7 @@ def _first_line(error: Exception) -> str:
     return ", ".join([lines[0], *context[:1]])
 
 
-def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` with the shapes and types of the values inside it, as far as they can be inferred.
 
     What the model itself declares of them counts only where nothing can be inferred: it may be wrong.

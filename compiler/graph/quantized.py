@@ -4,9 +4,9 @@
     yf = Conv(xf, DequantizeLinear(w8), DequantizeLinear(b32))      ->  y8 = QLinearConv(x8, ..., w8, ..., b32)
     y8 = QuantizeLinear(yf)
 
-The integer operators are ONNX's (QLinearConv, QLinearMatMul), onnxruntime's (QGemm, QLinearAdd, ...), and three of
+The integer operators are ONNX's (QLinearConv, QLinearMatMul), onnxruntime's (QGemm, QLinearAdd, ...), and four of
 our own in domain "celosia": `Table` (y = table[x], any function of one 8-bit tensor), `QLinearMean` (mean over rows and
-columns) and `QLinearConvTranspose`, which onnxruntime computes in float.
+columns), and `QLinearConvTranspose` and `QLinearNorm`, which onnxruntime computes in float.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.norms import CENTRED, NORMS, norm_operands
 from celosia.compiler.graph.propagation import is_quantised
 from celosia.compiler.graph.qdq import (
     Product,
@@ -51,7 +52,14 @@ PER_CHANNEL_OPSET = 13
 
 
 class Integerise(Commute):
-    """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes."""
+    """Replaces QDQ patterns in `graph` by integer operators. Run `run` once; it repeats until nothing changes.
+
+    norms: those of norms.py, too, whose results are not always onnxruntime's.
+    """
+
+    def __init__(self, model: ir.Model, norms: bool = False) -> None:
+        super().__init__(model)
+        self.norms = norms
 
     def run(self) -> None:
         """Changes the graph until nothing is left to do."""
@@ -263,6 +271,13 @@ class Integerise(Commute):
         inputs = [*self._operand(x), *self._parameters(y)]
         return self._emit(y, "com.microsoft", "QLinearSoftmax", inputs, node, axis=axis, opset=opset)
 
+    def _norm(self, node: ir.Node, y: Quantised) -> bool:
+        found = norm_operands(self.graph, node, y) if self.norms else None
+        if found is None:
+            return False
+        inputs = [*self._operand(found[0]), *found[1], *self._parameters(y)]
+        return self._emit(y, "celosia", "QLinearNorm", inputs, node, centre=int(node.op_type == CENTRED))
+
     def _unary(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
         arguments = _scalar_arguments(node)
@@ -345,11 +360,13 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Concat": Integerise._concat,
     "Softmax": Integerise._softmax,
     "DequantizeLinear": Integerise._requantise,
+    **dict.fromkeys(NORMS, Integerise._norm),
     **{op: Integerise._unary for op in UNARY_OPS},
 }
 QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormalization")) - {
     "DequantizeLinear",
     "Softmax",
+    *NORMS,
 }
 """Float operators that become layers, or parts of layers, where their operands and results are quantised."""
 

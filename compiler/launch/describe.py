@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from celosia.compiler.graph.select.forms import Form
-from celosia.compiler.layer import ActivationProduct, Block, Conv, Epilogue, Layer, Multiply, Pool, Softmax, Window
+from celosia.compiler.layer import (
+    ActivationProduct,
+    Block,
+    Conv,
+    Epilogue,
+    Layer,
+    Multiply,
+    Norm,
+    Pool,
+    Softmax,
+    Window,
+)
 
 
 def describe(layer: Layer, form: Form | None = None) -> str:
@@ -29,6 +40,8 @@ def _anchor(layer: Layer, form: Form | None) -> str:
         return _heads(layer) + f"product of two activations {sizes}"
     if isinstance(layer, Softmax):
         return _heads(layer) + f"softmax of {layer.count}"
+    if isinstance(layer, Norm):
+        return f"{'layer' if layer.centre else 'RMS'} norm of {layer.count}"
     if isinstance(layer, Multiply):
         same = layer.b.dims == layer.x.dims
         return f"multiply, {layer.x.channels} channels" + ("" if same else " by one value each")

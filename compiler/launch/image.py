@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Pool, Softmax, Storage, Untileable, inputs
+from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
-from celosia.compiler.tensorize.space import CUT
+from celosia.compiler.tensorize.space import CUT, First
 from celosia.compiler.tensorize.tiles import PipelineTile, PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
@@ -110,11 +110,14 @@ def lifetimes(
 def follows(producer: Layer, layer: Layer) -> bool:
     """Whether the tiles of `layer` are emitted between those of `producer`.
 
-    A pooling or an elementwise layer has nothing for gemm to do, and the convolution whose output it reads has little
-    for vector: tile by tile, they run at the same time.
+    A pooling, an elementwise layer or a norm has nothing for gemm to do, and the convolution whose output it reads has
+    little for vector: tile by tile, they run at the same time.
     """
-    image = layer.x.height * layer.x.width > 1
-    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply) and layer.x == producer.y and image
+    if layer.x != producer.y or layer.x.height * layer.x.width == 1:
+        return False
+    if isinstance(layer, Norm) and isinstance(producer, Block) and isinstance(producer.layers[-1], Map):
+        producer = producer.layers[0]
+    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
 
 
 def softmaxes_before(layers: list[Layer], number: int) -> list[int]:
@@ -134,13 +137,22 @@ def is_followed(layers: list[Layer], number: int) -> bool:
     return 0 <= number < len(layers) - 1 and follows(layers[number], layers[number + 1])
 
 
+def first_of(layers: list[Layer], number: int) -> First:
+    """What of a layer's output is to be complete before the rest, for the tiles of the next layer: whole pixels for a
+    norm, of images of one row."""
+    if not is_followed(layers, number):
+        return First.ANY
+    by_columns = isinstance(layers[number + 1], Norm) and layers[number].y.height == 1
+    return First.COLUMNS if by_columns else First.ROWS
+
+
 @dataclass
 class _Layer:
     """A layer of a launch, with its tiles in order.
 
     needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
-    through all images, or channel groups where images have one row; only where this layer follows another, or another
-    follows it.
+    through all images, or channel groups or columns where images have one row; only where this layer follows another,
+    or another follows it.
     """
 
     number: int
@@ -189,12 +201,14 @@ class _Emitter:
         """None, and an entry in `refused`, for a layer that does not fit."""
         followed = self._follows(number + 1)
         try:
-            parts = self.parts[number] = self.planner.layer(layer, followed, self._is_cold(number))
+            first = first_of(self.layers, number)
+            parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
             if followed:
-                held = any(part.decisions.order in CUT for part in parts)
+                beside = isinstance(self.layers[number + 1], Norm)  # which leaves acc alone
+                held = not beside and any(part.decisions.order in CUT for part in parts)
                 planned.done = rows_done(tiles, held, self._counted(number))
             if self._follows(number):
                 planned.needs = [rows_needed(tile, self._counted(number - 1)) for tile in tiles]
@@ -210,7 +224,10 @@ class _Emitter:
         return self.cold and (number == 0 or not isinstance(self.layers[number - 1], Conv | Block))
 
     def _counted(self, number: int) -> int:
-        """The axis along which the output of a layer becomes complete for the next one: rows, or channel groups."""
+        """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
+        groups."""
+        if first_of(self.layers, number) is First.COLUMNS:
+            return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
 
@@ -261,9 +278,25 @@ class _Emitter:
                 stream.follow(next_.number, next_.layer.y.storage, following[emitted].load)
                 emitted += 1
             self.settled = False
+        if next_ is not None and isinstance(next_.layer, Norm):
+            emitted = self._follow_the_last(each, next_, emitted)
         for tile in following[emitted:]:
             assert next_ is not None
             stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
+
+    def _follow_the_last(self, each: _Layer, next_: _Layer, emitted: int) -> int:
+        """Emit tiles of `next_` while the last tiles of `each`, which have loaded, compute: as soon as what they need
+        is there. Returns how many are."""
+        self.settled = True
+        while emitted < len(next_.tiles):
+            computed = len(each.tiles) - len(self.stream.waiting)
+            if next_.needs[emitted] <= (each.done[computed - 1] if computed > 0 else 0):
+                self.stream.follow(next_.number, next_.layer.y.storage, next_.tiles[emitted].load)
+                emitted += 1
+            elif not self.stream.advance():
+                break
+        self.settled = False
+        return emitted
 
     def _softmaxes(self, number: int) -> list[int]:
         """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
@@ -288,7 +321,7 @@ class _Emitter:
             emitted = share
 
 
-GROUPS, ROWS = 1, 2
+GROUPS, ROWS, COLUMNS = 1, 2, 3
 """Axes of an activation's tensor."""
 
 

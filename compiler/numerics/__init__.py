@@ -12,10 +12,17 @@ The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 
 that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
 """
 
-from celosia.compiler.numerics.addition import RescaleAdd, fit_rescale_add, qlinear_add, rescale_add
+from celosia.compiler.numerics.addition import (
+    RescaleAdd,
+    fit_rescale_add,
+    nearest_rescale_add,
+    qlinear_add,
+    rescale_add,
+)
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.multiplication import RescaleMul, mul_scale, qlinear_mul
+from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
     SHIFT_BITS,
@@ -33,8 +40,9 @@ products with int8 weights saturate on processors without VNNI."""
 
 __all__ = [
     "INT8",
-    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "RescaleAdd", "RescaleMul", "average_is_exact", "conv_scale",
-    "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale", "mean_scale", "mul_scale",
+    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
+    "average_is_exact", "conv_scale", "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale",
+    "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
     "requantize_f32", "rescale_add", "softmax_powers", "unary_table",
 ]  # fmt: skip

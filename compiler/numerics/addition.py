@@ -96,6 +96,26 @@ def fit_rescale_add(
     return None
 
 
+def nearest_rescale_add(
+    sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike
+) -> RescaleAdd | None:
+    """Integers with which `rescale_add` is the sum of the real numbers, rounded, but for sums within 2^-14 of a tie;
+    None for scales too far apart. dtype: int8 or uint8, that of the three tensors.
+
+    >>> nearest_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
+    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
+    """
+    low = limits(byte_type(dtype))[0] + 128
+    ra, rb = (float(f32(scale)) / float(f32(sc)) for scale in (sa, sb))
+    offset = zc - ra * za - rb * zb + (ra + rb - 1) * low
+    if not np.isfinite(offset):
+        return None
+    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))
+    if shift < 22:  # each of the three is off by half a unit, times a byte
+        return None
+    return RescaleAdd(round(ra * 2.0**shift), round(rb * 2.0**shift), round(offset * 2.0**shift), shift)
+
+
 _STORED = np.arange(-128, 128)
 _NO_BOUND = np.int64(1) << 60
 _NEAREST = 1000  # pairs nearest to their bound on each side

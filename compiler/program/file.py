@@ -22,7 +22,16 @@ from celosia.compiler.program.check import check
 from celosia.compiler.program.files import reading, replacing
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostError, check_size
-from celosia.compiler.program.model import Contents, CpuStep, HostStep, LaunchStep, ProgramError, Step, TensorInfo
+from celosia.compiler.program.model import (
+    ROUNDINGS,
+    Contents,
+    CpuStep,
+    HostStep,
+    LaunchStep,
+    ProgramError,
+    Step,
+    TensorInfo,
+)
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config
 from celosia.hw.plain import from_json
@@ -107,7 +116,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             "placements": self.placements,
             "passes": [dataclasses.asdict(each) for each in self.passes], "arena": dataclasses.asdict(self.arena),
             "schedules": self.schedules, "derivation": self.derivation, "machine": self.machine,
-            "batched": list(self.batched),
+            "batched": list(self.batched), "rounding": self.rounding,
         }  # fmt: skip
 
     @staticmethod
@@ -233,10 +242,13 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
     program: Program = make(
         Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
         derivation=make(str, manifest.get("derivation", "")),  # which files without one may lack
+        rounding=make(str, manifest.get("rounding", ROUNDINGS[0])),  # which older files do not say
         tensors={tensor.name: tensor for tensor in tensors},
         constants={name: load_array(blobs[f"constants/{number}.npy"]) for number, name in enumerate(names)},
         kernels=[_kernel(number, fields, blobs) for number, fields in enumerate(kernels)],
         image=np.frombuffer(blobs["image.bin"], np.uint8), loops=loops, library=blobs.get("kernels.so", b""),
     )  # fmt: skip
+    if program.rounding not in ROUNDINGS:
+        raise ValueError("it rounds in a way that nobody knows")
     check(program)
     return program

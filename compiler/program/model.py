@@ -238,6 +238,9 @@ class LaunchStep:
 
 
 Step = CpuStep | HostStep | LaunchStep
+ROUNDINGS = ("onnxruntime", "correct")
+"""How results of normalisations are rounded: as onnxruntime's floats are, or those of the real numbers, correctly, as
+integers are computed on CPU and accelerator alike."""
 
 
 @dataclass(repr=False)
@@ -272,6 +275,8 @@ class Contents:
     """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
     loops: list[Any] = field(default_factory=list, repr=False)
     """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
+    rounding: str = ROUNDINGS[0]
+    """One of ROUNDINGS."""
     kept: tuple[TensorInfo, ...] = ()
     """Tensors inside the model that a run returns, too."""
     library: bytes = field(default=b"", repr=False)

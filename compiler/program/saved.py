@@ -8,6 +8,7 @@ import io
 import json
 import types
 import typing
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def _decode(fields: dict[str, Any]) -> Any:
     if kind == "HostOp":
         return HostOp(**plain)
     if "types" in fields:
-        plain["types"] = make(typing.get_type_hints(Body)["types"], fields["types"], "types")
+        plain["types"] = make(_hints(Body)["types"], fields["types"], "types")
     return Body(**plain)
 
 
@@ -104,7 +105,7 @@ def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         _is(value, dict, what)
         fields = {name: make(hints.get(name, types.NoneType), each, name) for name, each in value.items()}
         return typing.cast(Any, kind)(**fields, **given)
@@ -123,6 +124,12 @@ def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
             raise ValueError(f"{what} has {len(value)} entries")
         return tuple(make(each, part, what) for each, part in zip(kinds, value))
     return float(_is(value, int | float, what)) if kind is float else _is(value, kind, what)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass' fields: Python reads their text anew whenever it is asked."""
+    return typing.get_type_hints(kind)
 
 
 def _is(value: Any, kind: Any, what: str) -> Any:

@@ -323,17 +323,19 @@ def _average(node: ir.Node, x: Codes) -> Codes:
 
 
 @cache
-def _kernel(op: str, dtype: str, operands: int) -> CompiledKernel:
+def _kernel(op: str, dtype: str, operands: int, factors: tuple[int, ...]) -> CompiledKernel:
     """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
     meaning: list[Any] = [((), "float32"), ((), dtype)]
     data = ((256**operands,), dtype)
     if op == "QLinearConcat":
         return compile_op(op, {"axis": 0}, [*meaning, data, *meaning])
-    return compile_op(op, {}, [*[data, *meaning] * operands, *meaning])
+    return compile_op(op, {"factors": factors} if factors else {}, [*[data, *meaning] * operands, *meaning])
 
 
-def _call(op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int) -> Codes:
-    (result,) = _kernel(op, dtype.name, operands)(*arguments)
+def _call(
+    op: str, dtype: np.dtype[Any], arguments: list[NDArray[Any]], operands: int, factors: tuple[int, ...] = ()
+) -> Codes:
+    (result,) = _kernel(op, dtype.name, operands, factors)(*arguments)
     return codes(result)
 
 
@@ -363,7 +365,7 @@ def _pair(node: ir.Node, *operands: Codes) -> Codes:
     dtype = np.dtype(value.dtype.numpy())
     first, second = _all_pairs(dtype)
     arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
-    table = _call(node.op_type, dtype, arguments, 2)
+    table = _call(node.op_type, dtype, arguments, 2, tuple(attribute(node, "factors", ())))
     return table.take((a.astype(np.uint16) << 8) | b)
 
 
@@ -386,12 +388,12 @@ def _clip(node: ir.Node, x: Codes) -> Codes:
     return x
 
 
-def _softmax(node: ir.Node, x: Codes) -> Codes:
+def _of_rows(node: ir.Node, x: Codes) -> Codes:
     """By the CPU backend's kernel."""
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
-    fixed = _scalars(node, 1, 2, 3, 4)
+    fixed = [_array(node, number) for number in range(1, len(node.inputs))]
     kernel = compile_op(node.op_type, attributes_of(node), [(x.shape, dtype.name), *fixed])
     (result,) = kernel(x if dtype == np.uint8 else (x ^ np.uint8(0x80)).view(np.int8), *fixed)
     return codes(result)
@@ -422,6 +424,6 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table, "Clip": _clip,
-    "QLinearSoftmax": _softmax, "BlockSums": _block_sums,
+    "QLinearSoftmax": _of_rows, "QLinearNorm": _of_rows, "BlockSums": _block_sums,
     "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from celosia.compiler.superoptimise.reading import (
     node_reader,
     qdq_reader,
 )
+from celosia.compiler.superoptimise.windows import Averaging
 
 
 def windows_of(node: onnx.NodeProto, kernel: tuple[int, ...]) -> dict[str, Any]:
@@ -186,6 +187,32 @@ def _pool(reader: OnnxReader, node: onnx.NodeProto, x: str, y: str, note: Meant 
 @node_reader("MaxPool")
 def _bytes_pool(reader: OnnxReader, node: onnx.NodeProto) -> None:
     _pool(reader, node, node.input[0], node.output[0], None)
+
+
+@qdq_reader("AveragePool")
+def _qdq_average(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
+    _average(reader, node, reader.dequantised(node.input[0]), y, True)
+
+
+@node_reader("QLinearAveragePool")
+def _qlinear_average(reader: OnnxReader, node: onnx.NodeProto) -> None:
+    if attributes_of(node).get("channels_last"):
+        raise NotOurs
+    y = BytesOf(node.output[0], reader.array(node.input[3]), reader.array(node.input[4]))
+    _average(reader, node, reader.bytes_of(*node.input[:3]), y, False)
+
+
+def _average(reader: OnnxReader, node: onnx.NodeProto, x: BytesOf, y: BytesOf, qdq: bool) -> None:
+    given = attributes_of(node)
+    kernel, windows = given["kernel_shape"], windows_of(node, given["kernel_shape"])
+    f = Averaging(x.meant, y.meant, y.zero.dtype.name, qdq)
+    if reader.dtype_of(x.name) != f.dtype or any(pad >= kernel[i % 2] for i, pad in enumerate(windows["pads"])):
+        raise NotOurs
+    if windows["dilations"] != (1, 1):
+        raise NotOurs
+    counted = bool(given.get("count_include_pad")) or not any(windows["pads"])
+    zero = reader.constant(x.zero.reshape(()), f"{y.name}_xz")
+    reader.emit("average", (x.name, zero), y.name, kernel=kernel, counted=counted, f=f, **windows)
 
 
 def _moves(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str], note: Meant | None) -> None:

@@ -17,6 +17,7 @@ from onnx import helper
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
+from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 NOISE = 0.03
@@ -52,6 +53,15 @@ class Neighbourhoods:
             return None
         saved = old.total - new.total
         return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
+
+    def cost(self, graph: BytesGraph, operation: GraphOp) -> float:
+        """Of an operation by itself, with the product that it requantises, which costs nothing then; nor does what only
+        moves, which is free beside others."""
+        if operation.op in ("convolve", "multiply"):
+            return 0.0
+        part = _part(graph, list(graph.operations))
+        price = DEAR if part is None else self._priced(part)
+        return 0.0 if price is DEAR else price.host if price.measured else price.cycles
 
     def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
         """What was measured at two times, measured at one."""
@@ -115,6 +125,8 @@ def _plain(each: GraphOp, value: Any) -> Any:
             value.qdq,
             [each == value.result for each in value.operands],
         )
+    if isinstance(value, Averaging):
+        return value.dtype, value.qdq
     if each.op == ONNX:
         node = onnx.NodeProto.FromString(value)
         return node.domain, node.op_type, [attribute.SerializeToString() for attribute in node.attribute]

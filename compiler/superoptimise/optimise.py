@@ -142,7 +142,7 @@ def optimise(
             return DEAR
 
     near = Neighbourhoods(original, pricing)
-    searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further)
+    searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, oracle, pricing)
     made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))

@@ -21,11 +21,13 @@ GENERATED = FOLDER / "generated.json"
 """The same of rules that nobody wrote, with the rules themselves (stored.py)."""
 FLOATS_FILE = FOLDER / "float_proofs.json"
 """The same as FILE of rules of floats."""
-FILES = FILE, FLOATS_FILE, GENERATED
+WINDOWS_FILE = FOLDER / "window_proofs.json"
+"""And of rules of averages, and of the largest of windows in two steps."""
+FILES = FILE, FLOATS_FILE, WINDOWS_FILE, GENERATED
 MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
 """Sources that say what a rule's text means, and what a proof is."""
-OF_FLOATS = ("floats.py", "float_meaning.py")
-"""Those that say beside them what rules of floats mean."""
+BESIDE = {FLOATS_FILE: ("floats.py", "float_meaning.py"), WINDOWS_FILE: ("windows.py", "window_meaning.py")}
+"""Those that say beside them what rules of floats, and of windows, mean."""
 
 
 class RuleError(ValueError):
@@ -35,7 +37,7 @@ class RuleError(ValueError):
 def meaning(of: Path = FILE) -> str:
     """Digest of the sources that the proofs in this file are under."""
     found = hashlib.sha256()
-    for name in (*MEANING, *(OF_FLOATS if of == FLOATS_FILE else ())):
+    for name in (*MEANING, *BESIDE.get(of, ())):
         found.update((FOLDER / name).read_bytes())
     return found.hexdigest()[:24]
 
@@ -59,7 +61,8 @@ def row_of(rule: RewriteRule) -> dict[str, Any]:
 
 def _verdict(rule: RewriteRule) -> Any:
     try:
-        import celosia.compiler.superoptimise.float_meaning  # noqa: F401  for rules of floats
+        import celosia.compiler.superoptimise.float_meaning  # for rules of floats
+        import celosia.compiler.superoptimise.window_meaning  # noqa: F401  and for those of windows
         from celosia.compiler.superoptimise.prover import verdict
     except ImportError:
         raise RuleError(

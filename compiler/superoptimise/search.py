@@ -7,21 +7,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 
+from celosia.compiler.superoptimise.egraph import TensorClasses
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.together import chosen
+from celosia.compiler.superoptimise.together import apart, chosen
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
 SHARE, LEAST = 0.5, 3.0
-"""Of the time until then, and seconds at least, that further rules are tried for after what they found last."""
+"""Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
+are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
+CostOf = Callable[[BytesGraph, GraphOp], float]
+"""What an operation of a graph costs by itself."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,19 @@ class Searching:
     told: Told = lambda state: None
     way: str = "queue"
     further: Sequence[RewriteRule] = ()
+    cost_of: CostOf = lambda graph, operation: 0
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    pricing: float = 0.0
+    """Seconds that the last price of a whole model took."""
+    saved: dict[str, float] = field(default_factory=dict)
+    """What each rule saved, by estimate, in the place where it was tried last."""
 
     def run(self, graph: BytesGraph) -> SearchState:
         """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
         self.started = time.perf_counter()
         first = Found(graph, self.price_of(graph))
+        self.pricing = time.perf_counter() - self.started
         self.state = SearchState(first.price, first.price, priced=1)
         self.found, self.seen = [first], {graph.digest}
         self.using, self.ends = self.rules, self.budget
@@ -120,57 +131,80 @@ class Searching:
 
     def _queue(self, first: Found) -> str:
         """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
-        its last step saves in its neighbourhood, and known when its turn comes."""
-        queue: list[tuple[float, int, Found]] = []
+        its last step saves in its neighbourhood, and known when its turn comes. What a rule makes of all places where
+        it saves something is a step, too."""
+        queue: list[tuple[float, int, Found, Iterator[Found] | None]] = []
         number = count()
-        found: Found | None = first
-        while True:
-            for each in self._next(found) if found is not None else ():
-                heapq.heappush(queue, (each.price.total, next(number), each))
-                if self._tell(len(queue)):
-                    return "budget"
-            if not queue or queue[0][0] > ALPHA * self.found[-1].price.total:
-                return "nothing left"
-            found = self._priced(heapq.heappop(queue)[2])
+
+        def put(found: Found, rest: Iterator[Found] | None = None) -> None:
+            heapq.heappush(queue, (found.price.total, next(number), found, rest))
+
+        put(first, self._next(first))
+        while queue and queue[0][0] <= ALPHA * self.found[-1].price.total:
+            _, _, found, rest = heapq.heappop(queue)
+            if rest is None:
+                found = self._priced(found)
+                if found.price.total > ALPHA * self.found[-1].price.total:
+                    continue
+                rest = self._next(found)
             if self._tell(len(queue)):
                 return "budget"
-            if found.price.total > ALPHA * self.found[-1].price.total:
-                found = None
+            steps, whole = self._looked_at(rest)
+            for each in steps:
+                put(each)
+            for each in self._everywhere(steps, found):
+                put(each)
+            if not whole:
+                put(found, rest)
+        return "nothing left" if not self._tell(len(queue)) else "budget"
+
+    def _everywhere(self, steps: Sequence[Found], found: Found) -> Iterator[Found]:
+        """For each rule that saves something in several places of a graph, what it makes of all of them."""
+        of: dict[str, list[Found]] = {}
+        for step in steps:
+            if step.gain > 0:
+                of.setdefault(step.steps[-1].rule, []).append(step)
+        for places in of.values():
+            numbers = apart([each.gain for each in places], [_changed(found, each) for each in places])
+            made = self._all_of(numbers, places, found) if len(numbers) > 1 else None
+            if made is not None and made not in places:
+                yield made
+
+    def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
+        """Steps, and whether that is all of them. To weigh them takes half as long as to price the whole, some seconds
+        at least, and half of the time that is left at most, so that what was found is taken."""
+        steps: list[Found] = []
+        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + max(LEAST, self.pricing / 2))
+        for each in rest:
+            steps.append(each)
+            self._tell()
+            if self.state.seconds >= until:
+                return steps, False
+        return steps, True
 
     def _greedy(self, first: Found) -> str:
         """The step that saves most, as long as there is one."""
-        found = first
-        while True:
-            steps = []
-            for each in self._next(found):
-                steps.append(each)
-                if self._tell():
-                    return "budget"
+        found, whole = first, True
+        while not self._tell():
+            steps, whole = self._looked_at(self._next(found))
             steps.sort(key=lambda each: each.price.total)
             better = (self._priced(each) for each in steps if each.price.total < found.price.total)
             best = next((each for each in better if each.price.total < found.price.total), None)
             if best is None:
-                return "nothing left"
+                return "nothing left" if whole else "budget"
             found = best
+        return "budget"
 
     def _together(self, first: Found) -> str:
-        """All steps at once that an integer program chooses of those that save something, as long as the whole does.
-
-        Steps are looked for in half of the time that is left, so that those that were found are taken."""
+        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
         found = first
         while not self._tell():
-            steps, whole = [], True
-            until = (self.state.seconds + self.ends) / 2
-            for each in self._next(found):
-                steps += [each] if each.gain > 0 else []
-                self._tell()
-                if self.state.seconds >= until:
-                    whole = False
-                    break
+            steps, whole = self._looked_at(self._next(found))
+            steps = [each for each in steps if each.gain > 0]
             if not steps:
                 return "nothing left" if whole else "budget"
             number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
-            made = self._all_of([steps[each] for each in number], found)
+            made = self._all_of(number, steps, found)
             best = self._priced(made) if made is not None else found
             if best.price.total >= found.price.total:  # steps that are in each other's way
                 best = self._priced(max(steps, key=lambda each: each.gain))
@@ -179,10 +213,31 @@ class Searching:
             found = best
         return "budget"
 
-    def _all_of(self, steps: Sequence[Found], found: Found) -> Found | None:
-        """`found` after the last step of each of `steps`, where it still fits; None where that is one of them."""
+    def _classes(self, first: Found) -> str:
+        """The cheapest of all that steps make of each other, by the sum of what operations cost; as long as the whole
+        is cheaper, too."""
+        classes, brought, found = TensorClasses(first.graph), dict[GraphOp, Derived](), first
+        while not self._tell():
+            steps, whole = self._looked_at(self._next(found))
+            for step in steps:
+                classes.add(step.graph)
+                brought |= {each: step.steps[-1] for each in step.graph.operations if each not in brought}
+            graph = classes.cheapest(self.cost_of)
+            ended = "nothing left" if whole else "budget"
+            if graph is None or graph.digest == found.graph.digest:
+                return ended
+            new = [each for each in graph.operations if each not in found.graph.operations and each in brought]
+            derived = tuple(dict.fromkeys(brought[each] for each in new))
+            made = self._priced(Found(self.tidied(graph)[0], found.price, (*found.steps, *derived)))
+            if made.price.total >= found.price.total:
+                return ended
+            found = made
+        return "budget"
+
+    def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
+        """`found` after the last step of each of those of `steps`, where it still fits; None where there are none."""
         rules, made = {rule.name: rule for rule in self.using}, found
-        for step in steps:
+        for step in (steps[number] for number in numbers):
             last = step.steps[-1]
             matched = (each for each in matches(rules[last.rule], made.graph) if _places(each) == last.where)
             try:
@@ -199,7 +254,9 @@ class Searching:
 
     def _priced(self, found: Found) -> Found:
         """`found` with what it costs in truth; noted where it is the best."""
+        began = time.perf_counter()
         price = self.price_of(found.graph)
+        self.pricing = time.perf_counter() - began
         self.state.priced += 1
         *before, last = found.steps
         found = Found(found.graph, price, (*before, replace(last, price=price)))
@@ -209,25 +266,43 @@ class Searching:
         return found
 
     def _next(self, found: Found) -> Iterator[Found]:
-        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate."""
+        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate.
+
+        The rules whose last places saved most go first, behind those that have not been tried: what takes long on a
+        large network is to weigh steps."""
         operators = found.graph.by_operator.keys()
-        for rule in self.using:
-            if rule.tidy or not rule.operators <= operators:
-                continue
-            for match in matches(rule, found.graph):
-                try:
-                    graph, tidied = self.tidied(rewritten(found.graph, match))
-                except (NotTaken, ValueError):
+        fitting = [rule for rule in self.using if not rule.tidy and rule.operators <= operators]
+        waiting = [
+            (-self.saved.get(rule.name, inf), place, matches(rule, found.graph)) for place, rule in enumerate(fitting)
+        ]
+        heapq.heapify(waiting)
+        while waiting:
+            _, place, places = heapq.heappop(waiting)
+            rule = fitting[place]
+            for match in places:
+                graph = self._made(found.graph, match)
+                if graph is None:
                     continue
-                if graph.digest in self.seen:
-                    continue
-                self.seen.add(graph.digest)
-                gain = self.gain_of(found.graph, graph)
-                cost = found.price.total - (0 if gain is None else gain)
+                gain = self.gain_of(found.graph, graph[0])
+                self.saved[rule.name] = gain or 0
+                heapq.heappush(waiting, (-self.saved[rule.name], place, places))
+                cost = found.price.total - (gain or 0)
                 if cost <= ALPHA * self.found[-1].price.total:
                     price = found.price.less(found.price.total - cost)
-                    derived = Derived(rule.name, rule.says, _places(match), tidied, price)
-                    yield Found(graph, price, (*found.steps, derived), gain or 0)
+                    derived = Derived(rule.name, rule.says, _places(match), graph[1], price)
+                    yield Found(graph[0], price, (*found.steps, derived), gain or 0)
+                break
+
+    def _made(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
+        """What a rule makes of a graph, tidied up, and the rules that did that; None where it is not new."""
+        try:
+            made, names = self.tidied(rewritten(graph, match))
+        except (NotTaken, ValueError):
+            return None
+        if made.digest in self.seen:
+            return None
+        self.seen.add(made.digest)
+        return made, names
 
     def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
         """`graph` after all rules that tidy up, and their names."""
@@ -255,6 +330,7 @@ class Searching:
 
 WAYS: dict[str, Callable[[Searching, Found], str]] = {
     "queue": Searching._queue, "greedy": Searching._greedy, "milp": Searching._together,
+    "egraph": Searching._classes,
 }  # fmt: skip
 """How a search goes on from a graph: each returns how it ended, and notes what is better than the best."""
 

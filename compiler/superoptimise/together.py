@@ -32,3 +32,18 @@ def chosen(gains: Sequence[float], changed: Sequence[frozenset[Hashable]]) -> li
         constraints=LinearConstraint(matrix, ub=1), options={"time_limit": SECONDS},
     )  # fmt: skip
     return [] if found.x is None else np.flatnonzero(found.x > 0.5).tolist()
+
+
+def apart(gains: Sequence[float], changed: Sequence[frozenset[Hashable]]) -> list[int]:
+    """The same, roughly and at once: the largest first, then each that has nothing in common with those before it.
+
+    >>> apart([5, 4, 3], [frozenset("ab"), frozenset("a"), frozenset("b")])
+    [0]
+    """
+    taken: set[Hashable] = set()
+    found = []
+    for step in sorted(range(len(gains)), key=lambda step: -gains[step]):
+        if not taken & changed[step]:
+            taken |= changed[step]
+            found.append(step)
+    return found

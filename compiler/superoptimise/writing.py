@@ -301,10 +301,40 @@ def _in_floats(writer: OnnxWriter, each: GraphOp, op: str, *others: str, **given
     writer.quantise(floats, y, note)
 
 
-@_writes("largest")
+@_writes("largest", "largest_again")
 def _largest(writer: OnnxWriter, each: GraphOp) -> None:
     given = {("kernel_shape" if name == "kernel" else name): value for name, value in each.given.items()}
     _in_floats(writer, each, "MaxPool", **given)
+
+
+@_writes("average")
+def _average(writer: OnnxWriter, each: GraphOp) -> None:
+    f, y = each["f"], each.outputs[0]
+    given = {name: each[name] for name in ("pads", "strides")}
+    given |= {"kernel_shape": each["kernel"], "count_include_pad": int(each["counted"])}
+    if f.qdq:
+        floats = writer.name(f"{y}_float")
+        writer.node("AveragePool", [writer.dequantise(each.inputs[0], f.x)], [floats], **given)
+        writer.quantise(floats, y, f.y)
+        return
+    inputs = [each.inputs[0], *writer.scale_and_zero(f.x, f.dtype, y), *writer.scale_and_zero(f.y, f.dtype, y)]
+    writer.node("QLinearAveragePool", inputs, [y], MICROSOFT, **given)
+
+
+@_writes("average_by_products")
+def _averaging_products(writer: OnnxWriter, each: GraphOp) -> None:
+    f, y, kernel = each["f"], each.outputs[0], each["kernel"]
+    channels = (writer.graph.kinds[y].shape or ())[1]
+    ones = writer.constant(np.ones((channels, 1, *kernel), np.int8), f"{y}_ones")
+    w = ones, np.asarray(f.weight(int(np.prod(kernel)))), np.zeros((), np.int8)
+    given = {name: each[name] for name in ("pads", "strides", "dilations")}
+    given |= {"kernel_shape": kernel, "group": channels}
+    if not f.qdq:
+        _write_qlinear(writer, "Conv", (each.inputs[0], f.x), w, None, (y, f.y), given)
+        return
+    floats = writer.name(f"{y}_float")
+    writer.node("Conv", [writer.dequantise(each.inputs[0], f.x), writer.dequantise_constant(*w, 0)], [floats], **given)
+    writer.quantise(floats, y, f.y)
 
 
 @_writes("transpose")

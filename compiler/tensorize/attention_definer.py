@@ -15,9 +15,9 @@ from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, Definer
-from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, Rows, zero_point
+from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
-from celosia.compiler.tensorize.row_definer import row_tensors
+from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.config import Config
 
@@ -38,7 +38,7 @@ def attention(cfg: Config, block: Block) -> Definition:
     level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     near = first.rows_of(level)
     middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
-    made, most, whole, powers = row_tensors(middle, rows, near)
+    made, found = softmax_rows(middle, rows, near)
     last = _ProductDefiner(cfg, mixed, "2", middle)
     final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
@@ -47,7 +47,6 @@ def attention(cfg: Config, block: Block) -> Definition:
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
     levels = level, Level(Pass("vin"), near, "vin"), final
-    found = Rows(rows.count, most, whole, powers)
     return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 

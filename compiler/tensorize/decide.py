@@ -16,7 +16,7 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.roofline import choose
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.space import Decisions, First, Problem
 from celosia.hw.config import Config
 
 
@@ -50,12 +50,12 @@ class Decider:
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
 
     def of(
-        self, layer: str, definitions: Sequence[Definition], rows_first: bool = False, cold: bool = False
+        self, layer: str, definitions: Sequence[Definition], first: First = First.ANY, cold: bool = False
     ) -> list[Decisions]:
         """Those for each definition of the layer of that name. Untileable where nothing fits.
 
-        rows_first: rather complete the output row by row than channel by channel, if it costs next to nothing. cold:
-        gemm is not busy with another layer while this one's first loads come.
+        first: what of the output is rather completed before the rest, if it costs next to nothing. cold: gemm is not
+        busy with another layer while this one's first loads come.
         """
         asked = [problems(definition) for definition in definitions]
         known: Sequence[Decisions] | None = None
@@ -64,14 +64,14 @@ class Decider:
         if known is None and self.recorded:
             known = self.recorded.get(workload(definitions))
         if known is None:
-            return [self._usual(definition.problem, rows_first, cold) for definition in definitions]
+            return [self._usual(definition.problem, first, cold) for definition in definitions]
         rest = iter(known)
         return [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
 
-    def _usual(self, problem: Problem | BlockProblem, rows_first: bool, cold: bool) -> Decisions:
+    def _usual(self, problem: Problem | BlockProblem, first: First, cold: bool) -> Decisions:
         if isinstance(problem, BlockProblem):
             return self.searched.get(problem) or block_space.choose(self.cfg, problem)
-        return choose(self.cfg, problem, rows_first, cold)
+        return choose(self.cfg, problem, first, cold)
 
 
 def problems(d: Definition) -> Sequence[Problem | Group]:

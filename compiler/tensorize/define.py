@@ -18,6 +18,7 @@ from celosia.compiler.layer import (
     Conv,
     Layer,
     Map,
+    Norm,
     Pool,
     Softmax,
     Untileable,
@@ -58,8 +59,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
         return
     if isinstance(layer, Conv):
         yield definer.depthwise(layer)
-    elif isinstance(layer, Softmax):
-        yield RowDefiner(cfg, layer, matrix, 0, blocks).softmax(layer)
+    elif isinstance(layer, Softmax | Norm):
+        rows = RowDefiner(cfg, layer, matrix, 0, blocks)
+        yield rows.softmax(layer) if isinstance(layer, Softmax) else rows.norm(layer)
     else:
         yield definer.pool(layer) if isinstance(layer, Pool) else definer.map(layer)
 

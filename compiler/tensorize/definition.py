@@ -93,13 +93,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a softmax of rows of `count` elements: largest [images, rows, columns] int8 and total [...] float32 of each
-    row, and powers [1, 512] float32 in DRAM."""
+    """Of rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images, rows,
+    columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in DRAM."""
 
+    name: str
     count: int
-    largest: Tensor
-    total: Tensor
-    powers: Tensor
+    within: Mapping[str, Tensor]
+    powers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Definition:
     levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,
     blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
     `groups` of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
-    by name, of which no loop depends. rows: of a softmax, whose near and out are [images, rows, columns, channels].
+    by name, of which no loop depends. rows: of a softmax or norm, whose near and out are [images, rows, columns,
+    channels].
     """
 
     problem: Problem | BlockProblem
@@ -139,7 +140,9 @@ class Definition:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
         passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
-        rows = () if self.rows is None else (self.rows.count,)
+        rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
+        if self.rows is not None and self.rows.powers is None:
+            rows = *rows, self.rows.name
         return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
 
     @cached_property

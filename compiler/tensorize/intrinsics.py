@@ -18,11 +18,12 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
-from celosia.compiler.tensorize import softmax
+from celosia.compiler.tensorize import norm, softmax
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
+from celosia.compiler.tensorize.requantised import requantised
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
-from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.hw.scratchpads import scratchpads
 
 __all__ = [
     "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",
@@ -92,18 +93,6 @@ def widening_load(cfg: Config) -> TensorIntrinsic:
     dst = compute(src.shape, lambda *i: src[i].astype("int32"), "dst")
     fields = lambda: {"widen": 1}  # noqa: E731
     return TensorIntrinsic("widening_load", dst, {"src": "dram", "dst": "acc"}, Move(Opcode.LOAD, fields))
-
-
-def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
-    """int8 of the int32 `acc`: clip(round((acc + bias) * multiplier * 2^-shift) + zero_point, lo, hi), the product in
-    float32, with bias, multiplier and shift of the par entry `par` (uint64, see tensorize.pack.parameters).
-    """
-    bias = par.astype("int32")
-    multiplier = PAR["multiplier"].of(par).astype("int32").astype("float32")
-    exponent = 127 - PAR["shift"].of(par).astype("int32")
-    scale = multiplier * call("bitcast", exponent << 23, dtype="float32")
-    value = call("round_even", (acc + bias).astype("float32") * scale) + zero_point
-    return clip(value, lo, hi).astype("int8")
 
 
 def requantise(cfg: Config) -> TensorIntrinsic:
@@ -315,9 +304,12 @@ class _Intrinsics(Mapping[str, Declared]):
         if name in self._known:
             return self._known[name]
         kind, _, count = name.rpartition("_")
-        if not self._cfg.softmax or kind not in softmax.NAMES or not count.isdecimal() or int(count) < 1:
-            raise KeyError(name)
-        return softmax.intrinsic(self._cfg, kind, int(count))
+        if count.isdecimal() and int(count) >= 1:
+            if self._cfg.softmax and kind in softmax.NAMES:
+                return softmax.intrinsic(self._cfg, kind, int(count))
+            if self._cfg.norm and kind in norm.NAMES:
+                return norm.intrinsic(self._cfg, kind, int(count))
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)

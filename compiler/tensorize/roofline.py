@@ -16,6 +16,7 @@ from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
     Decisions,
+    First,
     Problem,
     Sizes,
     candidates,
@@ -141,7 +142,7 @@ class _Tiles:
         load = self.inp_loads * self.inp_beats * self.inp_cost + self.wgt_loads * self.wgt_beats
         load = load + self.store * (p.residual + p.added)
         # GEMM; VECTOR and STORE; LOADs of weights, of the input, of the residual's other operand.
-        count = self.tiles + (2 + p.residual + len(p.behind) + p.added) * self.n_tiles * self.spatial
+        count = self.tiles + (2 * p.stored + p.residual + len(p.behind) + p.added) * self.n_tiles * self.spatial
         weights_stay = (self.order == "weights") | self.wgt_stays
         count = count + np.where(weights_stay, self.n_tiles * self.pieces, self.tiles)
         count = count + self.spatial * self.pieces * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)
@@ -170,7 +171,9 @@ class _Tiles:
     def _drain(self) -> Cycles:
         """Cycles from gemm's last step to the end of the last STORE."""
         p, tile = self.p, self.n * self.y * self.x
-        drain = tile * (1 + self.last_beats) + STORE_LATENCY
+        if p.sum_bytes:  # of which there is more to store than to load; the last tile may have fewer groups than others
+            tile = (p.out_blocks - (self.n_tiles - 1) * self.n) * self.y * self.x
+        drain = tile * (1 + p.stored * self.last_beats) + STORE_LATENCY
         # Where the sum of a place is cut in pieces, all of its output is stored during the last of them.
         last = self.y * self.x * (p.out_blocks * self.last_beats - (p.out_blocks - self.n) * self.k * p.places)
         return np.asarray(drain + np.where(self.order == "split", np.maximum(0, last - tile * self.last_beats), 0))
@@ -272,38 +275,41 @@ ROWS_FIRST_COST = 1.02
 
 @cache
 def ranked(
-    cfg: Config, p: Problem, rows_first: bool = False, cold: bool = False, count: int = 1
+    cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False, count: int = 1
 ) -> tuple[Decisions, ...]:
     """The `count` points with the fewest estimated cycles, the best first. Untileable where there is none.
 
-    rows_first: prefer one that completes the output row by row. cold: nothing hides the first loads, those of weights
-    among them.
+    first: prefer one that completes the output row by row, or column by column. cold: nothing hides the first loads,
+    those of weights among them.
     """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        found = _rows(cfg, p) if p.whole else _depthwise(cfg, p) if p.sums else candidates(cfg, p)
+        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
             found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
-        first = next(found, None)
-        if first is None:
+        best = next(found, None)
+        if best is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")
-        return (first,)
+        return (best,)
     points = list(products(cfg, p))
     if not points:
+        room = "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc}, out_depth {out} and par_depth {par}"
+        kernel = "x".join(map(str, p.window.kernel))
         raise Untileable(
-            f"no tile of {p.in_blocks} input blocks with a {p.window.kernel[0]}x{p.window.kernel[1]} kernel fits "
-            "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc} and out_depth {out}".format(**depths(cfg))
+            f"no tile of {p.in_blocks} input blocks with a {kernel} kernel fits {room.format(**depths(cfg))}"
         )
     costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")
-    if rows_first:
-        by_rows = np.array([order == "input" and y < p.rows for _, y, _, _, order in points])
+    if first is not First.ANY:
+        by_columns = first is First.COLUMNS
+        cut = [x < p.columns if by_columns else y < p.rows for _, y, x, _, _ in points]
+        by_rows = np.array(cut) & np.array([order == "input" for *_, order in points])
         good = order[by_rows[order] & (costs[order] <= ROWS_FIRST_COST * costs[order[0]])]
         order = np.concatenate([good, order[~np.isin(order, good)]])
     return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
-def choose(cfg: Config, p: Problem, rows_first: bool = False, cold: bool = False) -> Decisions:
+def choose(cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False) -> Decisions:
     """The best point by the estimate; see `ranked`."""
-    return ranked(cfg, p, rows_first, cold)[0]
+    return ranked(cfg, p, first, cold)[0]

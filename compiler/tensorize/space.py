@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, Buffer, element_bytes
 from celosia.hw.packing import packing
-from celosia.hw.pipeline import tile_rows
+from celosia.hw.pipeline import NORM_ROWS, tile_rows
 from celosia.hw.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
@@ -22,6 +23,14 @@ NEXT = 1
 """Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
+
+
+class First(Enum):
+    """What of a layer's output is to be complete before the rest."""
+
+    ANY = "any"
+    ROWS = "rows"
+    COLUMNS = "columns"
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Problem:
     packed: whether weights lie packed in DRAM, so that their pieces are whole packs. apart: whether the pixels of a
     block lie apart in DRAM and the blocks of a pixel side by side, as in a matrix of several rows. attends: of
     attention, whose rows are heads and whose columns are queries: blocks of keys, and of the channels of one.
-    sum_bytes: bytes of each sum, where these are not scaled.
+    sum_bytes: bytes of each sum, where these are not scaled. norm: whether whole rows are normalised.
     """
 
     window: Window
@@ -59,6 +68,7 @@ class Problem:
     apart: bool = field(default=False, repr=False)
     attends: tuple[int, int] | None = field(default=None, repr=False)
     sum_bytes: int = field(default=0, repr=False)
+    norm: bool = field(default=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -69,7 +79,7 @@ class Problem:
             f"{name} {'x'.join(map(str, sizes))}"
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
-        whole = ", whole" * self.whole + ", packed" * self.packed
+        whole = ", whole" * self.whole + ", normalised" * self.norm + ", packed" * self.packed
         if self.attends is not None:
             return f"attention, {shape}, to {self.attends[0]} blocks of keys of {self.attends[1]} blocks"
         whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
@@ -266,6 +276,8 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     entries = d.n * pixels
     room = depths(cfg)
     needs = [("out", entries * p.stored, room["out"] // 2)]
+    if p.norm:
+        needs += [("par", d.n, room["par"]), ("rows of a norm", pixels, NORM_ROWS)]
     if not (p.whole or p.sum_bytes):
         needs.append(("par", d.n, room["par"] // 2))
     if p.residual or p.behind:
@@ -341,7 +353,8 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
         n += 1
     yield n, y, x, 1, "rows"
     step = tile_rows(cfg) if p.attends is None else cfg.softmax
-    columns = dict.fromkeys((*parts(p.columns), *(range(step, p.columns, step) if p.whole else ())))
+    steps = range(step, p.columns, step) if p.whole and not p.norm else ()
+    columns = dict.fromkeys((*parts(p.columns), *steps))
     others = ((n, y, x) for x in columns for y in parts(p.rows) for n in parts(p.out_blocks) if n >= least)
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 

@@ -26,7 +26,7 @@ def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
     if isinstance(d.problem, BlockProblem):
         return template.block()
     if d.rows is not None:
-        return template.softmax(d.rows) if len(d.levels) == 1 else template.attention(d.rows)
+        return template.of_rows(d.rows) if len(d.levels) == 1 else template.attention(d.rows)
     return template.product() if d.levels[0].acc is not None else template.simple()
 
 
@@ -121,11 +121,11 @@ class _Template:
         self._bring(d.last.near, self.s[d.y], tile, d.last.scope)
         return self.s
 
-    def softmax(self, rows: Rows) -> Schedule:
-        """Tiles of whole rows, whose largest elements and sums the pass finds for itself."""
+    def of_rows(self, rows: Rows) -> Schedule:
+        """Tiles of whole rows, whose largest elements or sums the pass finds for itself."""
         s, d = self.s, self.d
         _, tile = self._tiles()
-        self._shares(rows, d.out, "softmax", tile)
+        self._row_results(rows, d.out, rows.name, tile)
         near = s[d.last.near]
         near.set_scope("vin")
         near.compute_at(s[d.y], tile)
@@ -153,7 +153,7 @@ class _Template:
         image, head, query, block, *_ = out.order
         self._by_parts(out, head, query, (block,))
         self._of_heads(last, queries)
-        self._shares(rows, last.near, "softmax_to_inp", queries)
+        self._row_results(rows, last.near, f"{rows.name}_to_inp", queries)
         scores = s[middle.near]
         scores.set_scope("vin")
         scores.compute_at(y, queries)
@@ -196,23 +196,28 @@ class _Template:
         stage.unroll(head)
         stage.unroll(part)
 
-    def _shares(self, rows: Rows, results: Tensor, softmax: str, tile: Axis) -> None:
-        """The softmax of rows at `tile`, an intrinsic of that name, with its powers."""
+    def _row_results(self, rows: Rows, results: Tensor, name: str, tile: Axis) -> None:
+        """Those of rows at `tile`, an intrinsic of that name, with its powers or parameters."""
         s, y = self.s, self.s[self.d.y]
-        powers = s.cache_read(rows.powers, "exp", (rows.total, results))
+        if rows.powers is not None:
+            constant, scope, size = s.cache_read(rows.powers, "exp", (rows.within["total"], results)), "exp", 1
+        else:
+            par = self.d.levels[0].par
+            assert par is not None
+            constant, scope, size = s.cache_read(par, "par", results), "par", self.cfg.block_out
         s[results].set_scope("out" if results is self.d.out else "inp")
         s[results].compute_at(y, tile)
         _, row, column, channel = s[results].order
         if results is not self.d.out:
             self._by_parts(s[results], row, column)
-        s[results].tensorize(channel, self.hw[f"{softmax}_{rows.count}"])
-        for tensor, name in ((rows.total, "total"), (rows.largest, "largest")):
+        s[results].tensorize(channel, self.hw[f"{name}_{rows.count}"])
+        for number, tensor in rows.within.items():
             s[tensor].set_scope("row")
             s[tensor].compute_at(y, tile)
-            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{name}_{rows.count}"])
-        s[powers].compute_at(y, tile)
-        s[powers].keep()
-        s[powers].tensorize(s[powers].split(s[powers].order[1], 1)[1], self.hw["load_exp"])
+            s[tensor].tensorize(s[tensor].order[3], self.hw[f"{number}_{rows.count}"])
+        s[constant].compute_at(y, tile)
+        s[constant].keep()
+        s[constant].tensorize(s[constant].split(s[constant].order[-1], size)[1], self.hw[f"load_{scope}"])
 
     def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
         """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""

@@ -29,6 +29,7 @@ from celosia.compiler.layer import (
     Int8,
     Layer,
     Multiply,
+    Norm,
     Part,
     Pool,
     Requantise,
@@ -316,7 +317,7 @@ def _turned(layer: Layer) -> Layer:
         return replace(layer, layers=tuple(part for part in parts if isinstance(part, Part)))
     if isinstance(layer, Conv):
         layer = replace(layer, weights=_rolled(layer.weights))
-    if isinstance(layer, Conv | Pool | Multiply | ActivationProduct) and (r := layer.requantise) is not None:
+    if isinstance(layer, Conv | Pool | Multiply | ActivationProduct | Norm) and (r := layer.requantise) is not None:
         turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
         layer = replace(layer, requantise=turned)
     return replace(layer, powers=_rolled(layer.powers)) if isinstance(layer, Softmax) else layer

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import inf
 
 from celosia.compiler.launch.blocks import CHAIN
-from celosia.compiler.launch.image import Image, LayerErrors, build, is_followed
+from celosia.compiler.launch.image import Image, LayerErrors, build, first_of
 from celosia.compiler.layer import Layer, Storage, Untileable
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
@@ -76,7 +76,7 @@ class Network:
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, is_followed(layers, number))
+                usual = decider.of(layer.name, definitions, first_of(layers, number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 

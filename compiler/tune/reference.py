@@ -19,12 +19,14 @@ from celosia.compiler.layer import (
     Int8,
     Layer,
     Multiply,
+    Norm,
     Pool,
     Requantise,
     Softmax,
     Window,
 )
 from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
+from celosia.sim.norm import normalise_rows
 
 Sums = NDArray[np.float64]
 """Integers below 2^53: float64 adds them exactly, and BLAS does it fast."""
@@ -58,6 +60,10 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
         result = _requantised(product, layer.requantise, epilogue)
+    elif isinstance(layer, Norm):
+        rows = np.moveaxis(x, 1, -1)
+        v = normalise_rows(rows.reshape(-1, layer.count), layer.count, layer.offset, layer.centre, layer.epsilon)
+        result = _requantised(np.moveaxis(v.reshape(rows.shape), -1, 1), layer.requantise, epilogue)
     elif isinstance(layer, Softmax):
         result = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
     else:

@@ -45,6 +45,7 @@ def compare(
     mean: opt.Mean = None,
     std: opt.Std = None,
     every: Every = False,
+    rounding: opt.Rounding = None,
     report: opt.Report = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
@@ -53,7 +54,8 @@ def compare(
 
     The model is compiled so that each tensor which exists as one is returned; none stays on chip. onnxruntime runs with
     session.qdqisint8allowed=1, that is in integers. A tensor's SQNR is the power of the float model's tensor over that
-    of the error; what is lost is lost against the worst operand. Ends with exit code 7 where a tensor differs.
+    of the error; what is lost is lost against the worst operand. Ends with exit code 7 where a tensor differs; with
+    --rounding correct by more than a step of a normalisation, and what is computed of it.
 
     \b
     Examples:
@@ -72,7 +74,7 @@ def compare(
 
         found = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
-            **options,
+            **common.rounding_of(rounding), **options,
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

@@ -205,12 +205,12 @@ def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
 def program_of(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
-    place: Mapping[str, str] = {},
+    place: Mapping[str, str] = {}, rounding: str | None = None,
 ) -> Program:  # fmt: skip
     """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
 
-    shapes, place: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program was
-    compiled without them. trust: what of a Program's file may run, by default its checked loops.
+    shapes, place, rounding: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program
+    was compiled without them. trust: what of a Program's file may run, by default its checked loops.
     """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.config import Config
@@ -236,6 +236,10 @@ def program_of(
         _require_kept(source, program, keep)
         if place:
             raise ProgramError(f"{source} is compiled already; leave --place out, or compile the model with it")
+        if rounding not in (None, program.rounding):
+            raise ProgramError(
+                f"{source} was compiled with --rounding {program.rounding}; leave --rounding out, or compile it again"
+            )
         return program
     if trust is not None and trust.digest is not None:
         raise ProgramError(f"{source} is an ONNX model, and --digest is for a Program, which `celosia compile` writes")
@@ -243,8 +247,18 @@ def program_of(
 
     return compile_model(
         source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
-        keep=keep, place=place,
+        keep=keep, place=place, **rounding_of(rounding),
     )  # fmt: skip
+
+
+def rounding_of(given: str | None) -> dict[str, Any]:
+    """What --rounding says, as an argument of `compile`; nothing where it is left out."""
+    return {} if given is None else {"rounding": given}
+
+
+def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
+    """What these options say, as arguments of `program_of`. BadParameter, ModelError."""
+    return {"shapes": shapes_of(shape), "place": place_of(place), "rounding": rounding}
 
 
 def place_of(given: Sequence[str] | None) -> dict[str, str]:

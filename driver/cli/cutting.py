@@ -23,6 +23,7 @@ def cut(
     output: Folder,
     parts: Parts = 2,
     config: opt.ConfigOption = "pynq",
+    shape: opt.ShapeOption = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Cut a model for several accelerators, each of which takes what the one before it gives.
@@ -34,8 +35,10 @@ def cut(
     Examples:
       celosia cut resnet50.onnx -o parts
       celosia cut resnet50.onnx --parts 3 -o parts --config zcu104
+      celosia cut detector.onnx -o parts --shape image=1,3,480,640
     """
     with common.progress_stages(quiet) as stages:
+        shapes = common.shapes_of(shape)
         common.check_source(model)
         from celosia.compiler.program.files import make_folder, replacing, require_folder
 
@@ -48,7 +51,7 @@ def cut(
         stages("looking for places")
         found = {
             output / f"{model.stem}.{number}.onnx": part
-            for number, part in enumerate(cut_model(model, parts, config), 1)
+            for number, part in enumerate(cut_model(model, parts, config, shapes=shapes), 1)
         }
         lines = []
         for path, part in found.items():

@@ -64,6 +64,7 @@ def compile_(
     records: Records = "shipped",
     keep: opt.Keep = None,
     without: opt.Without = None,
+    rounding: opt.Rounding = None,
     shape: opt.ShapeOption = None,
     place: opt.Place = None,
     no_check: opt.NoCheck = False,
@@ -80,6 +81,7 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia --records tuned.jsonl
       celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
       celosia compile detector.onnx -o detector.celosia --place cost --place /head/Conv=cpu
+      celosia compile minilm.onnx -o minilm.celosia --rounding correct
     """
     with common.progress_stages(quiet) as stages:
         shapes = common.shapes_of(shape)
@@ -89,7 +91,7 @@ def compile_(
         program = compile_model(
             model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
             keep=common.keep_of(keep), shapes=shapes, records=records, place=common.place_of(place),
-            without=without or (),
+            without=without or (), **common.rounding_of(rounding),
         )  # fmt: skip
         stages("writing the Program")
         program.save(output)
@@ -147,6 +149,7 @@ def inspect(
     derivation: Derivation = False,
     shape: opt.ShapeOption = None,
     place: opt.Place = None,
+    rounding: opt.Rounding = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -172,8 +175,8 @@ def inspect(
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
-        shapes, places = common.shapes_of(shape), common.place_of(place)
-        program = common.program_of(model, config, stages, no_check, parts.watch, shapes=shapes, place=places)
+        chosen = common.chosen(shape, place, rounding)
+        program = common.program_of(model, config, stages, no_check, parts.watch, **chosen)
     common.advise(program, quiet)
     from celosia.driver.show import program as show
     from celosia.driver.show import run as show_run

@@ -23,7 +23,7 @@ Search = Annotated[
     opt.one_of(
         names=SUPEROPTIMISERS,
         help="queue also goes on with graphs a little dearer than the best; greedy does not; "
-        "milp takes many steps at once, chosen by integer programming.",
+        "milp takes many steps at once, chosen by integer programming; egraph the cheapest operations of all steps.",
     ),
 ]
 

@@ -67,6 +67,13 @@ Without = Annotated[
     list[str] | None,
     typer.Option(metavar="PASS", help="Leave this pass out, to see what it is good for; may be repeated."),
 ]
+Rounding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="onnxruntime|correct",
+        help="How normalisations are rounded: as onnxruntime's floats are, or correctly, in integers.",
+    ),
+]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(

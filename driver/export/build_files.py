@@ -66,8 +66,9 @@ def cmake(target: ExportTarget) -> str:
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
   foreach(data ${{datas}})
     string(REGEX REPLACE "_data.c$" "" model ${{data}})
-    add_executable(${{model}} ${{model}}_main.c)
-    target_link_libraries(${{model}} PRIVATE {LIBRARY})
+    add_executable(${{model}}_main ${{model}}_main.c)
+    set_target_properties(${{model}}_main PROPERTIES OUTPUT_NAME ${{model}})
+    target_link_libraries(${{model}}_main PRIVATE {LIBRARY})
   endforeach()
 endif()
 """
@@ -75,6 +76,7 @@ endif()
 cmake_minimum_required(VERSION 3.13)
 project({LIBRARY} C)
 set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_EXTENSIONS OFF)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
@@ -84,7 +86,7 @@ file(GLOB kernels CONFIGURE_DEPENDS *_kernels/*.o)
 string(REPLACE "_data.c" ".c" models "${{datas}}")
 add_library({LIBRARY} STATIC celosia.c {devices} ${{models}} ${{datas}} ${{kernels}})
 set_source_files_properties(${{kernels}} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-target_include_directories({LIBRARY} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
+target_compile_options({LIBRARY} PUBLIC "SHELL:-iquote \\"${{CMAKE_CURRENT_SOURCE_DIR}}\\"") # a model may be time.h
 {flags}{f"target_link_libraries({LIBRARY} PUBLIC m)" if target.hosted else ""}
 {hosted if target.hosted else ""}"""
 

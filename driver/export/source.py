@@ -22,20 +22,30 @@ TAKEN = re.compile(
     "alignas|alignof|and|and_eq|asm|bitand|bitor|bool|catch|class|compl|concept|constexpr|decltype|delete|explicit|export|"
     "false|friend|mutable|namespace|new|noexcept|not|not_eq|nullptr|operator|or|or_eq|private|protected|public|requires|"
     "template|this|throw|true|try|typeid|typename|using|virtual|wchar_t|xor|xor_eq|"
-    r"main|size_t|u?int\d+_t|u?intptr_t|celosia\w*|device_\w+|mem(?:cpy|set)|\w+_(?:main|data)",
+    r"main|u?int(?:_fast|_least)?\d+_\w+|u?int(?:ptr|max)_\w+|(?:size|wchar|wint|ptrdiff|sig_atomic|max_align|l?l?div)_\w+|"
+    "null|offsetof|mem(?:chr|cmp|cpy|move|set)|str(?:cat|chr|cmp|coll|cpy|cspn|error|len|ncat|ncmp|ncpy|pbrk|rchr|spn|"
+    "str|tok|xfrm|tod|tof|told|toll?|toull?)|file|fpos_t|eof|bufsiz|rand_max|seek_(?:cur|end|set)|exit_(?:failure|success)|"
+    "(?:filename|fopen|tmp|mb_cur)_max|l_tmpnam|std(?:in|out|err)|v?[fs]?(?:printf|scanf)|v?snprintf|"
+    "f(?:close|eof|error|flush|getc|getpos|gets|open|putc|puts|read|reopen|seek|setpos|tell|write)|clearerr|getc(?:har)?|"
+    "perror|putc(?:har)?|puts|remove|rename|rewind|setv?buf|tmpfile|tmpnam|ungetc|abort|(?:l|ll)?(?:abs|div)|"
+    "(?:quick_)?exit|at(?:_quick_)?exit|ato(?:f|i|ll?)|bsearch|qsort|s?rand|[cm]alloc|aligned_alloc|realloc|free|getenv|"
+    r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|data)",
     re.IGNORECASE,
 )
-"""What no model is called: keywords of C and of C++, types, functions and files of runtime/, files of other models."""
+"""What no model is called: keywords of C and of C++, what C has in stddef.h, stdint.h, string.h, stdio.h and stdlib.h,
+which the files include, functions and files of runtime/, files of other models, targets of the Makefile."""
 
 
 def identifier(text: str) -> str:
     """`text` as the name of a model in C: what it cannot have is `_`.
 
-    >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class")
-    ('net_0', 'model_3x', 'model', 'class_model')
+    >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class"), identifier("_x")
+    ('net_0', 'model_3x', 'model', 'class_model', 'model__x')
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
-    if not name or name[0].isdigit():
+    if (
+        not name or name[0].isdigit() or name[0] == "_"
+    ):  # names with _ in front are those of the compiler and of headers
         return f"model_{name}".rstrip("_")
     return f"{name}_model" if TAKEN.fullmatch(name) else name
 

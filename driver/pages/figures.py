@@ -326,7 +326,7 @@ def _scratchpads(found: Activity, time: Range1d) -> Any:
 _SCRATCHPAD = {
     "inp": COLOURS["load"], "wgt": COLOURS["gemm"], "acc": COLOURS["gemm"], "vin": COLOURS["vector"],
     "out": COLOURS["store"], "par": COLOURS["vector"], "lut": COLOURS["vector"], "tap": COLOURS["vector"],
-    "book": COLOURS["load"],
+    "book": COLOURS["load"], "exp": COLOURS["vector"],
 }  # fmt: skip
 """The colour of the unit that works with it most."""
 

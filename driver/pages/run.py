@@ -127,6 +127,8 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, how: str, timed: bool, tra
         told.append("without cycles, which the devices timed and rtl tell")
     else:
         told.append("nothing of this model runs on the accelerator; below is why")
+    if report.get("rounding") == "correct":
+        told.append("normalisations are rounded correctly")
     if timed and not traced:
         told.append("a report holds no time of instructions: the page of the Program, or of a run, has a timeline, too")
     return "; ".join(told)

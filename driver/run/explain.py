@@ -97,7 +97,7 @@ def estimate(
     peak = cycles * program.config.macs_per_cycle
     return {
         "model": program.name, "config": program.config.to_dict(), "memory_model": str(memory),
-        "clock_mhz": memory.clock_mhz,
+        "clock_mhz": memory.clock_mhz, "rounding": program.rounding,
         "cycles": cycles, "utilization": program.macs_accelerator / peak if peak else None,
         "macs_total": program.macs_total, "macs_accelerator": program.macs_accelerator,
         "launches": len(counters), "layers": layer_rows(program, counters),
@@ -289,6 +289,8 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
         return f"multiplied in the vector unit, {cfg.taps * cfg.lanes} at once: more taps, or a larger block_out"
     if bound == "vector" and "softmax of" in layer.what:
         return f"{cfg.softmax} elements of a row a cycle: a larger softmax"
+    if bound == "vector" and " norm of" in layer.what:
+        return f"{cfg.norm} elements of a row are added up in a cycle: a larger norm, up to block_out"
     if bound == "vector":
         faster = "residual_cycles = 1, or " if "+ add" in layer.what and cfg.residual_cycles > 1 else ""
         return f"one entry of {cfg.lanes} values a cycle: {faster}a larger block_out or batch"

@@ -31,6 +31,7 @@ def report_of(
     return {
         "model": program.name,
         "device": device,
+        "rounding": program.rounding,
         "cycles": cycles,
         "memory_model": memory_model if timed else None,
         "config": program.config.to_dict(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -136,22 +136,22 @@ class ProgramRuntime(Running):
         """Its device, for messages."""
         return f"device {self._name or type(self._device).__name__}"
 
+    def shared(self) -> bool:
+        """Whether its accelerator may have other runtimes beside this one."""
+        return isinstance(self._device, Shared)
+
     def beside(self) -> ProgramRuntime | None:
         """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside
         one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
         if not isinstance(self._device, Shared):
             return None
-        try:
-            device = self._device.beside()
-        except RuntimeError:  # it takes no second process, or memory
-            return None
-        try:
+        with suppress(RuntimeError), ExitStack() as given:  # it takes no second process, or has no memory
+            device = given.enter_context(closing(self._device.beside()))
             made = type(self)(self.program, device, self.threads)
-        except RuntimeError:
-            device.close()
-            return None
-        made._name, made.build_seconds, made.turns = self._name, self.build_seconds, self.turns
-        return made
+            made._name, made.build_seconds, made.turns = self._name, self.build_seconds, self.turns
+            given.pop_all()
+            return made
+        return None
 
     def abandon(self, whether: bool) -> None:
         """Whether nobody waits for a run of the device any more, so that it need not end."""

@@ -57,8 +57,12 @@ class SampleLane(Protocol):
         """The result of one sample."""
         ...
 
+    def shared(self) -> bool:
+        """Whether there may be others for the same accelerator."""
+        ...
+
     def beside(self) -> SampleLane | None:
-        """Another one for the same accelerator; None where that cannot be."""
+        """Another one for the same accelerator; None where that cannot be. It may run meanwhile."""
         ...
 
     def abandon(self, whether: bool) -> None:
@@ -100,18 +104,22 @@ class Results(Iterator[Result]):
 
 @dataclass(eq=False)
 class _Accelerator:
-    """own: the lane that outlives the stream. free: lanes without a sample."""
+    """own: the lane that outlives the stream. lanes: those that are open; free: without a sample. more: how many are
+    opened when samples come for them, one at a time."""
 
     own: SampleLane
     lanes: list[SampleLane]
     free: list[SampleLane]
+    more: int
     lost: bool = False
+    opening: Lock = field(default_factory=Lock)
 
 
 class SampleStream:
     """Samples on one or more accelerators; the faster takes more. lost: as of Results.
 
-    own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample.
+    own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample. Further
+    lanes are opened by the threads that need them, while the first samples run.
     """
 
     def __init__(
@@ -122,16 +130,11 @@ class SampleStream:
         self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
         self._over = False
         self._returned = Condition()
-        self._accelerators = []
-        for lane in own:
-            all_lanes = [lane]
-            while len(all_lanes) < lanes and (more := lane.beside()) is not None:
-                all_lanes.append(more)
-            self._accelerators.append(_Accelerator(lane, all_lanes, list(all_lanes)))
+        self._accelerators = [_Accelerator(each, [each], [each], lanes - 1 if each.shared() else 0) for each in own]
 
     def futures(self, samples: Iterable[Sample]) -> Futures:
         """The runs of `samples`, of which no more are read than are in flight, and as many ahead."""
-        count = sum(len(each.lanes) for each in self._accelerators)
+        count = sum(len(each.lanes) + each.more for each in self._accelerators)
         return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
 
     def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
@@ -230,18 +233,36 @@ class SampleStream:
                 self._returned.notify_all()
 
     def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
-        """A free lane of the accelerator that has most, when there is one; None where there is no accelerator, and when
-        the stream is over."""
-        with self._returned:
-            while not self._over:
-                alive = [each for each in self._accelerators if not each.lost and each is not but]
-                if not alive:
-                    break
-                chosen = max(alive, key=lambda each: len(each.free))
+        """A free lane of the accelerator that has most, when there is one, or another one that is opened; None where
+        there is no accelerator, and when the stream is over."""
+        while True:
+            with self._returned:
+                chosen = self._chosen(but)
+                if chosen is None:
+                    return None
                 if chosen.free:
                     return chosen, chosen.free.pop(0)
-                self._returned.wait()
-            return None
+                chosen.more -= 1
+            with chosen.opening:
+                lane = chosen.own.beside()
+            with self._returned:
+                if lane is None:
+                    chosen.more = 0
+                    continue
+                chosen.lanes.append(lane)
+                return None if self._over else (chosen, lane)
+
+    def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
+        """The accelerator with most lanes that are free or can be opened, when it has one; None as of `_taken`."""
+        while not self._over:
+            alive = [each for each in self._accelerators if not each.lost and each is not but]
+            if not alive:
+                break
+            best = max(alive, key=lambda each: len(each.free) + each.more)
+            if best.free or best.more:
+                return best
+            self._returned.wait()
+        return None
 
     def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
         with self._returned:

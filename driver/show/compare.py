@@ -22,6 +22,12 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         f"{len(rows)} tensors compared with onnxruntime {report['oracle']} (session.qdqisint8allowed=1), "
         f"{report['different']} differ; {len(report['inside'])} exist inside fused operators only."
     )
+    if rounded := report["rounded"]:
+        yield Text(
+            f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations, and "
+            f"{rounded['sums']:,} of sums, lie a step beside onnxruntime's on the same bytes; "
+            f"{rounded['behind']} tensors behind these have other values."
+        )
     if report["first"] is not None:
         yield Text(f"The first that differs though its operands do not: {_difference(report)}")
     if report["unmatched"] is not None:

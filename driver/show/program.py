@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
+from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
@@ -40,6 +41,7 @@ def overview(program: Program) -> RenderableType:
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
         *([("schedules", program.schedules)] if program.schedules else []),
+        *([("rounding", _ROUNDED)] if program.rounding != ROUNDINGS[0] else []),
         (
             "CPU",
             f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "
@@ -64,6 +66,7 @@ def advice(program: Program) -> str | None:
     )
 
 
+_ROUNDED = "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie"
 _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the CPU"}
 
 
@@ -153,6 +156,7 @@ _SCRATCHPADS = {
     "out": "results to be stored",
     "par": "scale, bias and shift of channels",
     "lut": "tables of 256 bytes",
+    "exp": "powers for softmax",
 }
 
 

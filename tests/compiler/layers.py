@@ -20,6 +20,7 @@ from celosia.compiler.layer import (
     Layer,
     Map,
     Multiply,
+    Norm,
     Pool,
     Requantise,
     Residual,
@@ -35,7 +36,9 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import instruction_bytes
+from celosia.hw.pipeline import NORM_FRACTION
 from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.norm import normalise_rows
 
 Int8 = NDArray[np.int8]
 Draw = Callable[[st.SearchStrategy[int]], int]
@@ -57,6 +60,8 @@ CONFIGS = {
     "packed-16x4": Config(block_in=16, block_out=4, bus_bytes=4, weight_bits=2, ports=2, **_SMALL),
     "packed-32x8": Config(block_in=32, block_out=8, weight_bits=4, forward=True, taps=3, tap_depth=32, **_SMALL),
     "packed-8x8": Config(block_in=8, block_out=8, weight_bits=1, **_SMALL),
+    "norm": Config(block_in=4, block_out=4, norm=2, **_SMALL),
+    "norm-4x8": Config(block_in=4, block_out=8, bus_bytes=16, norm=8, **_SMALL),
     "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=2, **_SMALL),
 }
 
@@ -115,6 +120,10 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         b = values[layer.b]
         v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
         v = _requantised(v, layer.requantise, epilogue.clip)
+    elif isinstance(layer, Norm):
+        rows = x.transpose(0, 2, 3, 1)
+        v = normalise_rows(rows.reshape(-1, layer.count), layer.count, layer.offset, layer.centre, layer.epsilon)
+        v = _requantised(v.reshape(rows.shape).transpose(0, 3, 1, 2), layer.requantise, epilogue.clip)
     elif isinstance(layer, Softmax):
         v = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
     else:
@@ -377,6 +386,14 @@ class Builder:
         powers = numerics.softmax_powers(x.channels, scale, steps)
         clip = self.epilogue(y, second=False).clip
         return self._add(Softmax(self._name(), x, y, powers, int(self.rng.integers(-128, 128)), Epilogue(clip)))
+
+    def norm(self, x: Activation) -> Activation:
+        y, centre, epsilon = self._output(x, x.channels, Window((1, 1))), self._flag(), self._number(0, 1 << 40)
+        scale = requantise(self.rng, x.channels, 1.5 * 2**NORM_FRACTION)
+        offset = self._number(-128, 128)
+        return self._add(
+            Norm(self._name(), x, y, offset, centre, epsilon, scale, Epilogue(self.epilogue(y, second=False).clip))
+        )
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))

@@ -284,6 +284,15 @@ def test_clip_by_nan(constant: bool) -> None:
         check("Clip", [SPECIAL, *bounds], fixed=(1, 2) if constant else ())
 
 
+@pytest.mark.parametrize("kind", [*INTEGERS, np.float64, np.int8, np.uint8])
+def test_what_is_shrunk_is_a_float_between(kind: Any) -> None:
+    d = Draw(2)
+    x = d.ints(40, kind=kind) * 90_000_001 if kind in INTEGERS else d.floats(40)
+    x = (np.abs(x) if kind is np.uint8 else x).astype(kind)
+    for limit, bias in ((0.6, 0.2), (5.0, 3.7), (1.0, 1.0)):
+        check("Shrink", [x], {"lambd": limit, "bias": bias})
+
+
 def test_remainders_of_floats() -> None:
     d = Draw(1)
     x, y = d.special(300), d.special(300)

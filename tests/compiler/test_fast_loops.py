@@ -1,4 +1,5 @@
-"""What makes products and softmax fast: blocks fetched in time, maxima of numbers, sums beside their terms."""
+"""What makes products and softmax fast: tiles with few reads, blocks fetched in time, maxima of numbers, sums beside
+their terms."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
@@ -23,6 +25,7 @@ from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.walk import walk
+from celosia.compiler.program.host.kernel import aligned
 from celosia.driver.oracle import session
 
 Array = NDArray[Any]
@@ -70,6 +73,29 @@ def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
         assert not following(product(64, 512, 512).body)
     with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
         assert not following(product(1, 512, 512).body)  # each element is read once
+
+
+@pytest.mark.parametrize("n", [197, 176])
+def test_tiles_read_less_than_they_multiply(n: int) -> None:
+    """13 vectors that lie across lines of the cache, and 11 that do not: in a tile of one column, of which there are as
+    many as in none that is wider, each product has a read of its own."""
+    with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
+        function = product(196, 64, n)
+    tile = [s.extent for s in statements(function.body) if isinstance(s, loops.For) and s.kind == "unrolled"]
+    assert tile and set(tile[1::2]) == {2}
+
+
+def test_large_constants_begin_with_a_line_of_the_cache() -> None:
+    weights = np.frombuffer(bytes(4 + 4 * 64 * 192), np.float32)[1:].reshape(64, 192)
+    ends = (("x", 64), ("y", 192))
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, n]) for name, n in ends)
+    constants = [numpy_helper.from_array(weights, "w")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [given], [made], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = celosia.compile(model, accelerator=False, check=False)
+    assert [array.ctypes.data % 64 for array in program.constants.values()] == [0]
+    assert aligned(weights) is not weights and np.array_equal(aligned(weights), weights)
+    assert aligned(small := weights[:1]) is small
 
 
 def softmax(shape: tuple[int, ...], axis: int, op: str = "Softmax") -> T.Function:

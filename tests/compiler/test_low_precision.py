@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from thorough import paired
 
 import celosia
 from celosia.compiler.graph import narrow
@@ -23,8 +24,7 @@ SEEDS = 12
 CONFIGS = ("tiny", "pynq")
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "config"), paired(KINDS, CONFIGS))
 def test_random_models(kind: str, config: str) -> None:
     for seed in range(SEEDS):
         found = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)

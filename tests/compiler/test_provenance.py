@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import paired
 
 from celosia.compiler.graph.select.matrices import multiplies
 from celosia.compiler.launch import image as image_module
@@ -53,6 +54,8 @@ NAMES = [
     "batch2-8x4",
     "softmax",
     "softmax-4x8",
+    "norm",
+    "norm-4x8",
     "packed-4x8",
     "packed-16x4",
     "packed-32x8",
@@ -442,9 +445,8 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("planted", FAULTS)
-def test_planted_faults_are_found(name: str, planted: str) -> None:
+@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES, 2))
+def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])
     change(faulty)
@@ -504,7 +506,7 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
 def splitting(order: str) -> Callable[..., Decisions]:
     """Decisions whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, *_: bool) -> Decisions:
+    def choose(cfg: Config, problem: Problem, *_: object) -> Decisions:
         return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
 
     return choose
@@ -600,7 +602,7 @@ def programs(draw: st.DrawFn) -> Program:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
     x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
-    kind = number(0, 6 if b.cfg.softmax else 5 if multiplies(b.cfg) else 4)
+    kind = number(0, 6 if b.cfg.softmax or b.cfg.norm else 5 if multiplies(b.cfg) else 4)
     kind = 4 if kind == 5 and not multiplies(b.cfg) else kind
     if kind == 0:
         window = draw(windows(3))
@@ -614,7 +616,8 @@ def programs(draw: st.DrawFn) -> Program:
     elif kind == 3:
         b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
     elif kind == 6:
-        b.softmax(b.conv(x, Window((1, 1)), number(1, 20)) if number(0, 1) else x)
+        rows = b.conv(x, Window((1, 1)), number(1, 20)) if number(0, 1) else x
+        b.softmax(rows) if b.cfg.softmax else b.norm(rows)
     elif kind == 5:
         del b.net.given[x]  # another takes its place
         inner, columns = b.cfg.group * number(1, 3), number(1, 20)

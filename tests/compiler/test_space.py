@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
-from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, Problem, candidates, sample, why_not
+from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, First, Problem, candidates, sample, why_not
 from celosia.hw.config import Config
 
 from .layers import CONFIGS, Builder, builders, windows
@@ -43,6 +43,13 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 CFG = st.sampled_from(list(CONFIGS.values()))
+
+
+def test_the_reason_names_what_is_too_small() -> None:
+    """Three output blocks read the same input, and par holds four."""
+    shared = Problem(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
+    with pytest.raises(Untileable, match=r"and par_depth 4$"):
+        choose(replace(CONFIGS["batch2"], par_depth=4), shared)
 
 
 @bounded(60)
@@ -156,7 +163,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assert set(best) == set(points)
     costs = [estimate(cfg, p, d) for d in best]
     assert costs == sorted(costs) and costs[0] == many.min()
-    rows = choose(cfg, p, rows_first=True)
+    rows = choose(cfg, p, First.ROWS)
     assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= roofline.ROWS_FIRST_COST * costs[0])
 
 

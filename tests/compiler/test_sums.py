@@ -23,7 +23,7 @@ from celosia.sim.rtlsim import RtlDevice
 
 from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Network
-from .narrow_models import CLOSE, Sketch, apart, by_onnxruntime, outcome, packed
+from .narrow_models import CHECKED, CLOSE, Sketch, apart, by_onnxruntime, outcome, packed
 from .test_provenance import Program
 
 SUMS = ["tiny", "4x4-tight", "batch2", "4x8", "batch2-8x4", "packed-32x8"]
@@ -143,5 +143,5 @@ def test_sums_on_the_rtl() -> None:
 @pytest.mark.thorough
 def test_many_random_models() -> None:
     for seed in range(2000, 2250):
-        found = outcome("sums", seed)
+        found = outcome("sums", seed, check=seed % CHECKED == 0)
         assert found.accelerated and found.apart <= CLOSE

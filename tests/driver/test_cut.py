@@ -22,9 +22,9 @@ from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
 
-def chained(node_names: str = "own") -> onnx.ModelProto:
+def chained(node_names: str = "own", form: str = "qdq") -> onnx.ModelProto:
     """Four convolutions, a sum around the second one, an operator of the CPU behind the third."""
-    b = Builder("qdq", np.int8, seed=3)
+    b = Builder(form, np.int8, seed=3)
     b.node_names = node_names
     first = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
     second = b.binary("Add", b.conv(first, 8, (3, 3), pads=(1, 1, 1, 1)), first)
@@ -65,6 +65,15 @@ def test_nodes_need_no_names(whole: str, tmp_path: Path, node_names: str) -> Non
     onnx.save(chained(node_names), tmp_path / "m.onnx")
     ends = [[each.graph.output[0].name for each in cut(path, 2, "tiny")] for path in (whole, tmp_path / "m.onnx")]
     assert ends[0] == ends[1]
+
+
+def test_operators_that_onnx_does_not_know(tmp_path: Path) -> None:
+    """What is behind a QLinearAdd has a shape."""
+    onnx.save(chained(form="qoperator"), tmp_path / "m.onnx")
+    programs = [celosia.compile(each, "tiny", check=False) for each in cut(tmp_path / "m.onnx", 4, "tiny")]
+    x = np.random.default_rng(0).normal(size=(1, 1, 4, 8, 8)).astype(np.float32)
+    with Relay(programs) as relay, celosia.Runtime(celosia.compile(tmp_path / "m.onnx", "tiny", check=False)) as alone:
+        assert bytes_of(relay.run_each(x)) == bytes_of(alone.run_each(x))
 
 
 def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
@@ -141,3 +150,15 @@ def test_the_command(whole: str, tmp_path: Path) -> None:
     assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)
     assert "it is no folder" in command(whole, "-o", whole, code=1)
     assert not (tmp_path / "many").exists()
+
+
+def test_open_sizes_are_given(tmp_path: Path) -> None:
+    model = chained()
+    name, dims = model.graph.input[0].name, model.graph.input[0].type.tensor_type.shape.dim
+    dims[2].dim_param, dims[3].dim_param = "h", "w"
+    onnx.save(model, tmp_path / "m.onnx")
+    assert f"--shape {name}=1,4,h,w" in command(tmp_path / "m.onnx", "-o", tmp_path / "parts", code=1)
+    command(tmp_path / "m.onnx", "-o", tmp_path / "parts", "--shape", f"{name}=1,4,6,8")
+    first, second = (onnx.load(tmp_path / "parts" / f"m.{number}.onnx").graph for number in (1, 2))
+    for graph, channels in ((first, 4), (second, 8)):
+        assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [1, channels, 6, 8]

@@ -16,6 +16,7 @@ import pytest
 from driver_models import quantised
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from thorough import some
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
@@ -393,7 +394,10 @@ def test_an_old_models_constant_says_what_it_is() -> None:
 # Quantisation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-45, 3e38])
+SCALES = [0.0, float("inf"), 1e-45, -1.0, float("nan"), 3e38]
+
+
+@pytest.mark.parametrize("scale", some(SCALES, SCALES[:3]))
 def test_scales(scale: float) -> None:
     """No scale ends in anything but a result or a sentence."""
     from driver_models import quantised

@@ -25,8 +25,10 @@ from celosia.driver.pages.activity import Activity, Occupancy, activity
 from celosia.driver.pages.graph import nodes
 from celosia.driver.pages.names import ReportError
 from celosia.driver.run import explain
+from celosia.driver.show import program as program_tables
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Unit, instruction_bytes
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.checking import Accesses, Checker
 from celosia.sim.decode import decode
 from celosia.sim.device import Counters
@@ -155,6 +157,12 @@ def test_bars_hold_every_instruction_once(traced: tuple[Program, list[Counters],
         own = whole.bars.unit == unit
         assert covered >= (whole.bars.end - whole.bars.drawn)[own].sum()
     assert (found.waits.until - found.waits.since > found.gap).all() and len(found.waits.unit) <= limit
+
+
+def test_all_scratchpads_have_a_colour_and_are_explained() -> None:
+    names = scratchpads(dataclasses.replace(PRESETS["tiny"], taps=3, softmax=1, weight_bits=4))
+    assert {"tap", "exp", "book"} < set(names)
+    assert set(names) == set(figures._SCRATCHPAD) == set(program_tables._SCRATCHPADS)
 
 
 def test_a_curve_of_fewer_steps_keeps_its_peaks() -> None:

@@ -18,8 +18,8 @@ from celosia.sim.device import DeviceError
 from celosia.sim.fsim import FunctionalDevice
 
 REPORT = {
-    "model", "device", "cycles", "memory_model", "config", "macs_total", "macs_accelerator", "utilization", "launches",
-    "cpu_nodes", "arena", "saved_traffic", "layers", "units", "seconds",
+    "model", "device", "rounding", "cycles", "memory_model", "config", "macs_total", "macs_accelerator", "utilization",
+    "launches", "cpu_nodes", "arena", "saved_traffic", "layers", "units", "seconds",
 }  # fmt: skip
 LAYER = {
     "name", "op", "what", "macs", "cycles", "utilization", "bound", "units", "advice", "bytes_loaded", "bytes_stored",

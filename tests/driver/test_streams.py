@@ -162,15 +162,16 @@ def test_one_sample_is_written_while_another_one_runs(program: Program, samples:
 
 
 def test_a_board_with_two_buffers(program: Program, samples: Arrays) -> None:
-    """The registers know one base for each sample in flight; a board without memory for two takes one after another."""
+    """The registers know one base for each sample in flight; a board without memory for two takes one after another.
+    A run ends when it is known whether there are two."""
     for buffers, bases in ((2, 2), (1, 1)):
-        board = Accelerator(TINY)
         memory = Pages(buffers)
-        device = BoardDevice(TINY, board, memory, sleep=lambda seconds: None)
+        known = lambda seconds, memory=memory: memory.refused.wait(PATIENCE)  # noqa: E731
+        device = BoardDevice(TINY, Accelerator(TINY), memory, interrupt=known, now=lambda: 0.0)
         assert isinstance(device, Shared)
         runtime = celosia.Runtime(program, device)
         used = {result.counters[0].cycles for result in runtime.run_each(samples)}
-        assert len(used) == bases and memory.free == buffers - 1
+        assert len(used) == bases and memory.free == buffers - 1 and memory.refused.is_set()
         runtime.close()
         assert memory.free == buffers
 
@@ -179,10 +180,11 @@ class Pages:
     """Buffers of a board, of which there are so many."""
 
     def __init__(self, count: int) -> None:
-        self.free = count
+        self.free, self.refused = count, Event()
 
     def allocate(self, size: int) -> _Buffer:
         if not self.free:
+            self.refused.set()
             raise MemoryError("none left")
         self.free -= 1
         return _Buffer(self, size)

@@ -6,6 +6,7 @@ import logging
 import random
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import bench
@@ -57,6 +58,7 @@ VARIED = [
     "8x8 batch 2 bus 4, spread",
 ]  # fmt: skip
 """Those whose simulators `make test` builds."""
+PAUSES = (0.0, 0.4)
 SPREAD = [name for name, cfg in CONFIGS.items() if scratchpads(cfg)["wgt"].spread]
 
 
@@ -103,8 +105,9 @@ def bench_of(cfg: Config) -> Any:
 # pytest ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", some(CONFIGS, VARIED))
-@pytest.mark.parametrize("pause", [0.0, 0.4])
+@pytest.mark.parametrize(
+    ("name", "pause"), some(product(CONFIGS, PAUSES), [(name, PAUSES[n % 2]) for n, name in enumerate(VARIED)])
+)
 def test_random_blocks(name: str, pause: float) -> None:
     cfg = CONFIGS[name]
     bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": pause, "count": 30}, only="random_blocks")

@@ -220,7 +220,7 @@ EXACT_NORM = {
         gemm(1, 9, 30, acc_x=1, accumulate=1), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 30, 1, 1, a_x=1)
     ],
 }  # fmt: skip
-NORM_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.norm]
+NORM_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.norm and cfg.forward]  # with all destinations
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
 VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5", "taps3-ports2")
 WEIGHTS = Buffer.WGT

@@ -22,8 +22,10 @@ from celosia.compiler.cpu.llvm.operations import (
     is_vector,
     like,
     shift,
+    widened,
 )
 from celosia.compiler.expr.nodes import is_float
+from celosia.hw.pipeline import ROOT_BITS
 
 
 def unsigned(dtype: str) -> bool:
@@ -133,6 +135,10 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
             return intrinsic(b, "llvm.ctpop", args[0])
         if name == "popcount4":
             return _popcount4(b, args[0])
+        if name == "leading_zeros":
+            return intrinsic(b, "llvm.ctlz", args[0], extra=(ir.IntType(1)(0),))
+        if name == "inverse_root":
+            return _inverse_root(b, args[0])
         raise ValueError(f"{name} is not defined on {dtype}")
     if name == "clamp":
         value, low, high = args
@@ -152,6 +158,22 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
     if dtype == "float32" and name in F32:
         return F32[name](b, args[0])
     return library(b, name, dtype, *args)
+
+
+def _inverse_root(b: Any, x: V) -> V:
+    """sim.norm.inverse_root. The quotient of doubles is at most one beside it, so that r^2 x - 2^82 modulo 2^64 has its
+    sign; below 2^30 it is the largest number that there is."""
+    one, most = like(x, "int64", 1), like(x, "int64", (1 << ROOT_BITS) - 1)
+    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, widened(x, ir.DoubleType())))
+    near = b.fptosi(b.fdiv(like(x, "float64", 2.0**41), root), x.type)
+
+    def above(r: V) -> V:
+        return b.icmp_signed(">", b.mul(b.mul(r, r), x), like(x, "int64", 0))
+
+    near = b.sub(near, b.zext(above(near), x.type))
+    near = b.select(above(b.add(near, one)), near, b.add(near, one))
+    near = intrinsic(b, "llvm.smin", near, most)
+    return b.select(b.icmp_signed("<", x, like(x, "int64", 1 << 30)), most, near)
 
 
 def _popcount4(b: Any, x: V) -> V:

@@ -65,8 +65,9 @@ def gelu(x: Expr, approximate: str) -> Expr:
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
-    """0 between -limit and limit, else nearer to 0 by `bias`."""
-    return select(x < -limit, x + bias, select(x > limit, x - bias, 0))
+    """0 between -limit and limit, else nearer to 0 by `bias`: in float32, of any type, as onnxruntime computes it."""
+    near = x.astype("float32")
+    return select(near < -limit, near + bias, select(near > limit, near - bias, 0)).astype(x.dtype)
 
 
 Attrs = dict[str, Any]

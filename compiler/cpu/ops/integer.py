@@ -21,7 +21,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node, Shape, reshaped
+from celosia.compiler.cpu.ops.registry import Node, Shape, clamp, reshaped, round_even
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
@@ -380,11 +380,22 @@ class _Taps(_Packing):
         *first, last = window.kernel
         *reach, move = window.dilation
         super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))
-        self.source = self.padded((*self.extents[:-1], self.extents[-1] + 3 * move))
+        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * move)
+        # Elements are read up to four times, and with conditions, for which a processor needs masks of bytes.
+        self.direct = set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
+        self.source = x if self.direct else self.padded(self.ends)
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
         *lead, last = own
-        return quad(lambda j: self.source[(ni, block, *lead, last + j * self.window.dilation[-1])], self.flip)
+
+        def element(j: int) -> Expr:
+            at = [*lead, last + j * self.window.dilation[-1]]
+            if not self.direct:
+                return self.source[(ni, block, *at)]
+            here, inside = self.source[(ni, block, *self.shifted(at))], self.inside(at, self.ends)
+            return here if inside is None else select(inside, here, self.pad)
+
+        return quad(element, self.flip)
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         size = self.window.kernel[-1]
@@ -398,3 +409,12 @@ class _Taps(_Packing):
             return quad(element)
 
         return T.compute((w.shape[0], *self.steps), body, "weights")
+
+
+def rescaled_sum(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
+    """a + b of bytes as numerics.rescale_add of what the accelerator stores; float64 is exact. factors: ma, mb, c and
+    shift of that."""
+    flip = 0.0 if a.dtype == "int8" else 128.0
+    ma, mb, constant, shift = factors
+    total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)
+    return (clamp(round_even(total * 2.0**-shift), -128, 127) + flip).astype(a.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -259,8 +260,11 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
 
 @op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, like=("Add", (0, 3)), scale=6, takes="TfT TfT fT")
 def qlinear_add(node: Node) -> Tensor:
-    """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them."""
+    """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them. Ours, with the
+    attribute `factors`: as the accelerator adds."""
     a, b = node.input(0), node.input(3)
+    if "factors" in node.attrs:
+        return node.elementwise(partial(integer.rescaled_sum, factors=node.attrs["factors"]), a, b)
     sa, za, sb, zb, sc, zc = (node.scalar(i, F32) for i in (1, 2, 4, 5, 6, 7))
     inner_a = a.shape[-1] if a.shape else 1
     inner_b = b.shape[-1] if b.shape else 1
@@ -271,8 +275,8 @@ def qlinear_add(node: Node) -> Tensor:
     fixed = T.compute((1,), lambda i: zc - call("fma", ra, za, rb * zb), "fixed")
 
     def body(x: Expr, y: Expr) -> Expr:
-        partial = call("fma", y.astype(F32), rb, fixed[0])
-        return convert_saturating(call("fma", x.astype(F32), ra, partial), a.dtype)
+        part = call("fma", y.astype(F32), rb, fixed[0])
+        return convert_saturating(call("fma", x.astype(F32), ra, part), a.dtype)
 
     return node.elementwise(body, a, b)
 

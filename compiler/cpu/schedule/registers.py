@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
-from celosia.compiler.expr.affine import stride_along
+from celosia.compiler.expr.affine import flatten, linear, stride_along
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
@@ -74,7 +75,7 @@ def register_tile(
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
         others = []  # nothing is shared, and row by row they stay beside the loops that make what they read
-    kinds = _kinds(others, vectors, scalars, 2 in steps)
+    kinds = _kinds(others, vectors, scalars, 2 in steps, lane.extent)
     rows_outside = None
     if choose is not None:
         tile_ = choose(_tiles_of(*kinds))
@@ -105,12 +106,12 @@ def register_tile(
     return True
 
 
-Kinds = tuple[list[Axis | None], list[Axis | None], bool]
-"""Axes that rows and columns of a tile can be along, None for a tile without, and whether all rows share the vectors of
-columns."""
+Kinds = tuple[list[Axis | None], list[Axis | None], float]
+"""Axes that rows and columns of a tile can be along, None for a tile without, and what the read of a vector costs where
+all rows share those of columns, as one of a number costs 1; 0 where they do not."""
 
 
-def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool) -> Kinds:
+def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool, lanes: int) -> Kinds:
     """Along rows the vectors stay the same, along columns the numbers. Where no axis is of the first kind, as in a
     convolution by channel, rows share at least some vectors.
     """
@@ -121,11 +122,18 @@ def _kinds(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: b
         rows = [axis for axis in axes if any(_still([read], axis) for read in vectors)]
     if narrow or (rows and not shared):
         columns = []
-    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], shared
+    costs = 1 + (0 if _whole(vectors, lanes) else target().vector_bytes / LINE)
+    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], costs if shared else 0
+
+
+def _whole(vectors: list[Load], lanes: int) -> bool:
+    """Whether vectors of so many lanes begin at multiples of that: then none lies in two lines of the cache."""
+    terms = [linear(flatten(read.tensor.shape, read.index)) for read in vectors]
+    return all(coefficient % lanes == 0 for each in terms for coefficient in each.values())
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], shared: bool, even: bool, near: Callable[[Axis | None], bool]
+    rows: list[Axis | None], columns: list[Axis | None], costs: float, even: bool, near: Callable[[Axis | None], bool]
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -133,13 +141,13 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, shared, target().registers - 1, even, near(row))
+        work, size = _size(*extents, costs, target().registers - 1, even, near(row))
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
 
 
-def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool) -> list[RegisterTile]:
+def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float) -> list[RegisterTile]:
     """All tiles that fit into registers, those with the least work first."""
     found: dict[RegisterTile, float] = {}
     for row, column in itertools.product(rows, columns):
@@ -147,10 +155,10 @@ def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], shared: bool)
             continue
         extents = _extent(row), _extent(column)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
-        for height, width in _sizes(*extents, shared, target().registers - 1):
+        for height, width in _sizes(*extents, costs > 0, target().registers - 1):
             for outside in (True, False):
                 tile = RegisterTile(*names, height, width, outside)
-                found[tile] = _work(*extents, height, width, shared) / prod(extents)
+                found[tile] = _work(*extents, height, width, costs) / prod(extents)
     return sorted(found, key=found.__getitem__)
 
 
@@ -166,7 +174,7 @@ def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of what tiles compute at once, where there are enough rows."""
     if rows < TILE_ROWS[0]:
-        return _size(rows, columns, True, target().registers - 1)[1]
+        return _size(rows, columns, 1, target().registers - 1)[1]
     most = min(columns, TILE_COLUMNS - 2)
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
@@ -205,7 +213,7 @@ def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tu
 
 @functools.cache
 def _size(
-    rows: int, columns: int, shared: bool, registers: int, even: bool = False, near: bool = False
+    rows: int, columns: int, costs: float, registers: int, even: bool = False, near: bool = False
 ) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
     that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
@@ -216,12 +224,12 @@ def _size(
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
         reads = size[0] + (4 if near else 2) * size[1]
-        return _work(rows, columns, *size, shared), _tiles_in(rows, columns, *size) * reads, size
+        return _work(rows, columns, *size, costs), _tiles_in(rows, columns, *size) * reads, size
 
-    costs = [cost(size) for size in _sizes(rows, columns, shared, registers)]
-    best = min(costs)
+    found = [cost(size) for size in _sizes(rows, columns, costs > 0, registers)]
+    best = min(found)
     if even:
-        almost = (each for each in costs if each[0] <= EVEN * best[0])
+        almost = (each for each in found if each[0] <= EVEN * best[0])
         whole = (each for each in almost if not rows % each[2][0] and not columns % each[2][1])
         best = min(whole, key=lambda each: (prod(each[2]), each), default=best)
     return best[0], best[2]
@@ -231,9 +239,14 @@ def _tiles_in(rows: int, columns: int, height: int, width: int) -> int:
     return -(-rows // height) * -(-columns // width)
 
 
-def _work(rows: int, columns: int, height: int, width: int, shared: bool) -> float:
-    """Of all tiles in a step of the reduction: products, or reads where there are more of them."""
-    return _tiles_in(rows, columns, height, width) * (max(height * width, height + width if shared else 0) + 1)
+READ = 4 / 3
+"""How long a read takes, in products: as many of both begin in a cycle, but not all reads find their data at once."""
+
+
+def _work(rows: int, columns: int, height: int, width: int, costs: float) -> float:
+    """Of all tiles in a step of the reduction: products, or reads where these take longer. costs: see `_kinds`."""
+    reads = READ * (height + costs * width) if costs else 0
+    return _tiles_in(rows, columns, height, width) * (max(height * width, reads) + 1)
 
 
 def _around(

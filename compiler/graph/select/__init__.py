@@ -20,6 +20,7 @@ from celosia.compiler.graph.select.elementwise import addition, product, table_l
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.matrices import is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
+from celosia.compiler.graph.select.norm import norm
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
@@ -54,6 +55,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Transpose": transpose,
     "MaxPool": max_pool,
     "QLinearSoftmax": softmax,
+    "QLinearNorm": norm,
     "Table": table_lookup,
     "Clip": table_lookup,
     "BlockSums": block_sums,

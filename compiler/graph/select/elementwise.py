@@ -16,8 +16,9 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
-from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.graph.values import shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
 
 
@@ -25,9 +26,9 @@ def addition(p: Placement, node: ir.Node) -> None:
     """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several. OnCpu."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
-    sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
-    dtype = y.dtype.numpy()  # type: ignore[union-attr]
-    fit = numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, dtype, constant(a), constant(b))
+    for number in (1, 2, 4, 5, 6, 7):
+        scalar_of(node.inputs[number])
+    fit = rescaled_sum(node)
     if fit is None:
         raise OnCpu(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, ending
+from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, Norm, Softmax, ending
 
 
 def join_residual(
@@ -39,10 +39,11 @@ def join_residual(
 
 
 def joins(choice: Choice, value: ir.Value | None) -> bool:
-    """Whether an operator on `value` alone can become part of the layer that makes it."""
+    """Whether an operator on `value` alone can become part of the layer that makes it, which is none of rows."""
     return (
         value is not None and choice.value is value and len(list(value.uses())) == 1
         and not value.is_graph_output() and choice.layer.epilogue.residual is None
+        and not isinstance(choice.layer, Softmax | Norm)
     )  # fmt: skip
 
 

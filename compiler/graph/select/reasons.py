@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.norms import NORMS, WHY
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use
@@ -51,6 +52,10 @@ def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
         return RESULT
     if node.op_type in BY_BLOCKS:
         return BY_BLOCKS[node.op_type]
+    if node.meta.get(WHY):
+        return f"{FLOAT}, and stays so: {node.meta[WHY]}"
+    if is_op(node, *NORMS) and not in_floats:
+        return 'it is onnxruntime\'s, in floats; rounding="correct" makes it integers, for a Config with norm, too'
     op = node.op_type.removeprefix("Blocked")
     if op not in QUANTISABLE or node.domain not in ("", "ai.onnx", "celosia", "com.microsoft"):
         return f"the accelerator has no {op}; the CPU computes it, unless other operators take its place"

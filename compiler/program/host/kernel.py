@@ -60,6 +60,15 @@ def fresh(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return empty(dtype, shape) if dtype.itemsize * prod(shape) >= ALIGNED_FROM else np.empty(shape, dtype)
 
 
+def aligned(array: Array) -> Array:
+    """`array` where it is small or begins with a line of the cache, else a copy that does."""
+    if array.nbytes < ALIGNED_FROM or array.dtype.hasobject or address_of(array) % 64 == 0:
+        return array
+    made = empty(array.dtype, array.shape)
+    made[...] = array
+    return made
+
+
 _local = threading.local()
 _HEAD = object.__basicsize__
 _pointer_at = ctypes.c_void_p.from_address  # looked up once: types of ctypes take long to find what they have

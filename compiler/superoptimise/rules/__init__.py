@@ -11,11 +11,12 @@ from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
 from celosia.compiler.superoptimise.rules.pixels import PIXELS
 from celosia.compiler.superoptimise.rules.sharing import SHARING
+from celosia.compiler.superoptimise.rules.windows import WINDOWS
 
 GROUPS: dict[str, tuple[RewriteRule, ...]] = {
     "merging": MERGING, "convolutions": CONVOLUTIONS, "sharing": SHARING, "moving": MOVING, "parts": PARTS,
-    "borders": BORDERS, "pixels": PIXELS,
+    "borders": BORDERS, "pixels": PIXELS, "windows": WINDOWS,
 }  # fmt: skip
 RULES = tuple(rule for group in GROUPS.values() for rule in group)
 """All of integers, and of what moves. FLOATS are beside them, for models whose floats the CPU computes."""
-__all__ = ["FLOATS", "GROUPS", "RULES"]
+__all__ = ["FLOATS", "GROUPS", "RULES", "WINDOWS"]

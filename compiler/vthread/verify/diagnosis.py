@@ -196,7 +196,7 @@ class _Diagnosis:
             dims = self._dims(i, operand)
             return int(memory[f[f"{operand}_base"] * outs + sum(v * dims[d][1] for d, v in enumerate((n, y, x, q)))])
 
-        does = softmax_of(self.cfg, f, machine.exp) if f.get("softmax") else operation_of(f, machine.lut)
+        does = softmax_of(self.cfg, f, machine.exp) if f.get("softmax") else operation_of(self.cfg, f, machine.lut)
         operation, position = means.of(position)
         if does != operation:
             return error(Meaning.OPERATION, _difference(does, operation))

@@ -22,6 +22,7 @@ from celosia.compiler.layer import (
     Layer,
     Map,
     Multiply,
+    Norm,
     Pool,
     Requantise,
     Softmax,
@@ -53,7 +54,8 @@ class Operation(NamedTuple):
     """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
     rows: tuple[Hashable, int] | None = None
-    """Of a softmax: the contents of exp, and the elements of a row; B is what rows are, see `Symbols.softmax`."""
+    """Of a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
+    row; B is what rows are, see `Symbols.row_of`."""
 
     @property
     def constant(self) -> int | None:
@@ -139,8 +141,9 @@ class Symbols:
         mixed: Scalars = total ^ total >> np.uint64(32)
         return mixed
 
-    def softmax(self, x: Scalars, count: int) -> Scalars:
-        """B of a softmax of rows of `count` elements: x [..., groups], in their order, of which those beyond have none.
+    def row_of(self, x: Scalars, count: int) -> Scalars:
+        """B of a softmax or norm of rows of `count` elements: x [..., groups], in their order, of which those beyond
+        have none.
 
         It tells rows, and groups within a row, from all others.
         """
@@ -233,6 +236,13 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         a, requantise = _product(symbols, x, pieces, layer), layer.parameters(cfg)
     elif isinstance(layer, Softmax):
         return _softmax(symbols, x, layer)
+    elif isinstance(layer, Norm):
+        a, requantise, b = (
+            x,
+            layer.requantise,
+            symbols.row_of(x.transpose(0, 2, 3, 1), layer.count).transpose(0, 3, 1, 2),
+        )
+        operation = operation._replace(offset=layer.offset, rows=((layer.centre, layer.epsilon), layer.count))
     else:
         assert isinstance(layer, Map)
         a = x
@@ -332,7 +342,7 @@ def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: ActivationProd
 def _softmax(symbols: Symbols, x: Scalars, layer: Softmax) -> Operands:
     """What `layer` means; of groups that hold elements, which are all that it has."""
     rows = np.stack(np.split(x.transpose(0, 2, 3, 1), layer.heads, axis=3), axis=3)
-    b = symbols.softmax(rows, layer.count).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
+    b = symbols.row_of(rows, layer.count).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
     powers = layer.powers.astype(np.float32).tobytes(), layer.count
     return Operands(Operation(zero_point=layer.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
 

@@ -424,14 +424,22 @@ class SymbolicMachine:
         if f.get("softmax"):
             self._softmax(f)
             return
-        operation = operation_of(f, self.lut)
-        total = self._a(f) * self.symbols.a
+        operation, a = operation_of(self.cfg, f, self.lut), self._a(f)
+        total = a * self.symbols.a
+        if operation.rows is not None:
+            total += self._rows(a, operation.rows[1]) * self.symbols.b
         if f["requantise"]:
             total += view(self.par, f["par_base"] * outs, self._dims(f, "par"))
         if operation.residual is not None or (operation.binary is not None and operation.binary[2] is None):
             total += view(self.vin, f["b_base"] * outs, self._dims(f, "b")) * self.symbols.b
         target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
         target[...] = self.symbols.result(operation, total)
+
+    def _rows(self, a: Scalars, count: int) -> Scalars:
+        """B of rows of a [n, y, x, out pieces]."""
+        rows = a.transpose(1, 2, 0, 3)
+        b = self.symbols.row_of(rows.reshape(*rows.shape[:2], -1), count)
+        return b.reshape(rows.shape).transpose(2, 0, 1, 3)
 
     def _softmax(self, f: Fields) -> None:
         """Rows of n x [block_out / group] pieces, at each x."""
@@ -440,7 +448,7 @@ class SymbolicMachine:
         rows = x.reshape(*x.shape[:2], -1)  # y, x, groups
         assert operation.rows is not None
         count = operation.rows[1]
-        total = rows * self.symbols.a + self.symbols.softmax(rows, count) * self.symbols.b
+        total = rows * self.symbols.a + self.symbols.row_of(rows, count) * self.symbols.b
         results = self.symbols.result(operation, total)
         low, high = f["clip_lo"], f["clip_hi"]
         results[..., -(-count // self.cfg.group) :] = self.symbols.padding(min(max(f["zero_point"], low), high))
@@ -512,9 +520,9 @@ def softmax_of(cfg: Config, f: Fields, powers: NDArray[np.uint32]) -> Operation:
     return Operation(zero_point=f["zero_point"], clip=(f["clip_lo"], f["clip_hi"]), rows=rows)
 
 
-def operation_of(f: Fields, tables: Sequence[object]) -> Operation:
+def operation_of(cfg: Config, f: Fields, tables: Sequence[object]) -> Operation:
     """What a VECTOR instruction does, `tables` being the contents of lut."""
-    binary = residual = zero_point = clip = table = reduce = None
+    binary = residual = zero_point = clip = table = reduce = rows = None
     int8 = f["destination"] != Destination.ACC
     if f["extent_r"] * f["extent_s"] > 1 and not (f["taps"] and f["reduce_op"] == ReduceOp.ADD):
         reduce = f["reduce_op"]  # a sum of taps is one as those of gemm are
@@ -528,4 +536,6 @@ def operation_of(f: Fields, tables: Sequence[object]) -> Operation:
         table = tables[f["table"]]
     if f["rescale_add"]:
         residual = f["scale_v"], f["scale_b"], f["scale_c"], f["scale_shift"], f["add_lo"], f["add_hi"]
-    return Operation(f["a_offset"], reduce, binary, zero_point, clip, table, residual, int8)
+    if f.get("norm"):
+        rows = (bool(f["centre"]), f["scale_c"]), f["extent_n"] * cfg.block_out - f["imm"]
+    return Operation(f["a_offset"], reduce, binary, zero_point, clip, table, residual, int8, rows)

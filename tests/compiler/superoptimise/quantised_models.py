@@ -61,6 +61,16 @@ class Quantised:
         bias = self.node("DequantizeLinear", [b, steps, self.constant(np.zeros(outputs), np.int32)], axis=0)
         return self.quantised(self.node("Conv", [self.floats(x), weights, bias], **given), scale, zero)
 
+    def averaged(self, x: str, scale: float, zero: int, pads: list[int], counted: int = 0) -> str:
+        """Of windows of 3 x 3. counted: whether padding counts."""
+        given = {"kernel_shape": [3, 3], "strides": [1, 1], "pads": pads, "count_include_pad": counted}
+        if self.qdq:
+            return self.quantised(self.node("AveragePool", [self.floats(x)], **given), scale, zero)
+        self.meant["y"] = scale, zero
+        y = self.node("QLinearAveragePool", [x, *self.pair(x), *self.pair("y")], "com.microsoft", **given)
+        self.meant[y] = scale, zero
+        return y
+
     def both(self, op: str, x: list[str], **given: Any) -> str:
         """On bytes; with QDQ around it where the model is so."""
         if not self.qdq:

@@ -48,6 +48,7 @@ class RandomModel:
             self.convolutions,
             self.joined,
             self.largest,
+            self.average,
             self.cut,
             self.function,
             self.added,
@@ -98,6 +99,14 @@ class RandomModel:
         """A MaxPool."""
         y = self.made.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
         self.keep(y, self.channels[x], self.sizes[x])
+
+    def average(self, x: str) -> None:
+        """An AveragePool, or onnxruntime's of bytes, of one or two sizes of window, to the same scale or another."""
+        r, m = self.random, self.made
+        pads = r.choice([[1] * 4, [0] * 4]) if min(self.sizes[x]) > 4 else [1] * 4
+        counted = r.choice([0, 0, 1])
+        y = m.averaged(x, r.choice([*SCALES, m.meant[x][0]]), r.choice(ZEROS), pads, counted)
+        self.keep(y, self.channels[x], tuple(size - 2 + 2 * pads[0] for size in self.sizes[x]))
 
     def cut(self, x: str) -> None:
         """A Split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
+from celosia.compiler.superoptimise.egraph import TensorClasses
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -139,7 +141,19 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
         return m.model(m.conv(m.conv("x", 16, 64, 0.05), 64, outputs, 0.05, kernel=kernel, **given))
 
     dilated = {"pads": [8] * 4, "dilations": [8, 8]}
+
+    def pooled(size: int, counted: int | None = None) -> onnx.ModelProto:
+        """counted: of an average, whether padding counts; else of MaxPool."""
+        m = Quantised((1, 16, size, size), qdq)
+        x = m.conv("x", 16, 64, 0.05, zero=5)
+        if counted is None:
+            y = m.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+        else:
+            y = m.averaged(x, 0.05, 5, [1] * 4, counted)
+        return m.model(m.conv(y, 64, 16, 0.05))
+
     return {
+        "largest by rows": pooled(19), "averages inside": pooled(21, 0), "averages with padding": pooled(15, 1),
         "border rows apart": made(19, 64, 3, **dilated), "border columns that meet": made(13, 64, 3, **dilated),
         "no first tap": made(7, 64, 3, **dilated), "pixels as channels, 4 x 4": made(18, 1, 5),
         "pixels as channels, 2 x 2, of what is beyond 16s": made(17, 19, 3),
@@ -166,6 +180,20 @@ def test_an_integer_program_takes_many_steps_at_once() -> None:
     assert optimised.state.priced < len(optimised.steps) + 3
     assert not difference(model, optimised.model, opened)
     assert optimised.after.total < optimised.before.total
+
+
+def test_an_e_graph_combines_alternatives() -> None:
+    """What makes the results of two steps that exclude each other, and the cheapest of it."""
+    model = branches(True)
+    optimised = found(model, way="egraph")
+    assert len(optimised.steps) >= 2 and not optimised.refused
+    assert optimised.before.cycles / optimised.after.cycles >= 3.0
+    assert not difference(model, optimised.model, opened)
+    classes = TensorClasses(graph_of(model))
+    assert classes.cheapest(lambda graph, operation: 1.0) == classes.graph
+    other = graph_of(model).operations[1]
+    classes.makers[other.outputs[0]][replace(other, inputs=(other.outputs[0], *other.inputs[1:]))] = None
+    assert classes.cheapest(lambda graph, operation: 1.0) == classes.graph  # nothing is made of itself
 
 
 def test_parts_alike_are_priced_once() -> None:
@@ -264,7 +292,7 @@ def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     optimised = found(branches(True), told=interrupt)
-    assert optimised.state.ended == "interrupted" and len(optimised.steps) == 1
+    assert optimised.state.ended == "interrupted" and optimised.steps
     assert optimised.after.cycles < optimised.before.cycles
 
 

@@ -31,9 +31,13 @@ from celosia.compiler.superoptimise.rules.merging import (
 )
 from celosia.compiler.superoptimise.rules.moving import F, G, mapped, reshaped, transposed
 from celosia.compiler.superoptimise.rules.pixels import PIXELS
+from celosia.compiler.superoptimise.rules.windows import WINDOWS
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
+BY_ROWS, _, BY_HALVES, _, COUNTED = WINDOWS
+AVERAGE, BY_PRODUCTS = BY_HALVES.before[0], replace(COUNTED.after[0], attributes=tuple(
+    (name, value) for name, value in BY_HALVES.before[0].attributes if name != "counted"))  # fmt: skip
 P, Q, O = OpenSize("p", 0), OpenSize("q"), OpenSize("o")
 FIRST, SECOND = (constants(i, o, (o, C, *KERNEL)) for i, o in ((1, O1), (2, O2)))
 ALIKE = constants(2, O1, (O1, C, *KERNEL))
@@ -60,10 +64,15 @@ def merged(**other: object) -> tuple[Term, Term]:
     return part(both, 1, 0, O1), part(both, 1, O1, O1 + O2)
 
 
-def pooled(x: Term, op: str = "largest", **other: object) -> Composed:
+def pooled(x: Term, *others: Term, op: str = "largest", **given: object) -> Composed:
     """Windows."""
-    given = {"kernel": KERNEL, "pads": (0, 0, 0, 0), "strides": (1, 1), "dilations": (1, 1), **other}
-    return apply(op, x, **given)
+    windows = {"kernel": KERNEL, "pads": (0, 0, 0, 0), "strides": (1, 1), "dilations": (1, 1)}
+    return apply(op, x, *others, **{**windows, **given})
+
+
+def averaged(x: Term) -> Composed:
+    """Of windows without padding."""
+    return pooled(x, XZ, op="average", counted=False, f=F)
 
 
 def accumulated(*rows: Term, x: Term = IMAGE, xz: Term = XZ) -> Composed:
@@ -137,9 +146,8 @@ WRONG = (
     wrong("any function and MaxPool change places", mapped(F, pooled(IMAGE)), pooled(mapped(F, IMAGE))),
     wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(F)),
     wrong("two MaxPools are one", pooled(pooled(IMAGE)), pooled(IMAGE)),
-    wrong("an average is a convolution", pooled(IMAGE, "average"), ONE),
-    wrong("an average goes across a function", mapped(F, pooled(IMAGE, "average")),
-          pooled(mapped(F, IMAGE), "average")),
+    wrong("an average is a convolution", averaged(IMAGE), ONE),
+    wrong("an average goes across a function", mapped(F, averaged(IMAGE)), averaged(mapped(F, IMAGE))),
     wrong("functions change places", mapped(F, mapped(G, IMAGE)), mapped(G, mapped(F, IMAGE))),
     wrong("a function twice is one", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE)),
     wrong("the outer function stays", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE), Absorbs(F, G)),
@@ -186,6 +194,12 @@ WRONG = (
     replace(PIXELS_OF_TWO, name="pixels as channels, and what lies beyond", after=(_inner(_inner(WHOLE)),)),
     replace(PIXELS_OF_TWO, name="pixels as channels of one another", after=(_inner(_inner(_inner(WHOLE))),)),
     wrong("pixels as channels of strides two", _strided(PIXELS_OF_TWO.before[0]), WHOLE),
+    wrong("the largest by rows, of whole windows", BY_ROWS.before[0], replace(BY_ROWS.after[0], args=BY_ROWS.before)),
+    wrong("averages at the border by products", AVERAGE, BY_PRODUCTS),
+    wrong("padding counts or does not", AVERAGE, apply("average", *AVERAGE.args, **{
+        **dict(AVERAGE.attributes), "counted": True})),
+    replace(BY_HALVES, name="averages of overlapping parts", after=(
+        joined(2, BY_HALVES.after[0].args[0].args[0], BY_HALVES.after[0].args[1]),)),
     wrong("constants are multiplied", apply("plus", apply("plus", LAST, Leaf("c1", (), True)), Leaf("c2", (), True)),
           apply("plus", LAST, Leaf("c1", (), True))),
 )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Normalisations of rows as layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from celosia.compiler import numerics
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
+from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero
+from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.values import attribute
+from celosia.compiler.layer import Layer, Norm, Requantise
+from celosia.compiler.program.model import matrix_counts
+from celosia.compiler.tensorize import pack
+
+
+def norm(p: Placement, node: ir.Node) -> None:
+    """Places a QLinearNorm: a layer for each matrix whose rows are pixels. OnCpu."""
+    cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
+    assert x is not None
+    if not cfg.norm:
+        raise OnCpu("a normalisation on the accelerator takes a Config with norm")
+    form, count = _form(p, x)
+    epsilon, bias, scale = int(scalar_of(node.inputs[3])), array_of(node.inputs[4]), array_of(node.inputs[5])
+    requantise = Requantise(bias, *numerics.fold_scale(scale), stored_zero(node.inputs[7]))
+    centre = bool(attribute(node, "centre"))
+    offset = 0 if centre else -stored_zero(node.inputs[2])
+    reads: Reads = {}
+    source, whole = p.read(x, form, reads), p.activation(y, form)
+    columns = len(bias)
+    groups, dims = pack.blocks(columns, cfg.group), (form.dims[0], columns, *form.dims[2:])
+    layers = [
+        Norm(
+            node.name or "" if count == 1 else f"{node.name}.{number}",
+            source.region(dims, number * groups, source.pixels), whole.region(dims, number * groups, whole.pixels),
+            offset, centre, epsilon, requantise,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    if count == 1:
+        x_whole = source if source.channels == columns else layers[0].x
+        p.add(node, replace(layers[0], x=x_whole, y=whole), reads, form)
+    else:
+        p.assemble(node, list[Layer](layers), reads, whole, form)
+
+
+def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
+    """That in which rows of `x` are pixels, and how many matrices they are. OnCpu where the accelerator holds it in
+    another one."""
+    held, dims = p.held(x), shape_of(x)
+    if held is None:
+        held = natural_form(x, rows=True) if len(dims) < 3 else matrices_form(p.cfg, x, "rows")
+    if held.fold == "rows" and not held.inverted:
+        count = matrix_counts("rows", dims)[0]
+        if count <= MOST_PRODUCTS:
+            return held, count
+        raise OnCpu(f"it has {count} matrices, more than {MOST_PRODUCTS}")
+    if held.fold or held != natural_form(x, rows=True):
+        raise OnCpu("its rows are no pixels of the accelerator")
+    return held, 1

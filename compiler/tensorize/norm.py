@@ -1,0 +1,72 @@
+"""LayerNorm and RMSNorm of rows as intrinsics: one instruction, which sums up a row and its squares for itself.
+
+A row is the channels of a pixel, whose entries lie one behind the other in vin; what its last lanes hold, where they
+are none of it, nobody reads.
+
+>>> from celosia.hw.config import PRESETS
+>>> print(intrinsic(PRESETS["tiny"], "row_squares", 7).behaviour.body)
+sum[k]((int64(a[k]) + offset) * (int64(a[k]) + offset))
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from celosia.compiler.expr.nodes import Expr, Value, Var
+from celosia.compiler.expr.norm import INT, OfRow, norm_row, sums
+from celosia.compiler.expr.tensor import compute, placeholder
+from celosia.compiler.tensorize.intrinsic import ROW, Compute, TensorIntrinsic, Within
+from celosia.compiler.tensorize.requantised import requantised
+from celosia.hw.config import Config
+from celosia.hw.isa import ASource, Destination, Opcode
+
+SUMS = ("row_total", "row_squares")
+NAMES = (*SUMS, "layer_norm", "rms_norm")
+"""Of the intrinsics, in front of the number of elements of a row."""
+
+
+def results(
+    element: OfRow, par: OfRow, within: tuple[OfRow, OfRow], epsilon: Expr, count: int, centre: bool,
+    limits: tuple[Value, Value, Value],
+) -> OfRow:  # fmt: skip
+    """The result, int8, by the indices of a row and the place in it. element: int64, by the same ones; par: uint64, by
+    the place. within: the sum and that of squares, by those of the row. limits: zero point, lowest and highest."""
+    row = norm_row(*within, epsilon, count, centre, lambda name, number: number)
+    return lambda *i: requantised(row.element(element(*i), *i[:-1]), par(i[-1]), *limits)
+
+
+def shifted(value: Expr, offset: Value) -> Expr:
+    """An element of a row as it is summed up."""
+    return value.astype(INT) + offset
+
+
+@cache
+def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
+    """That of one of NAMES, for rows of `count` elements."""
+    lanes = -(-count // cfg.lanes) * cfg.lanes
+    a, par = placeholder((lanes,), "int8", "a"), placeholder((lanes,), "uint64", "par")
+    within = tuple(placeholder((), INT, each) for each in SUMS)
+    offset, epsilon = Var("offset", INT), Var("epsilon", INT)
+    element: OfRow = lambda k: shifted(a[k], offset)  # noqa: E731
+    scopes = {"a": "vin", "par": "par", "out": "out", **dict.fromkeys(SUMS, ROW)}
+    if name in SUMS:
+        made = compute((), sums(element, count)[SUMS.index(name)], name)
+        return TensorIntrinsic(f"{name}_{count}", made, scopes, Within())
+    centre = name == "layer_norm"
+    limits = (Var("zero_point", "float32"), Var("lo", "float32"), Var("hi", "float32"))
+    total, squares = (lambda each=each: each[()] for each in within)
+    value = results(element, lambda c: par[c], (total, squares), epsilon, count, centre, limits)
+    out = compute((lanes,), value, "out", axes=("c",))
+    fields = partial(_fields, int(centre), lanes // cfg.lanes, lanes - count)
+    rule = Compute(Opcode.VECTOR, {"out": "dst", "a": "a", "par": "par"}, fields, "x")
+    return TensorIntrinsic(f"{name}_{count}", out, scopes, rule, dict.fromkeys(("a", "out", "par"), cfg.lanes))
+
+
+def _fields(
+    centre: int, entries: int, spare: int, *, offset: int, epsilon: int, zero_point: float, lo: float, hi: float
+) -> dict[str, int]:
+    return {
+        "norm": 1, "centre": centre, "a_source": ASource.VIN, "destination": Destination.OUT, "requantise": 1,
+        "extent_n": entries, "a_n": 1, "dst_n": 1, "par_n": 1, "imm": spare, "a_offset": offset, "scale_c": epsilon,
+        "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),
+    }  # fmt: skip

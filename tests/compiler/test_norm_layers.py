@@ -1,0 +1,200 @@
+"""Normalised rows on the accelerator, where a Config has norm: what they are, with what finds a wrong program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.encoders import Encoder, quantised, sample
+from hypothesis import given
+from hypothesis import strategies as st
+from thorough import some
+
+import celosia
+from celosia.compiler import numerics
+from celosia.compiler.expr.interpret import interpret
+from celosia.compiler.layer import Activation, Epilogue, Norm, Requantise, Untileable, Window
+from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.intrinsics import declared
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.reference import meaning
+from celosia.compiler.vthread.verify import VerifyError
+from celosia.driver.compare import compare
+from celosia.hw.config import PRESETS, Config
+from celosia.hw.isa import Buffer, Opcode
+
+from .layers import CONFIGS, Builder, Network, builders
+from .test_provenance import Program
+from .test_rounding import drawn, norm_model
+
+PYNQ, TINY = replace(PRESETS["pynq"], softmax=4, norm=8), replace(PRESETS["tiny"], norm=1)
+MODELS = {
+    "rows": ("LayerNormalization", (1, 9, 40), "uint8", 117, PYNQ),
+    "of the mean square": ("RMSNormalization", (7, 33), "int8", -7, PYNQ),
+    "two sequences": ("LayerNormalization", (2, 8, 20), "int8", 0, PYNQ),
+    "small blocks": ("SimplifiedLayerNormalization", (1, 12, 10), "uint8", 128, TINY),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_accelerator_computes_what_the_cpu_does(name: str) -> None:
+    op, shape, dtype, zero, cfg = MODELS[name]
+    model, x = norm_model(op, shape, dtype, zero), {"x": drawn(shape, dtype)}
+    program = celosia.compile(model, config=cfg, rounding="correct")
+    assert [(row["op"], row["place"]) for row in program.placements] == [("QLinearNorm", "accelerator")]
+    other = celosia.compile(model, config=replace(cfg, norm=0), rounding="correct", check=False)
+    assert "takes a Config with norm" in other.placements[0]["reason"] and not other.launches
+    made = [celosia.Runtime(each).run(x).outputs["y"] for each in (program, other)]
+    np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize("signed", some([True, False], [True]))
+def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
+    encoder = Encoder(21, 2, 16, 48, layers=2)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
+    program = celosia.compile(path, config=PYNQ, rounding="correct")
+    assert len(program.launches) == 1 and program.macs_accelerator == program.macs_total
+    x = {"x": sample(encoder.shape, 7)}
+    assert compare(path, x, config=PYNQ, rounding="correct", check=False)["different"] == 0
+
+
+def test_softmaxes_of_each_layer_have_products_beside_them(tmp_path: Path) -> None:
+    """Of each attention in a launch of several: what makes V comes behind one of them."""
+    encoder = Encoder(16, 4, 16, 16, layers=2)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, True)
+    program = celosia.compile(path, config=PYNQ, rounding="correct", check=False, without="blocks")
+    (launch,) = program.launches
+    kinds = [layer.what.split(" ")[0] for layer in launch.layers if layer.what.startswith(("softmax", "conv"))]
+    assert kinds[:10] == kinds[10:]
+    assert kinds[:3] == ["conv", "conv", "softmax"]  # those of Q and K
+
+
+@pytest.mark.rtl
+@pytest.mark.thorough
+def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:
+    encoder, cfg = Encoder(8, 2, 4, 12), replace(TINY, softmax=1)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    program = celosia.compile(path, config=cfg, rounding="correct")
+    x = {"x": sample(encoder.shape, 3)}
+    found, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
+    np.testing.assert_array_equal(found.outputs["y"], expected.outputs["y"])
+    assert len(program.launches) == 1
+    assert timed.report["cycles"] == pytest.approx(found.report["cycles"], rel=0.02)
+
+
+def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Norm:
+    x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
+    random = np.random.default_rng(channels)
+    found = numerics.norm_constants(
+        np.exp(random.normal(size=channels) / 3).astype(np.float32), random.normal(size=channels).astype(np.float32),
+        0.1, 0.03, 1e-5,
+    )  # fmt: skip
+    requantise = Requantise(found.bias, *numerics.fold_scale(found.scale), -3)
+    return Norm("rows", x, y, 0 if centre else 5, centre, found.epsilon, requantise, Epilogue((-100, 127)))
+
+
+@pytest.mark.parametrize("channels", [2, 4, 7, 30])
+@pytest.mark.parametrize("cfg", [TINY, CONFIGS["norm-4x8"]], ids=["4x4", "4x8"])
+def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
+    """The loops of a layer, in which intrinsics stand for what they declare, make what the layer means."""
+    layer = norm_layer(cfg, channels, 3, centre=channels != 7)
+    (part,) = Planner(cfg).layer(layer)
+    (definition,), function = define(cfg, layer), part.loops.function
+    x = np.random.default_rng(channels).integers(-128, 128, (1, channels, 1, 3)).astype(np.int8)
+    groups = -(-channels // cfg.group)
+    whole = np.zeros((1, function.inputs[0].shape[1] * cfg.group, 1, 3), np.int8)
+    whole[:, :channels] = x
+    tiles = whole.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
+    par = pack.parameters(cfg, layer.requantise).view(np.uint64)
+    (y,) = interpret(function, tiles, par, scalars=dict(definition.scalars))
+    found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
+    np.testing.assert_array_equal(found[:, :channels], meaning(layer, {layer.x: x}))
+
+
+def test_names_of_intrinsics() -> None:
+    assert declared(TINY)["layer_norm_5"].name == "layer_norm_5"
+    for name in ("layer_norm_0", "rms_norm_x", "softmax_5", "norm_5"):
+        assert name not in declared(TINY)
+    assert "rms_norm_5" not in declared(PRESETS["tiny"])
+
+
+@given(builders(["norm", "norm-4x8"]), st.integers(2, 24), st.integers(1, 12), st.integers(1, 2))
+def test_layers_are_what_they_mean(b: Builder, channels: int, rows: int, images: int) -> None:
+    """Alone and behind a convolution, of images as of matrices, rows around other storages."""
+    x = b.given(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
+    b.norm(b.conv(x, Window((1, 1)), channels) if b.draw(st.booleans()) else x)
+    b.net.check()
+
+
+# Wrong programs ---------------------------------------------------------------------------------------------------
+
+
+def wrong(p: Program, which: str) -> None:
+    (vector,) = (i for i in p.launches[0] if i.opcode == Opcode.VECTOR and i.fields["norm"])
+    f = vector.fields
+    match which:
+        case "an element less":
+            f["imm"] += 1
+        case "another entry in its place":
+            f["a_n"] = 0
+        case "the row beside it":
+            f["a_base"] += f["a_x"]
+        case "rows in a wrong place":
+            f["dst_x"], f["dst_n"] = f["dst_n"], f["dst_x"]
+        case "the mean":
+            f["centre"] = 0
+        case "another epsilon":
+            f["scale_c"] += 1
+        case "another offset":
+            f["a_offset"] += 1
+        case "another zero point":
+            f["zero_point"] += 1
+        case "other limits":
+            f["clip_hi"] = 100
+        case "parameters of one entry":
+            f["par_n"] = 0
+        case "no norm":
+            f |= {"norm": 0, "centre": 0, "imm": 0, "scale_c": 0}
+        case "a parameter":
+            (load,) = p.find(Opcode.LOAD, buffer=Buffer.PAR)
+            p.constants[load.fields["dram_addr"] - p.image.constants_address] ^= 1
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "an element less", "another entry in its place", "the row beside it", "rows in a wrong place", "the mean",
+        "another epsilon", "another offset", "another zero point", "other limits", "parameters of one entry", "no norm",
+        "a parameter",
+    ],
+)  # fmt: skip
+def test_wrong_programs_are_found(which: str) -> None:
+    b = Builder(Network(CONFIGS["norm"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
+    x = b.given(1, 10, 1, 6)
+    b.net.launches[-1].append(replace(norm_layer(b.cfg, 10, 6), x=x))
+    p = Program(b.net, b.net.build())
+    p.verify()
+    wrong(p, which)
+    with pytest.raises(VerifyError):
+        p.verify()
+
+
+def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check compares with the CPU's operator, whatever the layer says."""
+    real = numerics.fold_scale
+    monkeypatch.setattr(numerics, "fold_scale", lambda scale: real(scale * np.float32(1.05)))
+    with pytest.raises(SelfCheckError, match=r"'norm' gives .* other than its operators"):
+        celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
+
+
+def test_rows_that_do_not_fit() -> None:
+    with pytest.raises(Untileable, match="do not fit"):
+        Planner(TINY).layer(norm_layer(TINY, 4 * TINY.out_depth, 2))
+    with pytest.raises(Untileable, match="a row of one element"):
+        Planner(TINY).layer(norm_layer(TINY, 1, 2))
+    with pytest.raises(Untileable, match="Config with norm"):
+        Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))

@@ -1,0 +1,277 @@
+"""rounding="correct": normalisations in integers, against the real numbers, onnxruntime, and sim/norm.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler import expr as T
+from celosia.compiler import numerics
+from celosia.compiler.compile import ModelError
+from celosia.compiler.cpu.function import compile_function
+from celosia.compiler.expr.schedule import create_schedule
+from celosia.compiler.program import Program, ProgramError
+from celosia.compiler.selfcheck.rewriting import RewriteError
+from celosia.driver.compare import compare
+from celosia.sim.norm import inverse_root, normalise_rows
+
+from ..oracle import opened
+
+SX, SY = 0.05, 0.03
+
+
+def norm_model(
+    op: str, shape: tuple[int, ...], dtype: str = "int8", zero: int = 0, gamma: Any = None, beta: Any = None,
+    epsilon: float = 1e-5, axis: int = -1,
+) -> onnx.ModelProto:  # fmt: skip
+    """x of bytes, dequantised, normalised and quantised again: y. gamma and beta: random where they are left out."""
+    random, kind = np.random.default_rng(shape[-1]), getattr(TensorProto, dtype.upper())
+    rows = {"gamma": np.exp(0.3 * random.normal(size=shape[-1])), "beta": 0.4 * random.normal(size=shape[-1])}
+    rows |= {name: given for name, given in (("gamma", gamma), ("beta", beta)) if given is not None}
+    numbers = {"sx": np.float32(SX), "sy": np.float32(SY), "z": np.array(zero, dtype)}
+    numbers |= {
+        name: np.clip(row, *((0.2, 9) if gamma is None and name == "gamma" else (-99, 99)))
+        for name, row in rows.items()
+    }
+    constants = [
+        numpy_helper.from_array(np.asarray(each, each.dtype if name in "sxsyz" else np.float32), name)
+        for name, each in numbers.items()
+    ]
+    operands = ["a", "gamma", "beta"] if op == "LayerNormalization" else ["a", "gamma"]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "sx", "z"], ["a"]),
+        helper.make_node(op, operands, ["b"], "norm", axis=axis, epsilon=epsilon),
+        helper.make_node("QuantizeLinear", ["b", "sy", "z"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, kind, shape) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    opset = 23 if op == "RMSNormalization" else 17
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def real(model: onnx.ModelProto, x: NDArray[Any], epsilon: float = 1e-5) -> NDArray[np.float64]:
+    """The steps of the real result, before they are rounded and get their zero point."""
+    given = {each.name: numpy_helper.to_array(each).astype(np.float64) for each in model.graph.initializer}
+    u = (x - given["z"]) * given["sx"]
+    centred = u - u.mean(-1, keepdims=True) if model.graph.node[1].op_type == "LayerNormalization" else u
+    z = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(epsilon))
+    offset = given["beta"] if len(model.graph.node[1].input) == 3 else 0
+    return np.asarray((z * given["gamma"] + offset) / given["sy"])
+
+
+def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> NDArray[Any]:
+    """Bytes as activations are, and rows that are constant, of one that stands out, or of extremes."""
+    random, info = np.random.default_rng(seed), np.iinfo(dtype)
+    middle = (info.max + info.min + 1) // 2
+    x = np.clip(np.rint(random.normal(size=shape) * 40) + middle, info.min, info.max).reshape(-1, shape[-1])
+    for row, value in enumerate((info.min, middle, info.max)):
+        x[row] = value
+        x[row + 3] = value
+        x[row + 3, 0] = middle + 5
+    x[6, ::2], x[6, 1::2] = info.min, info.max
+    return x.reshape(shape).astype(dtype)
+
+
+NORMS = [
+    ("LayerNormalization", (9, 32), "int8", 0), ("LayerNormalization", (3, 5, 384), "uint8", 117),
+    ("RMSNormalization", (9, 2048), "int8", -7), ("SimplifiedLayerNormalization", (2, 7, 33), "uint8", 128),
+    ("LayerNormalization", (40, 3), "uint8", 0), ("LayerNormalization", (9, 1), "int8", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "shape", "dtype", "zero"), NORMS)
+def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtype: str, zero: int) -> None:
+    """But where these lie as near to a tie as is proved; and the kernel's are those of sim/norm.py."""
+    model, x = norm_model(op, shape, dtype, zero), drawn(shape, dtype)
+    program = celosia.compile(model, rounding="correct")
+    assert [row["op"] for row in program.placements] == ["QLinearNorm"]
+    y = celosia.Runtime(program).run({"x": x}).outputs["y"].astype(np.int64)
+    given = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    beta = given["beta"] if op == "LayerNormalization" else np.zeros_like(given["beta"])
+    found = numerics.norm_constants(given["gamma"], beta, SX, SY, 1e-5)
+    assert found.off <= 2.0**-14
+    steps, info = real(model, x), np.iinfo(dtype)
+    for off, side in ((-found.off, np.maximum), (found.off, np.minimum)):
+        bound = np.clip(np.rint(steps + off) + zero, info.min, info.max)
+        np.testing.assert_array_equal(side(y, bound), y, err_msg=f"beyond {off}")
+    flip = 128 * (dtype == "uint8")
+    stored = (x.astype(np.int64) - flip).astype(np.int8).reshape(-1, shape[-1])
+    v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", found.epsilon)
+    own = numerics.requantize(v, found.bias, *numerics.fold_scale(found.scale), zero - flip)
+    np.testing.assert_array_equal(y, own.astype(np.int64).reshape(shape) + flip)
+
+
+def test_results_beside_onnxruntimes() -> None:
+    """At most one step, in 1e-5 of the values."""
+    for op in ("LayerNormalization", "SimplifiedLayerNormalization"):
+        model = norm_model(op, (3000, 384))
+        x = drawn((3000, 384), "int8", 1)
+        (expected,) = opened(model, int8=True).run(None, {"x": x})
+        found = celosia.Runtime(celosia.compile(model, rounding="correct", check=False)).run({"x": x}).outputs["y"]
+        apart = np.abs(found.astype(np.int64) - expected)
+        assert apart.max() <= 1 and apart.sum() <= 1e-5 * x.size
+
+
+def test_the_functions_of_integers() -> None:
+    """Of the kernel, in scalars and vectors, as numpy has them."""
+    random = np.random.default_rng(0)
+    x = random.integers(1 << 30, 1 << 32, 1003)
+    squares = random.integers(1 << 15, 1 << 16, 500) ** 2  # whose roots are whole, or nearly
+    x[:1000] = np.clip(np.concatenate([squares, squares - 1]), 1 << 30, None)
+    x[-3:] = 0, 1 << 30, (1 << 32) - 1
+    far = np.concatenate([1 << np.arange(63), (1 << np.arange(63)) - 1, [-1, 0]])
+    for name, values, own in (
+        ("inverse_root", x, inverse_root),
+        ("leading_zeros", far, lambda v: [64 - int(each).bit_length() if each >= 0 else 0 for each in v]),
+    ):
+        given = T.placeholder(values.shape, "int64", "x")
+        y = T.compute(values.shape, lambda i, name=name, given=given: T.call(name, given[i]), "y")
+        for wide in (False, True):
+            schedule = create_schedule(y)
+            if wide:
+                schedule[y].vectorize(schedule[y].split(schedule[y].order[0], 8, "peel")[1])
+            function = T.lower(schedule, [given])
+            for found in (T.interpret(function, values)[0], compile_function(function)(values)[0]):
+                np.testing.assert_array_equal(found, own(values))
+
+
+# What stays ---------------------------------------------------------------------------------------------------------
+
+SOME = (8, 24)
+REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a scale of 0": ({"gamma": np.array([1.0] * 23 + [0.0])}, "the scale of channel 23 is 0, and multipliers"),
+    "a scale below 0": ({"gamma": np.array([-1.0] * 24)}, "the scale of channel 0 is -1, and multipliers"),
+    "a large offset": ({"beta": np.array([99.0] * 24)}, "an offset of 99 for steps of"),
+    "no number": ({"beta": np.array([np.nan] * 24)}, "not finite"),
+    "a large epsilon": ({"epsilon": 1e9}, "epsilon is 1e[+]09 for steps of 0.05"),
+    "two axes": ({"axis": 0}, "along the last axis"),
+    "a long row": ({"shape": (2, 2049)}, "rows of 2049 elements; sums are for 2048"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_stays_says_why(name: str) -> None:
+    change, reason = REASONS[name]
+    model = norm_model("LayerNormalization", **({"shape": SOME} | change))
+    if name == "two axes":
+        for each in model.graph.initializer:
+            if each.name in ("gamma", "beta"):
+                each.CopyFrom(numpy_helper.from_array(np.ones(SOME, np.float32), each.name))
+    program = celosia.compile(model, rounding="correct")
+    (row,) = (row for row in program.placements if row["op"] == "LayerNormalization")
+    assert row["place"] == "cpu"
+    assert re.search(reason, row["reason"]), row["reason"]
+
+
+def test_onnxruntimes_bytes_are_the_default() -> None:
+    model = norm_model("LayerNormalization", SOME)
+    program = celosia.compile(model)
+    (reason,) = [row["reason"] for row in program.placements if row["op"] == "LayerNormalization"]
+    assert 'rounding="correct" makes it integers' in reason and program.rounding == "onnxruntime"
+    with pytest.raises(
+        ModelError, match=r"rounding is 'corect' .did you mean 'correct'.*; take onnxruntime or correct"
+    ):
+        celosia.compile(model, rounding="corect")
+
+
+# Programs -----------------------------------------------------------------------------------------------------------
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """A copy of a Program whose manifest is changed, with its checksum."""
+    to = path.with_suffix(".changed")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(to, "w") as new:
+        manifest = json.loads(old.read("manifest.json"))
+        change(manifest)
+        text = json.dumps(manifest).encode()
+        for name in old.namelist():
+            data = {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
+            new.writestr(name, data.get(name) or old.read(name))
+    return to
+
+
+def test_a_program_says_how_it_rounds(tmp_path: Path) -> None:
+    program = celosia.compile(norm_model("LayerNormalization", SOME), rounding="correct")
+    path = tmp_path / "norm.celosia"
+    program.save(path)
+    assert Program.load(path).rounding == "correct"
+    assert Program.load(rewritten(path, lambda manifest: manifest.pop("rounding"))).rounding == "onnxruntime"
+    with pytest.raises(ProgramError, match="it rounds in a way that"):
+        Program.load(rewritten(path, lambda manifest: manifest.update(rounding="up")))
+    found = [celosia.Runtime(each).run({"x": drawn(SOME, "int8")}) for each in (program, Program.load(path))]
+    np.testing.assert_array_equal(*(each.outputs["y"] for each in found))
+    assert found[1].report["rounding"] == "correct"
+
+
+def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step beside onnxruntime's is none that differs; two are."""
+    path = tmp_path / "norm.onnx"
+    onnx.save(norm_model("LayerNormalization", SOME), path)
+    x = {"x": drawn(SOME, "int8")}
+    found = compare(path, x, rounding="correct")
+    assert found["rounding"] == "correct" and found["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
+    own = numerics.norm_constants
+    for steps, different in ((0.6, 0), (2.2, 1)):
+
+        def moved(gamma: Any, beta: Any, sx: float, sy: float, epsilon: float, steps: float = steps) -> Any:
+            return own(gamma, beta + np.float32(steps * sy), sx, sy, epsilon)
+
+        monkeypatch.setattr(numerics, "norm_constants", moved)
+        found = compare(path, x, rounding="correct", check=False)
+        assert found["different"] == different and (found["first"] is None) == (not different)
+        assert found["rounded"]["apart"] > 40
+
+
+def test_wrong_integers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph as it was imported says what a norm means."""
+    own = numerics.norm_constants
+    monkeypatch.setattr(
+        numerics, "norm_constants", lambda gamma, beta, sx, sy, eps: own(gamma, beta, sx, sy * 1.02, eps)
+    )
+    with pytest.raises(RewriteError, match="after the pass 'integer'"):
+        celosia.compile(norm_model("LayerNormalization", SOME), rounding="correct")
+
+
+ADD = """
+<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g ({dtype}[1, 16, 4, 64] a, {dtype}[1, 16, 4, 64] b) => ({dtype}[1, 16, 4, 64] y)
+<float s = {{{scales[0]}}}, float t = {{{scales[1]}}}, float u = {{{scales[2]}}}, {dtype} z = {{{zero}}}>
+{{ y = com.microsoft.QLinearAdd(a, s, z, b, t, z, u, z) }}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("int8", 3), ("uint8", 131)])
+def test_sums_without_exact_integers_are_rounded_correctly(dtype: str, zero: int) -> None:
+    """On the accelerator as on the CPU; onnxruntime's floats give other bytes for a few pairs alone."""
+    random = np.random.default_rng(4)
+    while True:
+        scales = tuple(float(each) for each in random.uniform(0.01, 0.1, 3).astype(np.float32))
+        sa, sb, sy = scales
+        if numerics.fit_rescale_add(sa, zero, sb, zero, sy, zero, dtype) is None:
+            break
+    model = onnx.parser.parse_model(ADD.format(dtype=dtype, zero=zero, scales=scales))
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    pairs = np.repeat(every, 256)[::16].reshape(1, 16, 4, 64), np.tile(every[::16], 256).reshape(1, 16, 4, 64)
+    feed = dict(zip("ab", pairs))
+    program = celosia.compile(model, rounding="correct")
+    assert program.placements[0]["place"] == "accelerator"
+    found = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
+    a, b = (each.astype(np.float64) - zero for each in pairs)
+    exact, info = (a * sa + b * sb) / sy, np.iinfo(dtype)
+    far = np.abs(exact - np.floor(exact) - 0.5) > 2.0**-14
+    np.testing.assert_array_equal(found[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
+    other = celosia.compile(model, accelerator=False, rounding="correct")
+    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], found)
+    plain = celosia.compile(model)
+    assert plain.placements[0]["place"] == "cpu" and "no integers give onnxruntime's" in plain.placements[0]["reason"]
