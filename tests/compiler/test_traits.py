@@ -100,7 +100,7 @@ def test_a_fact_is_stated_once() -> None:
 
 def test_scales_are_those_of_onnxruntimes_operators() -> None:
     """Three inputs an operand, in front of the scale and zero point of the result; elsewhere where they are listed."""
-    places = {"QGemm": 7, "QLinearConcat": 0, "QLinearWhere": 7}
+    places = {"QGemm": 7, "QLinearConcat": 0, "QLinearWhere": 7, "QLinearNorm": 6}
     for name in named("scale"):
         operands = 2 if name.startswith(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul")) else 1
         assert traits(name).scale == places.get(name, 3 * operands), name

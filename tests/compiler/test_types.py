@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
+from thorough import paired
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.ops import Unsupported
@@ -155,12 +156,14 @@ def test_bfloat16_to_and_from(dtype: str) -> None:
 # TopK: k maxima
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32", "int16"])
+TOP_TYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32", "int16"]
+TOP_SHAPES = [((7, 40), -1, 5), ((40, 6), 0, 3), ((3, 9, 4), 1, 9), ((16,), 0, 16), ((4, 3), 1, 1)]
+
+
+@pytest.mark.parametrize(("dtype", "which"), paired(TOP_TYPES, TOP_SHAPES, 2))
 @pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize(
-    "shape, axis, k", [((7, 40), -1, 5), ((40, 6), 0, 3), ((3, 9, 4), 1, 9), ((16,), 0, 16), ((4, 3), 1, 1)]
-)
-def test_top_k(shape: tuple[int, ...], axis: int, k: int, largest: int, dtype: str) -> None:
+def test_top_k(dtype: str, which: tuple[tuple[int, ...], int, int], largest: int) -> None:
+    shape, axis, k = which
     x = np.round(numbers("float32", *shape)).astype(dtype)  # with many equal elements
     if dtype.startswith("float"):
         x.flat[:3] = (-0.0, np.inf, -np.inf)

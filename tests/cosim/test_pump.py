@@ -57,7 +57,7 @@ PUMPED = [("8x4-batch2-taps5", Dsp.e2), ("4x4", Dsp.e1), ("taps3", Dsp.e1)]
 @pytest.mark.parametrize(("name", "dsp"), some(PUMPED, PUMPED[1:2]))
 def test_same_bytes_in_as_many_cycles(name: str, dsp: Dsp) -> None:
     cfg = replace(CONFIGS[name], pump=2)
-    assert not differ(cfg, pumped(cfg, dsp), programs=20)
+    assert not differ(cfg, pumped(cfg, dsp), programs=8)
 
 
 def test_the_other_half_of_a_cycle_is_noticed() -> None:

@@ -6,6 +6,7 @@ import random
 import sys
 from collections import deque
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,9 @@ def run(name: str, only: str, seed: int = 1, **params: float) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("pause", [0.0, 0.4])
-@pytest.mark.parametrize("name", some(CONFIGS, VARIED))
+@pytest.mark.parametrize(
+    ("name", "pause"), some(product(CONFIGS, (0.0, 0.4)), [(name, n % 2 * 0.4) for n, name in enumerate(VARIED)])
+)
 def test_random_programs(name: str, pause: float) -> None:
     run(name, "random_program", pause=pause)
 

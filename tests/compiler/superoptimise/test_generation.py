@@ -46,6 +46,7 @@ def test_the_page_says_how_many() -> None:
     assert "of {} terms {} seemed equal to earlier ones, {} of these".format(*counted) in page
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_gives_its_rules_again() -> None:
     """A small one; the command does all."""
     pytest.importorskip("z3")
