@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -24,6 +26,7 @@ from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.selfcheck.rewriting import RewriteError
 from celosia.driver.compare import compare
+from celosia.hw.config import PRESETS
 from celosia.sim.norm import inverse_root, normalise_rows
 
 from ..oracle import opened
@@ -110,6 +113,28 @@ def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtyp
     v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", found.epsilon)
     own = numerics.requantize(v, found.bias, *numerics.fold_scale(found.scale), zero - flip)
     np.testing.assert_array_equal(y, own.astype(np.int64).reshape(shape) + flip)
+
+
+@pytest.mark.parametrize("name", ["", "norm"])
+def test_names_of_norms_do_not_matter(name: str) -> None:
+    """Two of the same input, with other scales and offsets, without names or with the same one: each has its own."""
+    x, ends = drawn((9, 32), "int8"), np.linspace(0.5, 2, 32)
+    single = [norm_model("LayerNormalization", x.shape, gamma=gamma, beta=gamma - 1) for gamma in (ends, ends[::-1])]
+    both = onnx.compose.merge_models(
+        *(onnx.compose.add_prefix(model, prefix, rename_inputs=True) for model, prefix in zip(single, "pq")), io_map=[]
+    )
+    for node in both.graph.node:
+        node.name = name
+    expected = [
+        celosia.Runtime(celosia.compile(model, rounding="correct")).run({"x": x}).outputs["y"] for model in single
+    ]
+    assert not np.array_equal(*expected)
+    for cfg in (PRESETS["tiny"], replace(PRESETS["tiny"], norm=4)):
+        program = celosia.compile(both, config=cfg, rounding="correct")
+        assert [row["op"] for row in program.placements] == ["QLinearNorm"] * 2
+        assert sum(len(launch.layers) for launch in program.launches) == (2 if cfg.norm else 0)
+        found = celosia.Runtime(program, "functional").run({"px": x, "qx": x}).outputs
+        np.testing.assert_array_equal([found["py"], found["qy"]], expected)
 
 
 def test_results_beside_onnxruntimes() -> None:
