@@ -30,7 +30,7 @@ from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.limits import require_memory, require_numpy
-from celosia.compiler.graph.passes import Pass, Pipeline, Watch
+from celosia.compiler.graph.passes import GraphPass, Pipeline, Watch
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.select.placement import CACHE
 from celosia.compiler.graph.shapes import infer_shapes
@@ -69,20 +69,24 @@ def _to_integers(model: ir.Model, norms: bool = False) -> None:
 
 
 PASSES = Pipeline(
-    Pass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
-    Pass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
-    Pass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
-    Pass("integer", "QDQ patterns become integer operators", _to_integers),
-    Pass("tables", "functions of one 8-bit tensor become tables", compose_tables),
-    Pass("fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())),
-    Pass("identities", "operators that change nothing go, two that make one become one", simplify),
-    Pass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
-    Pass("channels", "channels are chosen and ordered in the weights of the convolution before", order_channels),
-    Pass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
-    Pass("common", "operators that compute the same are computed once", merge_equal),
-    Pass("layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False),
-    Pass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
-    Pass("dead", "what nothing reads is removed", remove_dead),
+    GraphPass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
+    GraphPass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
+    GraphPass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
+    GraphPass("integer", "QDQ patterns become integer operators", _to_integers),
+    GraphPass("tables", "functions of one 8-bit tensor become tables", compose_tables),
+    GraphPass(
+        "fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())
+    ),
+    GraphPass("identities", "operators that change nothing go, two that make one become one", simplify),
+    GraphPass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    GraphPass("channels", "channels are chosen and ordered in the weights of the convolution before", order_channels),
+    GraphPass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
+    GraphPass("common", "operators that compute the same are computed once", merge_equal),
+    GraphPass(
+        "layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False
+    ),
+    GraphPass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
+    GraphPass("dead", "what nothing reads is removed", remove_dead),
 )
 """What happens to the graph before operators are placed, in order."""
 NEEDED = ("shapes", "fold", "integer", "dead")
@@ -308,14 +312,16 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
 
 
-def _for_hardware(cfg: Config) -> Iterator[Pass]:
+def _for_hardware(cfg: Config) -> Iterator[GraphPass]:
     """Passes that prepare for what not every Config has."""
     if cfg.softmax:
         turn = partial(turn_values, cfg=cfg)
-        yield Pass("turn", "values of attention are turned by a product", turn, inside=False)
+        yield GraphPass("turn", "values of attention are turned by a product", turn, inside=False)
     if cfg.sums:
         add = partial(sum_blocks, cfg=cfg)
-        yield Pass("block-sums", "products by weights of few bits are sums of integers by blocks", add, inside=False)
+        yield GraphPass(
+            "block-sums", "products by weights of few bits are sums of integers by blocks", add, inside=False
+        )
 
 
 def _passes(options: Options) -> Pipeline:
@@ -331,7 +337,7 @@ def _passes(options: Options) -> Pipeline:
         raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
     correctly = partial(_to_integers, norms=options.rounding == "correct")
     passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    rounded = Pass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums)
+    rounded = GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums)
     behind = [rounded] if options.rounding == "correct" else []
     return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
 

@@ -76,7 +76,6 @@ TWICE = {
     "Device": "an FPGA; what runs programs",
     "Load": UNITS + "; reading an element, in the loop IR", "Store": UNITS + "; writing one",
     "Memory": "as Yosys declares it; DRAM",
-    "Pass": "over a graph; of the vector unit, by whose text records know layers",
     "Register": "of the accelerator; of flat Verilog",
     "Requantise": "the unit, and the numbers of a layer, which Programs hold by this name",
     "RescaleAdd": "the unit, and the numbers of a layer, which Programs hold by this name",

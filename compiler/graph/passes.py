@@ -13,7 +13,7 @@ from celosia.compiler.program import PassInfo
 
 
 @dataclass(frozen=True)
-class Pass:
+class GraphPass:
     """A change of the graph, in place.
 
     name: on the command line. doc: one line, what it does. run: the function; it may raise ModelError. inside: whether
@@ -33,13 +33,13 @@ Watch = Callable[[str, ir.Model], None]
 class Pipeline:
     """Passes in order. The graph is verified before the first and after each."""
 
-    def __init__(self, *passes: Pass) -> None:
+    def __init__(self, *passes: GraphPass) -> None:
         names = [each.name for each in passes]
         if len(set(names)) != len(names):
             raise ValueError(f"two passes have the same name: {', '.join(names)}")
         self.passes = passes
 
-    def __iter__(self) -> Iterator[Pass]:
+    def __iter__(self) -> Iterator[GraphPass]:
         return iter(self.passes)
 
     def without(self, names: Collection[str]) -> Pipeline:

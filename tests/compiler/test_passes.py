@@ -11,7 +11,7 @@ from graph_text import after, lines, model
 from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.check import RULES, BrokenGraph, check
 from celosia.compiler.graph.fold import fold
-from celosia.compiler.graph.passes import Pass, Pipeline
+from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.shapes import infer_shapes
 
 CHAIN = """
@@ -87,7 +87,7 @@ def test_passes_run_in_order_and_are_watched() -> None:
         graph.graph.remove(node, safe=True)
 
     seen: list[tuple[str, int]] = []
-    pipeline = Pipeline(Pass("first", "nothing", nothing), Pass("second", "no Relu", drop_relu))
+    pipeline = Pipeline(GraphPass("first", "nothing", nothing), GraphPass("second", "no Relu", drop_relu))
     infos = pipeline.run(model(CHAIN), lambda name, graph: seen.append((name, graph.graph.num_nodes())))
     assert seen == [("import", 3), ("first", 3), ("second", 2)]
     assert [(each.name, each.before, each.after) for each in infos] == [("first", 3, 3), ("second", 3, 2)]
@@ -95,7 +95,7 @@ def test_passes_run_in_order_and_are_watched() -> None:
 
 def test_names_of_passes_are_unique_and_documented() -> None:
     with pytest.raises(ValueError, match="same name"):
-        Pipeline(Pass("a", "", nothing), Pass("a", "", nothing))
+        Pipeline(GraphPass("a", "", nothing), GraphPass("a", "", nothing))
     assert all(each.doc and "\n" not in each.doc for each in PASSES)
 
 
@@ -160,13 +160,13 @@ def test_names_are_mended_after_each_pass(fault: Callable[[ir.Graph], None]) -> 
     with pytest.raises(BrokenGraph, match="names are unique"):
         check(broken.graph, "nothing")
     mended = model(CHAIN)
-    Pipeline(Pass("bad", "", lambda graph: fault(graph.graph))).run(mended)
+    Pipeline(GraphPass("bad", "", lambda graph: fault(graph.graph))).run(mended)
     check(mended.graph, "nothing")
 
 
 @pytest.mark.parametrize(("rule", "fault"), FAULTS, ids=[fault.__name__.strip("_") for _, fault in FAULTS])
 def test_a_pass_that_breaks_the_graph_is_named(rule: str, fault: Callable[[ir.Graph], None]) -> None:
-    pipeline = Pipeline(Pass("good", "", nothing), Pass("bad", "", lambda graph: fault(graph.graph)))
+    pipeline = Pipeline(GraphPass("good", "", nothing), GraphPass("bad", "", lambda graph: fault(graph.graph)))
     with pytest.raises(BrokenGraph, match=f"after pass bad: {rule}"):
         pipeline.run(model(CHAIN))
 
