@@ -17,7 +17,7 @@ from celosia.compiler.compile import PASSES, ModelError
 from celosia.compiler.cpu.ops import convolution, window
 from celosia.compiler.graph import windows, witness
 from celosia.compiler.graph.check import BrokenGraph
-from celosia.compiler.graph.passes import Pass, Pipeline
+from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.program.host import windows as meaning
 from celosia.compiler.program.host.hostops import vision
 
@@ -138,7 +138,7 @@ def test_a_wrong_shape_that_a_pass_leaves(op: str, axis: int, monkeypatch: pytes
         dims[axis] += 1  # type: ignore[operator]
         value.shape = ir.Shape(dims)
 
-    passes = Pipeline(next(iter(PASSES)), Pass("bad", "", fault), *list(PASSES)[1:])
+    passes = Pipeline(next(iter(PASSES)), GraphPass("bad", "", fault), *list(PASSES)[1:])
     monkeypatch.setattr(compiler, "PASSES", passes)
     with pytest.raises(BrokenGraph, match=f"after pass bad: shapes are those that operators make: .* {op} "):
         compiler.compile(PLANTED[op].model(), "tiny")
@@ -150,7 +150,7 @@ def test_a_wrong_shape_at_import(op: str, monkeypatch: pytest.MonkeyPatch) -> No
         value = next(node for node in model.graph if node.op_type == op).outputs[0]
         value.shape = ir.Shape([2, 3, *[99] * (len(PLANTED[op].size))])
 
-    monkeypatch.setattr(compiler, "PASSES", Pipeline(Pass("bad", "", fault), *PASSES))
+    monkeypatch.setattr(compiler, "PASSES", Pipeline(GraphPass("bad", "", fault), *PASSES))
     with pytest.raises((ModelError, BrokenGraph), match=f"{op} .* makes"):
         compiler.compile(PLANTED[op].model(), "tiny")
 
