@@ -9,7 +9,7 @@ import pytest
 import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
-from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import chains, network_schedule
