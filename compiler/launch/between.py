@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from celosia.compiler.layer import Layer, Norm, Pool, Storage, inputs
+from celosia.compiler.layer import Layer, Pool, Storage, inputs
 from celosia.compiler.tensorize.tiles import PipelineTile
 from celosia.compiler.vthread.pipeline import Stream
 
@@ -18,7 +18,8 @@ class PlannedLayer:
 
     needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
     through all images, or channel groups or columns where images have one row; only where this layer follows another,
-    or another follows it. cut: whether sums stay in acc from tile to tile.
+    or another follows it. cut: whether sums stay in acc from tile to tile. at_once: whether its tiles that follow come
+    before the next layer's loads.
     """
 
     number: int
@@ -28,6 +29,7 @@ class PlannedLayer:
     needs: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
     cut: bool = False
+    at_once: bool = False
 
     def start(self, stream: Stream, tile: PipelineTile) -> None:
         """Emit one of its tiles when its turn comes."""
@@ -42,7 +44,7 @@ class Companion:
         area = planned.layer.window.kernel if isinstance(planned.layer, Pool) else (1, 1)
         self.work = [area[0] * area[1] * _stored(tile) for tile in planned.tiles]
         self.y, self.host_y = planned.layer.y.storage, host.layer.y.storage
-        self.reads = {act.storage for act in inputs(planned.layer)} - {self.host_y}
+        self.reads = {act.storage for act in inputs(planned.layer)}
         # What another layer's tiles hold in acc from one to the next must not be taken.
         self.waits = host.cut and not planned.needs and any(map(_takes_acc, planned.tiles))
 
@@ -53,9 +55,12 @@ class Companion:
 
     def is_ready(self, stream: Stream, done: int) -> bool:
         """Whether its next tile may come; done: rows of what the host makes that are complete."""
-        if self.waits or self.emitted == len(self.planned.tiles) or any(map(stream.will_write, self.reads)):
+        if self.waits or self.emitted == len(self.planned.tiles):
             return False
-        return not self.planned.needs or self.planned.needs[self.emitted] <= done
+        needs = self.planned.needs
+        if any(stream.will_write(storage, self.host.number if needs else -1) for storage in self.reads):
+            return False
+        return not needs or needs[self.emitted] <= done
 
     @property
     def next_work(self) -> int:
@@ -65,7 +70,7 @@ class Companion:
     def follow(self, stream: Stream) -> None:
         """Emit its next tile, whose operands are there."""
         planned, tile = self.planned, self.planned.tiles[self.emitted]
-        stream.settled = self.host_y
+        stream.settled = self.host_y if planned.needs else None
         stream.follow(planned.number, planned.layer.y.storage, tile.load)
         stream.settled = None
         self.emitted += 1
@@ -89,7 +94,7 @@ class Between:
             if begun or (computed and self._next(computed) is not None):
                 begun = begun or count
                 self._follow(computed, total * (count - begun + 1) // (tiles - begun))
-        if any(isinstance(each.planned.layer, Norm) for each in self.companions):
+        if any(each.planned.at_once for each in self.companions):
             self._follow_the_last()
         for each in self.companions:
             for tile in each.left:

@@ -16,10 +16,10 @@ from celosia.hw.config import Config
 
 class Company:
     """Of the layers of a launch, by number. companions: behind a convolution, those emitted between its tiles. hosts:
-    the convolution of each companion. beside: names of those that need nothing of it."""
+    the convolution of each companion. beside: names of those that are not companions because of what they follow."""
 
     def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:
-        self.layers = layers
+        self.layers, self.beside = layers, beside
         self.companions: dict[int, list[int]] = {}
         self.hosts: dict[int, int] = {}
         for number in range(len(layers)):
@@ -29,15 +29,19 @@ class Company:
 
     def following(self, number: int) -> list[Layer]:
         """The companions of a layer that read what it makes."""
-        behind = (self.layers[other] for other in self.companions.get(number, ()))
-        return [each for each in behind if follows(self.layers[number], each)]
+        return [self.layers[other] for other in self.companions.get(number, ()) if self.is_fed(other)]
+
+    def is_fed(self, number: int) -> bool:
+        """Whether that layer is a companion of one that makes what it reads."""
+        host = self.hosts.get(number)
+        return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
 
     def first(self, number: int) -> First:
         """What of a layer's output is to be complete before the rest, for companions: whole pixels for a norm, of
         images of one row."""
         following = self.following(number)
         if not following:
-            return First.ANY
+            return First.ROWS if self.is_fed(number) and self.layers[number].name in self.beside else First.ANY
         by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
         return First.COLUMNS if by_columns else First.ROWS
 
@@ -73,13 +77,22 @@ def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
     return list(range(first, number))
 
 
+def trails(producer: Layer, layer: Layer) -> bool:
+    """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
+    x, y = layer.x, producer.y
+    alike = x.storage is y.storage and x.lattice is y.lattice is None
+    once = sum(act.storage is y.storage for act in inputs(layer)) == 1
+    return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
+
+
 def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collection[str]) -> Iterator[int]:
     """The companions of that layer, if it is no companion itself: one that follows it, and those beside it."""
     host = layers[number]
     busy = keeps_gemm_busy(cfg, host)
     for other in range(number + 1, len(layers)):
         layer = layers[other]
-        apart = layer.name in beside and all(act.storage is not host.y.storage for act in inputs(layer))
-        if not (busy and apart and is_for_vector(cfg, layer)) and not (other == number + 1 and follows(host, layer)):
+        apart = all(act.storage is not host.y.storage for act in inputs(layer))
+        may = busy and is_for_vector(cfg, layer) and (apart or trails(host, layer))
+        if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
             return
         yield other

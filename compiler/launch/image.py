@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.between import COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
-from celosia.compiler.launch.company import Company, follows, softmaxes_before
+from celosia.compiler.launch.company import Company, softmaxes_before
 from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
@@ -142,11 +142,6 @@ class _Emitter:
                 self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
         return self.stream
 
-    def _follows(self, number: int) -> bool:
-        """Whether a layer is emitted between the tiles of that which makes what it reads."""
-        host = self.company.hosts.get(number)
-        return host is not None and follows(self.layers[host], self.layers[number])
-
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
         """None, and an entry in `refused`, for a layer that does not fit."""
         following = self.company.following(number)
@@ -160,9 +155,10 @@ class _Emitter:
             if following:
                 beside = any(isinstance(each, Norm) for each in following)  # which leaves acc alone
                 planned.done = rows_done(tiles, planned.cut and not beside, self._counted(number))
-            if self._follows(number):
+            if self.company.is_fed(number):
                 host = self.company.hosts[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
+                planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
             for tile in tiles:
                 tile.check()
         except Untileable as error:
@@ -173,7 +169,7 @@ class _Emitter:
     def _is_cold(self, number: int) -> bool:
         """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
         before = number - 1
-        if before in self.company.hosts and not self._follows(before):
+        if before in self.company.hosts and not self.company.is_fed(before):
             before = self.company.hosts[before]
         return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import once
-from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before
+from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
 from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
@@ -53,14 +53,15 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
     for number, makers, reader in _links(cfg, layers):
         first = max((places[maker] for maker in makers), default=0)
         choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
-        choices = [host for host in choices if host not in makers]
+        choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
         if not choices:
             continue
         work = _work(cfg, planner, layers[number])
         for host in choices:
             if host not in room:
                 room[host] = _room(cfg, planner, layers[host])
-        host = max(choices, key=lambda n: float((room[n] / work).min()))
+        fits = {n: float((room[n] / work).min()) for n in choices}
+        host = max(choices, key=lambda n: (min(fits[n], 1), n not in makers, fits[n]))
         if (room[host] > 0).all():
             room[host] = room[host] - work
             found.setdefault(host, []).append(number)
@@ -71,6 +72,8 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
 def _gains(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own: Sequence[int]) -> bool:
     """Whether a convolution with its own behind it takes fewer cycles than as they are: each behind what makes what it
     reads, if that is directly before it, and before the layer that comes behind them all."""
+    if own == [host + 1] and follows(layers[host], layers[host + 1]):
+        return False
     last = max(host, *own) + 1
     makers = {number - 1 for number in own if number and follows(layers[number - 1], layers[number])}
     rest = [number for number in {*makers, host, last} if number < len(layers)]

@@ -43,7 +43,7 @@ class Fixed:
 class Decider:
     """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
     searched: by the search of blocks. beside: names of layers whose tiles take turns with those of the convolution that
-    they stand behind, and need nothing of (launch/order.py)."""
+    they stand behind (launch/order.py)."""
 
     cfg: Config
     given: Decided | None = None

@@ -255,16 +255,15 @@ class Stream:
 
     def settle(self, storage: object) -> None:
         """Let tiles compute until none is left that writes `storage`, but for the one that is `settled`."""
-        if storage is self.settled:
-            return
         while any(tile.writes is storage for tile in self.following):
             self._overtake()
-        while self.will_write(storage):
+        while storage is not self.settled and self.will_write(storage):
             self.advance()
 
-    def will_write(self, storage: object) -> bool:
-        """Whether a tile that has loaded and does not follow another one will write `storage`."""
-        return any(tile.writes is storage for tiles in (self.waiting, *self.running) for tile in tiles)
+    def will_write(self, storage: object, but: int = -1) -> bool:
+        """Whether a tile that has loaded, of another layer than `but`, and does not follow one will write `storage`."""
+        tiles = (tile for tiles in (self.waiting, *self.running) for tile in tiles)
+        return any(tile.writes is storage and tile.layer != but for tile in tiles)
 
     def finish(self) -> None:
         """Lets all tiles compute that have loaded."""
