@@ -57,6 +57,9 @@ AROUND = 2
 WORTH_A_LOOK = 1.1
 """How many times the cycles of the best way another one may take, by the estimates, to be timed."""
 
+BUSY = 1.005
+"""How many times the cycles of its products a chain may take for no other way to cut it to be looked at."""
+
 
 def form_blocks(
     cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
@@ -257,8 +260,19 @@ class _Cutter:
         best = ways[-1][0][0]
         near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
-        best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
-        return [each for part in best_parts for each in self.kept(part)]
+        return [each for part in self._resident(self._fastest(parts)) for each in self.kept(part)]
+
+    def _fastest(self, ways: list[list[_Part]]) -> list[_Part]:
+        """The first of `ways` in which gemm hardly ever waits, behind which no other is timed, or else the fastest."""
+        if len(ways) == 1:
+            return ways[0]
+        least = 2 * chains.least(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
+        cycles: list[float] = []
+        for parts in ways:
+            cycles.append(self._cycles(parts))
+            if cycles[-1] <= BUSY * least:
+                return parts
+        return ways[cycles.index(min(cycles))]
 
     def _resident(self, parts: list[_Part]) -> list[_Part]:
         """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""

@@ -11,7 +11,7 @@ from celosia.compiler.layer import Layer, Untileable, inputs
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
 from celosia.sim.timing import predict
 
@@ -39,6 +39,12 @@ def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     except LayerErrors:
         return inf
     return predict(cfg, image.code(image.launches[0]).tobytes()).cycles
+
+
+def least(planner: Planner, layers: Sequence[Layer]) -> int:
+    """Cycles that gemm is busy with those of `layers` that are no blocks: no order or grouping takes fewer."""
+    problems = (definition.problem for layer in layers for definition in planner.definitions(layer))
+    return sum(problem.steps for problem in problems if isinstance(problem, Problem))
 
 
 def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition, Decisions | None]]:

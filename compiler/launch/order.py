@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.launch.chains import once
+from celosia.compiler.launch.chains import least, once
 from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
 from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.compiler.switches import is_on
@@ -25,7 +25,8 @@ from celosia.hw.config import Config
 
 ROOM = 0.9
 """Share of a convolution's cycles that other layers may take of each unit beside it."""
-
+BUSY = 1.01
+"""How many times the cycles of its products a convolution and its own may take for no other order to be timed."""
 MOST = 16
 """Convolutions among which is chosen."""
 Cycles = NDArray[np.float64]
@@ -51,7 +52,8 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
     found: dict[int, list[int]] = {}
     places = list(range(len(layers)))
     for number, makers, reader in _links(cfg, layers):
-        first = max((places[maker] for maker in makers), default=0)
+        feeding = {places[maker] for maker in makers}
+        first = max(feeding, default=0)
         choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
         choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
         if not choices:
@@ -61,7 +63,7 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
             if host not in room:
                 room[host] = _room(cfg, planner, layers[host])
         fits = {n: float((room[n] / work).min()) for n in choices}
-        host = max(choices, key=lambda n: (min(fits[n], 1), n not in makers, fits[n]))
+        host = max(choices, key=lambda n: (min(fits[n], 1), n not in feeding, fits[n]))
         if (room[host] > 0).all():
             room[host] = room[host] - work
             found.setdefault(host, []).append(number)
@@ -81,6 +83,8 @@ def _gains(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, ow
     after = [n for number in sorted(rest) for n in (number, *(own if number == host else ()))]
     beside = replace(planner.decider, beside=frozenset(layers[number].name for number in own))
     taken = once(cfg, planner.under(beside), [layers[number] for number in after])
+    if taken <= BUSY * least(planner, [layers[number] for number in after]):
+        return True
     return taken < once(cfg, planner, [layers[number] for number in before])
 
 
