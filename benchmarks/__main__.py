@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and `paper` (long), and
-`demo`, which sets up a fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and `paper` (long),
+and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
