@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams` and `paper` (long), and
-`demo`, which sets up a fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and `paper` (long),
+and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -57,7 +57,7 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "paper", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "paper", "demo", "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -268,6 +268,11 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
 
         return packed_weights.rows(models, options.config, memory, say)
 
+    def beside_rows() -> Iterable[Row]:
+        from benchmarks import beside  # with onnxruntime's quantiser
+
+        return beside.rows(folder, models, config, memory, say)
+
     def simulation() -> Iterable[Row]:
         chosen = models or ("resnet18",)
         return chain.from_iterable(simspeed.rows(folder, name, config, options.base, say) for name in chosen)
@@ -293,6 +298,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "bits": lambda: bits.rows(models, options.seconds, say),
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
+        "beside": beside_rows,
         "paper": lambda: paper_rows(folder, options.short, _split(options.charts), say),
         "figures": lambda: (),
     }

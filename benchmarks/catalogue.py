@@ -245,6 +245,23 @@ GAIN = tuple(
     )
 )  # fmt: skip
 
+# Layers beside convolutions ------------------------------------------------------------------------------------------
+
+BESIDE = tuple(
+    Figure(f"beside-{network}{end}", f"{label}: {what}", unit, MACHINE,
+           f"{BENCH} beside --models {network} --config pynq --memory zynq-hp", (f"beside/{network}",), of(key),
+           least=least)
+    for network, label in (
+        ("inception_v3", "Inception v3"), ("inception", "an inception block of four branches"),
+        ("squeezenet1_1", "SqueezeNet 1.1"), ("u_net", "a U-Net of two levels"),
+        ("nasnet_cells", "two normal cells of NASNet-A"),
+    )
+    for end, what, unit, key, least in (
+        ("", "cycles on `pynq`, layers of the vector unit behind convolutions over beside them", "", "ratio", 1),
+        ("-products", "share of the cycles that products take, with them beside convolutions", "%", "products", None),
+    )
+)  # fmt: skip
+
 # Transformers --------------------------------------------------------------------------------------------------------
 
 TRANSFORMERS = tuple(
@@ -671,6 +688,7 @@ FIGURES = {
     "Times": TIMES,
     "The CPU: processor time of onnxruntime over ours": CPU,
     "Schedules that come with Celosia": GAIN,
+    "Layers beside convolutions": BESIDE,
     "Rewritten graphs": REWRITTEN,
     "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS),
     "Weights of four bits in hardware": (*PACKED, *SUMS),

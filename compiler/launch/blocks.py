@@ -9,7 +9,6 @@ and decisions, and where one decision of a block changes, only the groups around
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,13 +18,12 @@ from math import inf, isfinite
 import onnx_ir as ir
 
 from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.launch import chains
 from celosia.compiler.launch.attentions import attentions
-from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import (
     Activation,
     Block,
     Conv,
-    Lattice,
     Layer,
     Map,
     Part,
@@ -40,12 +38,11 @@ from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import Decider
-from celosia.compiler.tensorize.definition import Definition, depthwise
+from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.config import Config
-from celosia.sim.timing import predict
 
 LONGEST = 5
 """Layers of a block."""
@@ -59,6 +56,9 @@ AROUND = 2
 """Groups of a block before and after one whose tile is chosen that are timed with it."""
 WORTH_A_LOOK = 1.1
 """How many times the cycles of the best way another one may take, by the estimates, to be timed."""
+
+BUSY = 1.005
+"""How many times the cycles of its products a chain may take for no other way to cut it to be looked at."""
 
 
 def form_blocks(
@@ -124,7 +124,7 @@ def _of_attention(
 
 def _is_product(cfg: Config, layer: Layer) -> bool:
     """A convolution whose output blocks read all input blocks."""
-    return isinstance(layer, Conv) and not depthwise(cfg, layer) and len(pack.runs(cfg, layer)) == 1
+    return isinstance(layer, Conv) and layer.groups == 1 and len(pack.runs(cfg, layer)) == 1
 
 
 def behind(layer: Layer, y: Activation) -> Map | None:
@@ -260,8 +260,19 @@ class _Cutter:
         best = ways[-1][0][0]
         near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
         parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
-        best_parts = self._resident(min(parts, key=self._cycles) if len(parts) > 1 else parts[0])
-        return [each for part in best_parts for each in self.kept(part)]
+        return [each for part in self._resident(self._fastest(parts)) for each in self.kept(part)]
+
+    def _fastest(self, ways: list[list[_Part]]) -> list[_Part]:
+        """The first of `ways` in which gemm hardly ever waits, behind which no other is timed, or else the fastest."""
+        if len(ways) == 1:
+            return ways[0]
+        least = 2 * chains.least(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
+        cycles: list[float] = []
+        for parts in ways:
+            cycles.append(self._cycles(parts))
+            if cycles[-1] <= BUSY * least:
+                return parts
+        return ways[cycles.index(min(cycles))]
 
     def _resident(self, parts: list[_Part]) -> list[_Part]:
         """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
@@ -357,57 +368,14 @@ class _Cutter:
         overlap with counts."""
         planner = self.planner.under(decider or self.decider)
         layers = [part.layer for part in parts]
-        name = chain_name(_decided(layers, planner))
+        name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
-            planner.timed[name] = self._time([*layers, *_again(layers, planner)], planner)
+            planner.timed[name] = chains.time(self.cfg, planner, [*layers, *_again(layers, planner)])
         return planner.timed[name]
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        planner = self.planner.under(self.decider)
-        try:
-            name = chain_name(_decided(layers, planner), _links(layers))
-        except Untileable:
-            return inf
-        if name not in planner.timed:
-            planner.timed[name] = self._time(layers, planner)
-        return planner.timed[name]
-
-    def _time(self, layers: Sequence[Layer], planner: Planner) -> float:
-        """inf where a layer does not fit."""
-        read = {act.storage for layer in layers for act in inputs(layer)}
-        made = {layer.y.storage for layer in layers}
-        try:
-            image = build(self.cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner, cold=False)
-        except LayerErrors:
-            return inf
-        return predict(self.cfg, image.code(image.launches[0]).tobytes()).cycles
-
-
-def _decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition, Decisions | None]]:
-    """The definitions of `layers`, with what was decided for them beside the estimate."""
-    searched = planner.decider.searched
-    found = [definition for layer in layers for definition in planner.definitions(layer)]
-    return [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
-
-
-def _links(layers: Sequence[Layer]) -> list[tuple[int, int, Lattice | None]]:
-    """Which of the activations that `layers` read and write share a storage, and where they lie in it."""
-    acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
-    numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
-    return [(numbers[act.storage], act.group_offset, act.lattice) for act in acts]
-
-
-def chain_name(parts: Sequence[tuple[Definition, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
-    """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
-    one before it makes, or once, with the `links` between what they read and write."""
-    told = repr([(definition.digest, decisions) for definition, decisions in parts])
-    told += repr(links) if links else ""
-    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
-
-
-CHAIN = "chain"
-"""With this begin the names of chains, among those of workloads."""
+        return chains.once(self.cfg, self.planner.under(self.decider), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
+from celosia.compiler.launch.between import COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
+from celosia.compiler.launch.company import Company, softmaxes_before
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, Storage, Untileable, inputs
+from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT, First
-from celosia.compiler.tensorize.tiles import PipelineTile, PlacedPlan
+from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.need import by_need
@@ -71,9 +74,12 @@ class Image:
 
 
 def lifetimes(
-    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]]
-) -> list[Lifetime]:
+    cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
+    beside: Collection[str],
+) -> list[Lifetime]:  # fmt: skip
     """When each storage is in use, in steps of one layer.
+
+    beside: see Company.
 
     written[i], read[i]: storages that the host fills before launch i, and takes after it.
     """
@@ -87,13 +93,12 @@ def lifetimes(
 
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
-        start = step
+        start, company = step, Company(cfg, layers, beside)
         for index, layer in enumerate(layers):
             for act in (*inputs(layer), layer.y):
                 sizes[act.storage] = act.size(cfg)
                 use(act.storage, step)
-                if index and follows(layers[index - 1], layer):
-                    use(act.storage, step - 1)
+                use(act.storage, start + company.hosts.get(index, index))
                 use(act.storage, step - len(softmaxes_before(layers, index)))
             step += 1
         for storage in into:
@@ -105,62 +110,6 @@ def lifetimes(
         if storage.lasting:
             first[storage], last[storage] = 0, step
     return [Lifetime(storage, size, first[storage], last[storage]) for storage, size in sizes.items()]
-
-
-def follows(producer: Layer, layer: Layer) -> bool:
-    """Whether the tiles of `layer` are emitted between those of `producer`.
-
-    A pooling, an elementwise layer or a norm has nothing for gemm to do, and the convolution whose output it reads has
-    little for vector: tile by tile, they run at the same time.
-    """
-    if layer.x != producer.y or layer.x.height * layer.x.width == 1:
-        return False
-    if isinstance(layer, Norm) and isinstance(producer, Block) and isinstance(producer.layers[-1], Map):
-        producer = producer.layers[0]
-    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
-
-
-def softmaxes_before(layers: list[Layer], number: int) -> list[int]:
-    """The softmaxes directly before a convolution between whose tiles its own are emitted: it needs none of them, and
-    has gemm for what they leave idle."""
-    layer, first = layers[number], number
-    if not isinstance(layer, Conv):
-        return []
-    read = {act.storage for act in inputs(layer)}
-    while first and isinstance(layers[first - 1], Softmax) and layers[first - 1].y.storage not in read:
-        first -= 1
-    return list(range(first, number))
-
-
-def is_followed(layers: list[Layer], number: int) -> bool:
-    """Whether the tiles of the next layer of a launch are emitted between those of this one."""
-    return 0 <= number < len(layers) - 1 and follows(layers[number], layers[number + 1])
-
-
-def first_of(layers: list[Layer], number: int) -> First:
-    """What of a layer's output is to be complete before the rest, for the tiles of the next layer: whole pixels for a
-    norm, of images of one row."""
-    if not is_followed(layers, number):
-        return First.ANY
-    by_columns = isinstance(layers[number + 1], Norm) and layers[number].y.height == 1
-    return First.COLUMNS if by_columns else First.ROWS
-
-
-@dataclass
-class _Layer:
-    """A layer of a launch, with its tiles in order.
-
-    needs, done: for each tile, rows of x that must be there before it and rows of y that are complete after it, counted
-    through all images, or channel groups or columns where images have one row; only where this layer follows another,
-    or another follows it.
-    """
-
-    number: int
-    layer: Layer
-    tiles: list[PipelineTile]
-    ahead: int
-    needs: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
 
 
 class _Emitter:
@@ -176,9 +125,8 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
+        self.company = Company(cfg, layers, planner.decider.beside)
         self.refused: dict[int, str] = {}
-        self.settled = False
-        """Whether the rows that the tile reads are known to be there, though other rows are not."""
 
     def run(self) -> Stream:
         planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
@@ -194,24 +142,23 @@ class _Emitter:
                 self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
         return self.stream
 
-    def _follows(self, number: int) -> bool:
-        return is_followed(self.layers, number - 1)
-
-    def _planned(self, number: int, layer: Layer) -> _Layer | None:
+    def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
         """None, and an entry in `refused`, for a layer that does not fit."""
-        followed = self._follows(number + 1)
+        following = self.company.following(number)
         try:
-            first = first_of(self.layers, number)
+            first = self.company.first(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
-            planned = _Layer(number, layer, tiles, max(part.decisions.ahead for part in parts))
-            if followed:
-                beside = isinstance(self.layers[number + 1], Norm)  # which leaves acc alone
-                held = not beside and any(part.decisions.order in CUT for part in parts)
-                planned.done = rows_done(tiles, held, self._counted(number))
-            if self._follows(number):
-                planned.needs = [rows_needed(tile, self._counted(number - 1)) for tile in tiles]
+            planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            planned.cut = any(part.decisions.order in CUT for part in parts)
+            if following:
+                beside = any(isinstance(each, Norm) for each in following)  # which leaves acc alone
+                planned.done = rows_done(tiles, planned.cut and not beside, self._counted(number))
+            if self.company.is_fed(number):
+                host = self.company.hosts[number]
+                planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
+                planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
             for tile in tiles:
                 tile.check()
         except Untileable as error:
@@ -221,12 +168,15 @@ class _Emitter:
 
     def _is_cold(self, number: int) -> bool:
         """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
-        return self.cold and (number == 0 or not isinstance(self.layers[number - 1], Conv | Block))
+        before = number - 1
+        if before in self.company.hosts and not self.company.is_fed(before):
+            before = self.company.hosts[before]
+        return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
         groups."""
-        if first_of(self.layers, number) is First.COLUMNS:
+        if self.company.first(number) is First.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
@@ -250,57 +200,25 @@ class _Emitter:
             addresses[own[tensor.name]] = base + place.offset
 
         def before_load(tensor: Tensor) -> None:
-            if tensor in homes and not self.settled:
+            if tensor in homes:
                 self.stream.settle(homes[tensor])
 
         changing = frozenset(homes)
         return PlacedPlan(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
 
-    def _emit(self, each: _Layer, planned: list[_Layer | None]) -> None:
-        """Emit one layer, and that which follows it between its tiles."""
-        if self._follows(each.number) or self._is_beside(each.number):
+    def _emit(self, each: PlannedLayer, planned: list[PlannedLayer | None]) -> None:
+        """Emit one layer, and those that are emitted between its tiles."""
+        if each.number in self.company.hosts or self._is_beside(each.number):
             return
         if softmaxes := self._softmaxes(each.number):
             self._emit_between([planned[n] for n in softmaxes], each)
             return
-        next_ = planned[each.number + 1] if self._follows(each.number + 1) else None
-        following = next_.tiles if next_ is not None else []
-        stream, emitted = self.stream, 0
-        for count, tile in enumerate(each.tiles, 1):
-            stream.start(each.number, each.layer.y.storage, tile.load, each.ahead)
-            if next_ is None:
-                continue
-            computed = count - len(stream.waiting)
-            done = each.done[computed - 1] if computed > 0 else 0
-            share = len(following) * computed // len(each.tiles)
-            self.settled = True
-            while emitted < share and next_.needs[emitted] <= done:
-                stream.follow(next_.number, next_.layer.y.storage, following[emitted].load)
-                emitted += 1
-            self.settled = False
-        if next_ is not None and isinstance(next_.layer, Norm):
-            emitted = self._follow_the_last(each, next_, emitted)
-        for tile in following[emitted:]:
-            assert next_ is not None
-            stream.start(next_.number, next_.layer.y.storage, tile.load, next_.ahead)
-
-    def _follow_the_last(self, each: _Layer, next_: _Layer, emitted: int) -> int:
-        """Emit tiles of `next_` while the last tiles of `each`, which have loaded, compute: as soon as what they need
-        is there. Returns how many are."""
-        self.settled = True
-        while emitted < len(next_.tiles):
-            computed = len(each.tiles) - len(self.stream.waiting)
-            if next_.needs[emitted] <= (each.done[computed - 1] if computed > 0 else 0):
-                self.stream.follow(next_.number, next_.layer.y.storage, next_.tiles[emitted].load)
-                emitted += 1
-            elif not self.stream.advance():
-                break
-        self.settled = False
-        return emitted
+        companions = [planned[number] for number in self.company.companions.get(each.number, ())]
+        Between(self.stream, each, [other for other in companions if other is not None]).run()
 
     def _softmaxes(self, number: int) -> list[int]:
         """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
-        return [] if is_followed(self.layers, number) else softmaxes_before(self.layers, number)
+        return [] if number in self.company.companions else softmaxes_before(self.layers, number)
 
     def _is_beside(self, number: int) -> bool:
         """Whether a later layer emits this softmax's tiles between its own."""
@@ -309,65 +227,16 @@ class _Emitter:
         after = next((n for n in range(number, len(self.layers)) if not isinstance(self.layers[n], Softmax)), None)
         return after is not None and number in self._softmaxes(after)
 
-    def _emit_between(self, softmaxes: list[_Layer | None], each: _Layer) -> None:
+    def _emit_between(self, softmaxes: list[PlannedLayer | None], each: PlannedLayer) -> None:
         """The tiles of all softmaxes, and evenly between them those of `each`."""
         tiles = [(layer, tile) for layer in softmaxes if layer is not None for tile in layer.tiles]
         emitted = 0
         for count, (layer, tile) in enumerate(tiles, 1):
-            self.stream.start(layer.number, layer.layer.y.storage, tile.load, layer.ahead)
+            layer.start(self.stream, tile)
             share = len(each.tiles) * count // len(tiles)
             for own in each.tiles[emitted:share]:
-                self.stream.start(each.number, each.layer.y.storage, own.load, each.ahead)
+                each.start(self.stream, own)
             emitted = share
-
-
-GROUPS, ROWS, COLUMNS = 1, 2, 3
-"""Axes of an activation's tensor."""
-
-
-def rows_needed(tile: PipelineTile, axis: int = ROWS) -> int:
-    """Rows of x, or what `axis` counts, counted through all images, up to the last that the tile loads."""
-    last = 0
-    for move in tile.moves(loads=True):
-        if move.tensor.name == "x":
-            (image, _), (_, end) = move.span(0, tile.env), move.span(axis, tile.env)
-            last = max(last, image * move.tensor.shape[axis] + end)
-    return last
-
-
-def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[int]:
-    """For each tile, how many rows of y, or of what `axis` counts, are complete in all images once it has stored.
-
-    held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.
-    """
-    rows = next(move.tensor.shape[axis] for tile in tiles for move in tile.moves(loads=False))
-    images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
-    if held:
-        return [0] * (len(tiles) - 1) + [images * rows]
-    whole = 0
-    stored = np.zeros(images * rows + 1, np.int64)
-    boxes = []
-    for tile in tiles:
-        box = []
-        for move in tile.moves(loads=False):
-            (image, _), (first, end) = move.span(0, tile.env), move.span(axis, tile.env)
-            pieces = move.moved_pieces(tile.env)
-            if pieces:
-                box.append((image * rows + first, image * rows + end, pieces // (end - first)))
-        boxes.append(box)
-    for box in boxes:
-        for first, end, pieces in box:
-            stored[first:end] += pieces
-    full = stored[:-1].copy()
-    stored[:] = 0
-    done = []
-    for box in boxes:
-        for first, end, pieces in box:
-            stored[first:end] += pieces
-        while whole < len(full) and stored[whole] == full[whole]:
-            whole += 1
-        done.append(whole)
-    return done
 
 
 def build(
@@ -378,10 +247,11 @@ def build(
 
     cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
     """
-    arena = plan(lifetimes(cfg, launches, written, read), alignment=max(64, cfg.bus_bytes))
+    planner = planner or Planner(cfg)
+    lives = lifetimes(cfg, launches, written, read, planner.decider.beside)
+    arena = plan(lives, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
-    planner = planner or Planner(cfg)
     emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets, cold) for layers in launches]
     streams = [emitter.run() for emitter in emitters]
     refused = {(n, layer): why for n, emitter in enumerate(emitters) for layer, why in emitter.refused.items()}

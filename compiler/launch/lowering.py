@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -11,6 +11,7 @@ from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedul
 from celosia.compiler.graph.select import Selection, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.launch.order import beside_products
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.config import Config
@@ -49,6 +50,7 @@ def lower(
         say("blocks of layers")
         found = planner.under(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
+        found = _with_company(cfg, steps, found)
         say("tiling and instructions")
         try:
             plan = layers_of(steps, selection)
@@ -62,3 +64,14 @@ def lower(
                     apart.update(choice.nodes)
                 else:
                     on_cpu |= dict.fromkeys(choice.nodes, reason)
+
+
+def _with_company(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
+    """Put layers of the vector unit behind convolutions; returns the planner that knows which are beside these."""
+    beside = set[str]()
+    for step in steps:
+        if isinstance(step, LaunchPlan):
+            order, names = beside_products(cfg, planner, [choice.layer for choice in step.choices])
+            step.choices = [step.choices[number] for number in order]
+            beside |= names
+    return planner.under(replace(planner.decider, beside=frozenset(beside))) if beside else planner

@@ -42,12 +42,14 @@ class Fixed:
 @dataclass(frozen=True)
 class Decider:
     """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
-    searched: by the search of blocks."""
+    searched: by the search of blocks. beside: names of layers whose tiles take turns with those of the convolution that
+    they stand behind (launch/order.py)."""
 
     cfg: Config
     given: Decided | None = None
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
+    beside: frozenset[str] = frozenset()
 
     def of(
         self, layer: str, definitions: Sequence[Definition], first: First = First.ANY, cold: bool = False

@@ -273,6 +273,10 @@ ROWS_FIRST_COST = 1.02
 """How many times the cycles a tiling may take that completes the output row by row, where a layer waits for rows."""
 
 
+PARTS_BY_ROWS = 4
+"""Into how many parts of rows a layer without gemm is cut at least, where it waits for rows."""
+
+
 @cache
 def ranked(
     cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False, count: int = 1
@@ -288,6 +292,8 @@ def ranked(
         found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
             found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
+        if first is First.ROWS and not p.sums:  # a part of the image does not wait for the rest
+            found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
         best = next(found, None)
         if best is None:
             raise Untileable("one output pixel's operands do not fit vin, acc or out")

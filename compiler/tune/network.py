@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from celosia.compiler.launch.blocks import CHAIN
-from celosia.compiler.launch.image import Image, LayerErrors, build, first_of
+from celosia.compiler.launch.chains import CHAIN
+from celosia.compiler.launch.company import Company
+from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Layer, Storage, Untileable
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
@@ -67,6 +68,7 @@ class Network:
         found: dict[str, Occurrence] = {}
         decider = self.planner.decider
         for layers in self.launches:
+            company = Company(self.cfg, layers, decider.beside)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]
@@ -76,7 +78,7 @@ class Network:
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, first_of(layers, number))
+                usual = decider.of(layer.name, definitions, company.first(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 

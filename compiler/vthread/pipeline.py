@@ -186,6 +186,8 @@ class Stream:
         self.loading: _Tile | None = None
         self.alone = False
         """Whether the next instruction is."""
+        self.settled: object = None
+        """A storage of which what is read next is known to be there, though other parts are not."""
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
@@ -252,11 +254,16 @@ class Stream:
         return self._overtake() or self.advance()
 
     def settle(self, storage: object) -> None:
-        """Let tiles compute until none is left that writes `storage`."""
+        """Let tiles compute until none is left that writes `storage`, but for the one that is `settled`."""
         while any(tile.writes is storage for tile in self.following):
             self._overtake()
-        while any(tile.writes is storage for tiles in (self.waiting, *self.running) for tile in tiles):
+        while storage is not self.settled and self.will_write(storage):
             self.advance()
+
+    def will_write(self, storage: object, but: int = -1) -> bool:
+        """Whether a tile that has loaded, of another layer than `but`, and does not follow one will write `storage`."""
+        tiles = (tile for tiles in (self.waiting, *self.running) for tile in tiles)
+        return any(tile.writes is storage and tile.layer != but for tile in tiles)
 
     def finish(self) -> None:
         """Lets all tiles compute that have loaded."""

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.compile_time import chain
 
 import celosia
-from celosia.compiler.launch import blocks
+from celosia.compiler.launch import blocks, chains
+from celosia.compiler.launch.image import Image
 from celosia.hw.config import Config
 
 PIECE = 3
@@ -54,16 +55,16 @@ def test_work_that_grows_with_their_square_is_noticed(monkeypatch: pytest.Monkey
 def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Layers, and those of blocks, that are lowered to be timed."""
     count = 0
-    build = blocks.build
+    build = chains.build
 
-    def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object, **more: bool) -> blocks.Image:
+    def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object, **more: bool) -> Image:
         nonlocal count
         for layer in launches[0]:
             count += len(layer.layers) if isinstance(layer, blocks.Block) else 1
         return build(cfg, launches, *rest, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "build", counted)
+        patch.setattr(chains, "build", counted)
         celosia.compile(chain(layers, 8), "pynq", check=False)
     return count
 

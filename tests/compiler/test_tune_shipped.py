@@ -8,8 +8,8 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import network_of
-from celosia.compiler.launch import blocks
-from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch import chains as chain_times
+from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import chains, network_schedule
@@ -71,7 +71,7 @@ def test_a_search_of_blocks_times_nothing_that_records_know(monkeypatch: pytest.
     """And finds the same blocks."""
     demo = celosia.models.demo_model_path()
     plain = celosia.compile(demo, "pynq", check=False, records="none")
-    monkeypatch.setattr(blocks, "build", lambda *given, **how: pytest.fail("a chain is timed"))
+    monkeypatch.setattr(chain_times, "build", lambda *given, **how: pytest.fail("a chain is timed"))
     tuned = celosia.compile(demo, "pynq", check=False)
     names = [[[layer.name for layer in launch.layers] for launch in each.launches] for each in (plain, tuned)]
     assert names[0] == names[1]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
-from celosia.compiler.launch.blocks import CHAIN
+from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tensorize.decisions import DecisionsError
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.choices import DEADLINE

@@ -1,0 +1,98 @@
+"""Which layers of a launch have their tiles emitted between those of a convolution.
+
+A pooling, an elementwise layer or a norm has nothing for gemm to do, and a convolution has little for vector: tile by
+tile, they run at the same time. Such layers stand directly behind the convolution (order.py puts them there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
+from celosia.compiler.tensorize.definition import depthwise
+from celosia.compiler.tensorize.space import First
+from celosia.hw.config import Config
+
+
+class Company:
+    """Of the layers of a launch, by number. companions: behind a convolution, those emitted between its tiles. hosts:
+    the convolution of each companion. beside: names of those that are not companions because of what they follow."""
+
+    def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:
+        self.layers, self.beside = layers, beside
+        self.companions: dict[int, list[int]] = {}
+        self.hosts: dict[int, int] = {}
+        for number in range(len(layers)):
+            if number not in self.hosts and (found := list(_behind(cfg, layers, number, beside))):
+                self.companions[number] = found
+                self.hosts |= dict.fromkeys(found, number)
+
+    def following(self, number: int) -> list[Layer]:
+        """The companions of a layer that read what it makes."""
+        return [self.layers[other] for other in self.companions.get(number, ()) if self.is_fed(other)]
+
+    def is_fed(self, number: int) -> bool:
+        """Whether that layer is a companion of one that makes what it reads."""
+        host = self.hosts.get(number)
+        return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
+
+    def first(self, number: int) -> First:
+        """What of a layer's output is to be complete before the rest, for companions: whole pixels for a norm, of
+        images of one row."""
+        following = self.following(number)
+        if not following:
+            return First.ROWS if self.is_fed(number) and self.layers[number].name in self.beside else First.ANY
+        by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
+        return First.COLUMNS if by_columns else First.ROWS
+
+
+def follows(producer: Layer, layer: Layer) -> bool:
+    """Whether the tiles of `layer` can be emitted between those of `producer`, which makes what it reads."""
+    if layer.x != producer.y or layer.x.height * layer.x.width == 1:
+        return False
+    if isinstance(layer, Norm) and isinstance(producer, Block) and isinstance(producer.layers[-1], Map):
+        producer = producer.layers[0]
+    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
+
+
+def is_for_vector(cfg: Config, layer: Layer) -> bool:
+    """Whether gemm has nothing to do for it, and its tiles may come between those of others."""
+    return isinstance(layer, Pool | Map | Multiply) or (isinstance(layer, Conv) and depthwise(cfg, layer))
+
+
+def keeps_gemm_busy(cfg: Config, layer: Layer) -> bool:
+    """Whether gemm has work for as long as the layer takes, as of images; products with one row wait for weights."""
+    return isinstance(layer, Conv) and not depthwise(cfg, layer) and layer.y.height * layer.y.width > 1
+
+
+def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
+    """The softmaxes directly before a convolution between whose tiles its own are emitted: it needs none of them, and
+    has gemm for what they leave idle."""
+    layer, first = layers[number], number
+    if not isinstance(layer, Conv):
+        return []
+    read = {act.storage for act in inputs(layer)}
+    while first and isinstance(layers[first - 1], Softmax) and layers[first - 1].y.storage not in read:
+        first -= 1
+    return list(range(first, number))
+
+
+def trails(producer: Layer, layer: Layer) -> bool:
+    """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
+    x, y = layer.x, producer.y
+    alike = x.storage is y.storage and x.lattice is y.lattice is None
+    once = sum(act.storage is y.storage for act in inputs(layer)) == 1
+    return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
+
+
+def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collection[str]) -> Iterator[int]:
+    """The companions of that layer, if it is no companion itself: one that follows it, and those beside it."""
+    host = layers[number]
+    busy = keeps_gemm_busy(cfg, host)
+    for other in range(number + 1, len(layers)):
+        layer = layers[other]
+        apart = all(act.storage is not host.y.storage for act in inputs(layer))
+        may = busy and is_for_vector(cfg, layer) and (apart or trails(host, layer))
+        if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
+            return
+        yield other

@@ -1,0 +1,136 @@
+"""The order of a launch's layers: what only the vector unit computes stands behind a convolution that it does not need.
+
+There its tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. It may stand
+behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for it,
+and stays where it is unless the timing model finds fewer cycles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.launch.chains import least, once
+from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
+from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.switches import is_on
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.roofline import choose, terms
+from celosia.compiler.tensorize.space import Problem
+from celosia.hw.config import Config
+
+ROOM = 0.9
+"""Share of a convolution's cycles that other layers may take of each unit beside it."""
+BUSY = 1.01
+"""How many times the cycles of its products a convolution and its own may take for no other order to be timed."""
+MOST = 16
+"""Convolutions among which is chosen."""
+Cycles = NDArray[np.float64]
+
+
+def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
+    """The numbers of `layers` in such an order, and the names of those that stand behind others so: where that takes
+    fewer cycles, by the timing model."""
+    found = _hosts(cfg, planner, layers) if is_on("beside") else {}
+    behind = {host: own for host, own in found.items() if _gains(cfg, planner, layers, host, own)}
+    moved = {number for own in behind.values() for number in own}
+    order = [n for number in range(len(layers)) if number not in moved for n in (number, *behind.get(number, ()))]
+    return order, {layers[number].name for number in moved}
+
+
+def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, list[int]]:
+    """Convolutions, and what may stand behind each: behind that which has most room for it."""
+    products = [
+        number for number, layer in enumerate(layers)
+        if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
+    ]  # fmt: skip
+    room: dict[int, Cycles] = {}
+    found: dict[int, list[int]] = {}
+    places = list(range(len(layers)))
+    for number, makers, reader in _links(cfg, layers):
+        feeding = {places[maker] for maker in makers}
+        first = max(feeding, default=0)
+        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
+        choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
+        if not choices:
+            continue
+        work = _work(cfg, planner, layers[number])
+        for host in choices:
+            if host not in room:
+                room[host] = _room(cfg, planner, layers[host])
+        fits = {n: float((room[n] / work).min()) for n in choices}
+        host = max(choices, key=lambda n: (min(fits[n], 1), n not in feeding, fits[n]))
+        if (room[host] > 0).all():
+            room[host] = room[host] - work
+            found.setdefault(host, []).append(number)
+            places[number] = host
+    return found
+
+
+def _gains(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own: Sequence[int]) -> bool:
+    """Whether a convolution with its own behind it takes fewer cycles than as they are: each behind what makes what it
+    reads, if that is directly before it, and before the layer that comes behind them all."""
+    if own == [host + 1] and follows(layers[host], layers[host + 1]):
+        return False
+    last = max(host, *own) + 1
+    makers = {number - 1 for number in own if number and follows(layers[number - 1], layers[number])}
+    rest = [number for number in {*makers, host, last} if number < len(layers)]
+    before = sorted({*rest, *own})
+    after = [n for number in sorted(rest) for n in (number, *(own if number == host else ()))]
+    beside = replace(planner.decider, beside=frozenset(layers[number].name for number in own))
+    taken = once(cfg, planner.under(beside), [layers[number] for number in after])
+    if taken <= BUSY * least(planner, [layers[number] for number in after]):
+        return True
+    return taken < once(cfg, planner, [layers[number] for number in before])
+
+
+def _links(cfg: Config, layers: Sequence[Layer]) -> Iterator[tuple[int, list[int], int]]:
+    """Each layer of the vector unit alone, the layers that make what it reads, and the first that reads what it makes,
+    or their number."""
+    touching: dict[Storage, list[int]] = {}
+    for number, layer in enumerate(layers):
+        for storage in {act.storage for act in (*inputs(layer), layer.y)}:
+            touching.setdefault(storage, []).append(number)
+    for number, layer in enumerate(layers):
+        if not is_for_vector(cfg, layer) or any(act.storage.lasting for act in (*inputs(layer), layer.y)):
+            continue
+        read, y = inputs(layer), layer.y
+        makers = [n for act in read for n in touching[act.storage] if n < number and layers[n].y.overlaps(cfg, act)]
+        later = (n for n in touching[y.storage] if n > number)
+        yield number, makers, next((n for n in later if _reads(cfg, layers[n], y)), len(layers))
+
+
+def _reads(cfg: Config, layer: Layer, y: Activation) -> bool:
+    return any(act.overlaps(cfg, y) for act in inputs(layer))
+
+
+def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
+    """Cycles of vector, load and store that a layer of the vector unit alone takes."""
+    found = np.zeros(3)
+    beats = max(1, cfg.lanes // cfg.bus_bytes)
+    for definition in planner.definitions(layer):
+        p = definition.problem
+        assert isinstance(p, Problem)
+        outputs = p.out_blocks * p.rows * p.columns * p.images
+        loaded = p.out_blocks * p.images * p.input_rows(p.rows) * p.input_columns(p.columns)
+        steps = p.sums or p.places
+        vector = outputs * (steps + p.residual * (cfg.residual_cycles - 1))
+        found += vector, (loaded + p.residual * outputs) * beats, outputs * beats
+    return found
+
+
+def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
+    """Cycles of vector, load and store that a convolution leaves to others while gemm works."""
+    found = np.zeros(3)
+    for definition in planner.definitions(layer):
+        p = definition.problem
+        assert isinstance(p, Problem)
+        d = choose(cfg, p)
+        t = terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])
+        outputs = p.out_blocks * p.rows * p.columns * p.images
+        found += ROOM * p.steps - np.array([outputs, float(t["beats"][0]), float(t["store"][0])])
+    return found
