@@ -43,6 +43,8 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
         if name in (*DECODERS, *ATTENTIONS):
             for each in (cfg, replace(cfg, softmax=LANES)):
                 yield (_step if name in DECODERS else _attention)(name, each, memory, say)
+            if name in DECODERS:
+                yield _rounded_step(name, replace(cfg, softmax=LANES, norm=NORM), memory, say)
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
                 yield _row(name, kind, each, memory, say)
@@ -144,33 +146,67 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     accelerator has a softmax."""
     network = DECODERS[name]
     say(f"{name}: quantising, compiling, running")
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
     with tempfile.TemporaryDirectory() as folder:
         path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0)
-        with celosia.Decoder(path, "timed", config=cfg, length=TOKENS, options={"memory": memory}) as decoder:
-            run, wrong = decoder.session(), 0
-            found = [run.feed(prompt)]
-            while run.length < TOKENS:
-                found.append(run.feed([int(np.argmax(found[-1]))]))
-        expected = growing(path, network, run.tokens)
-    wrong = int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
-    usage = run.usage.report()
-    steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
-    least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
-    launches = usage["launches"] / network.layers
-    details = {
-        "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
-        "least": least, "different": wrong, "config": cfg.name, "softmax": cfg.softmax,
-    }  # fmt: skip
-    text = (
-        f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
-        f"{share:.2%} of the products, {launches:.2f} launches a layer, {wrong} logits differ"
-    )
-    kept = not wrong and share >= 0.999 and launches <= 3 and bus >= 0.95
+        details, text = _steps(path, network, cfg, memory)
+    kept = not details["different"] and details["share"] >= 0.999 and details["bus"] >= 0.95
+    kept &= details["launches"] <= 3 * network.layers
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
     what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)}, timed: bytes loaded over the bus"
     key = f"transformers/{name}/step" + "/softmax" * (cfg.softmax > 0)
     return Row(key, what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
+
+
+def _rounded_step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+    """The same with everything in bytes, norms rounded correctly; of a chunk of tokens each norm is compared with
+    onnxruntime's on the same bytes."""
+    network = DECODERS[name]
+    say(f"{name}, rounded correctly: quantising, compiling, running")
+    with tempfile.TemporaryDirectory() as folder:
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=True, norms=True)
+        details, text = _steps(path, network, cfg, memory, rounding="correct")
+        chunk = network.feed(TOKENS - PROMPT, PROMPT, seed=9)
+        found = compare(path, chunk, config=cfg, rounding="correct", check=False)
+    rounded = found["rounded"]
+    details |= {"apart": rounded["apart"], "values": rounded["values"], "norm": cfg.norm}
+    kept = details["launches"] <= 1 and details["share"] >= 0.999 and details["bus"] >= 0.95
+    kept &= rounded["apart"] <= APART * rounded["values"] and not found["different"]
+    return Row(
+        f"transformers/{name}/step/rounded",
+        f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)} and norm = {cfg.norm}, timed: bytes loaded over "
+        "the bus",
+        f"≥ 95%, ≥ 99.9%, 1 launch, ≤ {APART:g} of values of norms a step apart, no other tensor differs",
+        f"{text}; of {TOKENS - PROMPT} tokens {rounded['apart']} of {rounded['values']:,} values of norms apart, "
+        f"{found['different']} other tensors differ",
+        kept, f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
+    )  # fmt: skip
+
+
+def _steps(
+    path: Path, network: decoders.DecoderNetwork, cfg: Config, memory: MemoryModel, rounding: str = "onnxruntime"
+) -> tuple[dict[str, Any], str]:
+    """Details of a row, and its text: of steps behind a prompt, with the likeliest tokens."""
+    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
+    with celosia.Decoder(
+        path, "timed", config=cfg, length=TOKENS, rounding=rounding, options={"memory": memory}
+    ) as decoder:
+        run = decoder.session()
+        found = [run.feed(prompt)]
+        while run.length < TOKENS:
+            found.append(run.feed([int(np.argmax(found[-1]))]))
+    expected = growing(path, network, run.tokens)
+    usage, wrong = run.usage.report(), int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
+    steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
+    least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
+    details = {
+        "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
+        "least": least, "different": wrong, "config": cfg.name, "softmax": cfg.softmax,
+    }  # fmt: skip
+    return details, (
+        f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
+        f"{share:.2%} of the products, {usage['launches']} launches, {wrong} of {expected[PROMPT - 1 :].size:,} logits "
+        "differ"
+    )
 
 
 def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:
