@@ -72,7 +72,7 @@ class QuantizerChoices:
         if self.method not in METHODS:
             raise ValueError(f"the method is {', '.join(METHODS)}, not {self.method!r}")
         if self.operators not in OPERATORS:
-            raise ValueError(f"operators are {', '.join(OPERATORS)}, not {self.operators!r}")
+            raise ValueError(f"operators are {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}, not {self.operators!r}")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights have {' or '.join(map(str, WEIGHTS))} bits, not {self.weights!r}")
         if self.weights < WEIGHTS[0] and not self.per_channel:
