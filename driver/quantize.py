@@ -96,10 +96,11 @@ def quantize(
     `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4, 2
     or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). method: how
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
-    "products" (MatMul and Gemm with their biases, int8 activations symmetric); by default those for decoders, all for
-    others. samples: use no more than these. exclude: names of operators that stay float. mean, std: of images, for
-    pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those
-    of the samples, but for decoders, whose stay open.
+    "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
+    others; "attention" is products, masks, softmaxes and rotary positions, of decoders "all" is these, the residual
+    stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean, std: of
+    images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model
+    become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -112,6 +113,7 @@ def quantize(
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (the same where weights have 8 bits),
+    `outputs_with_products` (the same of products alone, where attention or all of a decoder is quantised, else None),
     `four_bits` (`matrices` with weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised
     or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
     layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
