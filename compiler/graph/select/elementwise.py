@@ -45,7 +45,7 @@ def addition(p: Placement, node: ir.Node) -> None:
         return
     if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
         raise OnCpu(_unequal(node))
-    for form in [_form(p, y, a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
+    for form in [p.common_form(a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
         other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
@@ -146,7 +146,7 @@ def product(p: Placement, node: ir.Node) -> None:
         return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
-    form = _form(p, y, a)
+    form = _form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
     if form.fold and shape(b) != shape(y):
         raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
