@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program.traits import Kind
 from celosia.driver.decoders import PRODUCTS
+from celosia.driver.oracle import run, session
 
-HIDDEN = -32.0
-"""What masks add to scores at least, where these are bytes: its power of e adds nothing to a sum of float32, and what
-lies further below would take steps from all others."""
+Array = NDArray[Any]
+
+BELOW, HIDDEN = 17.0, -1e3
+"""What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e. A row whose
+largest one is HIDDEN, or less, is hidden as a whole."""
 JOINS = ("Add", "Mul")
 """What integers compute of two tensors."""
+
+
+@dataclass(frozen=True)
+class MaskedScores:
+    """The tensors of a sum that a softmax reads: `scores` are made of products, and `mask` is not."""
+
+    scores: str
+    mask: str
+    result: str
 
 
 @dataclass
 class BetweenProducts:
     """operators: names of nodes that are computed of products, and for products, of two tensors or of whole rows.
-    masks: the operand that no product makes, of sums that a softmax reads; by the name of the sum. scores: these sums'
-    results."""
+    masked: the sums with masks among them."""
 
     operators: list[str] = field(default_factory=list)
-    masks: dict[str, str] = field(default_factory=dict)
-    scores: list[str] = field(default_factory=list)
+    masked: list[MaskedScores] = field(default_factory=list)
 
 
 def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProducts:
@@ -46,8 +58,7 @@ def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProduct
             found.operators.append(node.name)
             others = [name for name in flow.varying(node) if name not in flow.made]
             if node.op_type == "Add" and others and node.output[0] in scores:
-                found.masks[node.name] = others[0]
-                found.scores.append(node.output[0])
+                found.masked.append(MaskedScores(made[0], others[0], node.output[0]))
     return found
 
 
@@ -101,27 +112,62 @@ class _Flow:
         return (facts.kind is Kind.INJECTIVE or facts.moves is not None) and not self._embeds(node)
 
 
-def bound_masks(model: onnx.ModelProto, masks: dict[str, str]) -> list[str]:
-    """Change `model` so that the sums `masks` read nothing below HIDDEN. Returns names of the nodes that see to that.
+@dataclass(frozen=True)
+class ScoreRange:
+    """Of sums that a softmax reads, from the largest one down to what adds nothing to it in any row; and what a mask
+    has to add to the largest score for that."""
 
-    scores = Add(x, mask)    ->    bounded = Max(mask, HIDDEN)    scores = Add(x, bounded)
+    low: float
+    high: float
+    mask: float
+
+
+def score_ranges(
+    model: onnx.ModelProto, masked: Sequence[MaskedScores], samples: Iterable[Mapping[str, Array]]
+) -> dict[str, ScoreRange]:
+    """Those of each sum's result, over all `samples` of the float model. OracleError."""
+    names = list(dict.fromkeys(name for each in masked for name in (each.scores, each.result)))
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    rows: dict[str, list[Array]] = {name: [] for name in names}
+    if names:
+        opened = session(asked, int8=False)
+        for sample in samples:
+            for name, array in run(opened, sample).items():
+                rows[name].append(array.max(axis=-1).ravel())
+    largest = {name: np.concatenate(arrays) for name, arrays in rows.items()}
+    found = {}
+    for each in masked:
+        seen = largest[each.result][largest[each.result] > HIDDEN]
+        low, high = (float(seen.min()) - BELOW, float(seen.max())) if seen.size else (-BELOW, 0.0)
+        found[each.result] = ScoreRange(low, high, low - float(largest[each.scores].max()))
+    return found
+
+
+def bound_masks(
+    model: onnx.ModelProto, masked: Sequence[MaskedScores], ranges: Mapping[str, ScoreRange]
+) -> list[str]:  # fmt: skip
+    """Change `model` so that sums read nothing of masks below what their ranges say. Returns names of the nodes that
+    see to that.
+
+    result = Add(scores, mask)    ->    bounded = Max(mask, bound)    result = Add(scores, bounded)
     """
-    graph, bounded = model.graph, dict[str, str]()
+    graph, bounds = model.graph, dict[str, float]()
+    for each in masked:
+        bounds[each.mask] = min(bounds.get(each.mask, 0.0), ranges[each.result].mask)
+    results = {each.result: each.mask for each in masked}
     for node in graph.node:
-        if node.name in masks:
-            mask = masks[node.name]
-            bounded[mask] = f"{mask}_bounded"
-            node.input[:] = [bounded[mask] if name == mask else name for name in node.input]
-    least = numpy_helper.from_array(np.array(HIDDEN, np.float32), "least_of_masks")
-    made = [
-        helper.make_node("Max", [mask, least.name], [name], name=f"{name}_Max") for mask, name in bounded.items()
-    ]
-    if made:
+        mask = results.get(node.output[0])
+        node.input[:] = [f"{mask}_bounded" if name == mask else name for name in node.input]
+    for mask, bound in bounds.items():
+        least = numpy_helper.from_array(np.array(bound, np.float32), f"{mask}_bound")
         graph.initializer.append(least)
-    for node in made:
-        place = next((k + 1 for k, other in enumerate(graph.node) if node.input[0] in other.output), 0)
-        graph.node.insert(place, node)
-    return [node.name for node in made]
+        made = helper.make_node("Max", [mask, least.name], [f"{mask}_bounded"], name=f"{mask}_Max")
+        place = next((k + 1 for k, other in enumerate(graph.node) if mask in other.output), 0)
+        graph.node.insert(place, made)
+    return [f"{mask}_Max" for mask in bounds]
 
 
 def with_float_constants(model: onnx.ModelProto, original: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:

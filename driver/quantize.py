@@ -24,7 +24,7 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver import quantize_report as reporting
-from celosia.driver.attention import between_products, bound_masks, with_float_constants
+from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
@@ -321,7 +321,7 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
     int8 = choices.activations == "int8"
     prepared = onnx.load(source)
-    which = _chosen(prepared, choices)
+    which = _chosen(prepared, samples, choices)
     onnx.save(prepared, source)
     try:
         quantize_static(
@@ -338,27 +338,33 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
         onnx.save(with_float_neighbours(made, names), result)
 
 
-def _chosen(model: onnx.ModelProto, choices: QuantizerChoices) -> dict[str, Any]:
+def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
     """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
     _name(model)
-    if choices.chosen == "products":
-        names, scores = products_of(model), []
-    else:
+    names, scores = products_of(model), dict[str, Any]()
+    if choices.chosen != "products":
         between = between_products(model, everything=choices.chosen != "attention")
-        bounds = bound_masks(model, between.masks)
+        try:
+            ranges = score_ranges(model, between.masked, samples)
+        except OracleError as error:
+            raise QuantizeError(str(error)) from None
+        bounds = bound_masks(model, between.masked, ranges)
+        # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
+        scores = {
+            name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
+            for name, each in ranges.items()
+        }
         if not choices.chosen:
-            return {"nodes_to_exclude": [*choices.exclude, *bounds]}
-        names, scores = [*products_of(model), *between.operators], between.scores
+            return {
+                "nodes_to_exclude": [*choices.exclude, *bounds], "extra_options": {"TensorQuantOverrides": scores},
+            }  # fmt: skip
+        names += between.operators
     names = [name for name in names if name not in choices.exclude]
     if not names:  # which would stand for all of them
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
     kinds = {node.op_type for node in model.graph.node if node.name in names}
-    # With zero points a product of two activations takes three times as long: docs/attention.md. A softmax does not,
-    # and masked scores lie below 0 by far.
-    options = {
-        "ActivationSymmetric": choices.activations == "int8",
-        "TensorQuantOverrides": {name: [{"symmetric": False}] for name in scores},
-    }
+    # With zero points a product of two activations takes three times as long: docs/attention.md
+    options = {"ActivationSymmetric": choices.activations == "int8", "TensorQuantOverrides": scores}
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
 
 

@@ -318,7 +318,7 @@ def test_what_is_between_products(network: DecoderNetwork) -> None:
     found = between_products(model, everything=True)
     gates = network.gated & of_two if network.rotary else set()
     assert set(found.operators) - gates == set(attention.operators) | norms | network.stream
-    assert [*found.masks] == [*attention.masks] and len(found.scores) == network.layers
+    assert found.masked == attention.masked and len(found.masked) == network.layers
 
 
 @pytest.mark.parametrize("operators", ["attention", "all"])
