@@ -334,7 +334,7 @@ DECODERS = tuple(
         ("cycles", "cycles, timed", "cycles", of("cycles"), None, None),
         ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 95),
         ("launches", "launches, six layers", "", of("launches"), limit, None),
-        ("apart", "values of norms a step beside onnxruntime's, of 16 tokens", "", of("apart"), None, None),
+        ("apart", "values of norms a step beside onnxruntime's, of 128 tokens", "", of("apart"), None, None),
         ("different", "logits that differ from onnxruntime's", "", of("different"), None, None),
     )
     if kind == "rounded-" or part not in ("apart", "different")

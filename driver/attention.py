@@ -19,9 +19,9 @@ from celosia.driver.oracle import run, session
 
 Array = NDArray[Any]
 
-BELOW, HIDDEN = 17.0, -1e3
-"""What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e. A row whose
-largest one is HIDDEN, or less, is hidden as a whole."""
+BELOW, HIDDEN = 24.0, -1e3
+"""What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e, a thousand of
+them neither. A row whose largest one is HIDDEN, or less, is hidden as a whole."""
 JOINS = ("Add", "Mul")
 """What integers compute of two tensors."""
 
