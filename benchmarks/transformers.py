@@ -221,8 +221,8 @@ def _steps(
 
 
 def _in_bytes(say: Callable[[str], None]) -> Row:
-    """The demo GPT's perplexity of what was held out, by what `quantize` makes bytes of. Its float model is the int8 one
-    without roundings of activations: see four_bits.py."""
+    """The demo GPT's perplexity of what was held out, by what `quantize` makes bytes of. Its float model is the int8
+    one without roundings of activations: see four_bits.py."""
     tokens, held_out, _ = read_tokens()
     windows_of, details = windows(tokens), dict[str, Any]()
     chosen = windows_of[np.linspace(0, len(windows_of) - 1, CALIBRATION_WINDOWS).astype(int)]

@@ -1,4 +1,4 @@
-"""What `celosia quantize` quantises beside products: the sums and softmaxes of attention, the residual stream, norms."""
+"""What `celosia quantize` quantises beside products: sums and softmaxes of attention, the residual stream, norms."""
 
 from __future__ import annotations
 

@@ -69,9 +69,7 @@ def compare(
     _require_float(float_model, model)
     opened = OpenModel(Path(model))
     shapes = opened.shapes(inputs) if opened.open else None
-    program = compile_model(
-        model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes
-    )
+    program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")

@@ -60,8 +60,8 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by their names: "products", those of "attention" or of a "decoder", too;
-        "" where it takes all that it can."""
+        """Which operators the quantiser is told by name: "products", those of "attention" or of a "decoder", too; ""
+        where it takes all that it can."""
         if self.operators != "all":
             return self.operators
         return "decoder" if self.decoder else ""
