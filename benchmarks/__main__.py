@@ -73,6 +73,7 @@ KNOWN_MODELS = tuple(
             *encoders.ENCODERS,
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
+            decoders.DEMO,
             "fc_1000x512",
             "fc_1000x512_2",
             "fc_1000x512_1",

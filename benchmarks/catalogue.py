@@ -342,12 +342,28 @@ DECODERS = tuple(
         f"{BENCH} transformers --models {name} --config pynq --memory zynq-hp", (f"transformers/{name}/step{key}",),
         value, most=most, least=least,
     )
-    for kind, on, key in (("", "", ""), ("softmax-", " with softmax = 4, attention in bytes", "/softmax"))
+    for kind, on, key, limit in (
+        ("", "", "", 18), ("softmax-", " with softmax = 4, attention in bytes", "/softmax", 18),
+        ("rounded-", " with softmax = 4, norm = 8, everything in bytes, rounded correctly", "/rounded", 1),
+    )
     for name, label in (("gpt_10m", "a GPT of 10.6 M parameters"), ("llama_10m", "a Llama-like one"))
     for part, what, unit, value, most, least in (
         ("cycles", "cycles, timed", "cycles", of("cycles"), None, None),
         ("bus", "bytes loaded over what the bus carries", "%", lambda details: 100 * details["bus"], None, 95),
-        ("launches", "launches, six layers", "", of("launches"), 18, None),
+        ("launches", "launches, six layers", "", of("launches"), limit, None),
+        ("apart", "values of norms a step beside onnxruntime's, of 128 tokens", "", of("apart"), None, None),
+        ("different", "logits that differ from onnxruntime's", "", of("different"), None, None),
+    )
+    if kind == "rounded-" or part not in ("apart", "different")
+)  # fmt: skip
+IN_BYTES = tuple(
+    Figure(
+        f"gpt_topics-{kind}", f"the demo GPT, {what}: perplexity of what was held out", "", ("driver",),
+        f"{BENCH} transformers --models gpt_topics", ("transformers/gpt_topics",), of(kind),
+    )
+    for kind, what in (
+        ("float", "floats but for the weights' own bytes"), ("products", "products in bytes"),
+        ("attention", "attention in bytes, too"), ("all", "everything in bytes between embeddings and logits"),
     )
 )  # fmt: skip
 ATTENTION = tuple(
@@ -690,7 +706,7 @@ FIGURES = {
     "Schedules that come with Celosia": GAIN,
     "Layers beside convolutions": BESIDE,
     "Rewritten graphs": REWRITTEN,
-    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS),
+    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS, *IN_BYTES),
     "Weights of four bits in hardware": (*PACKED, *SUMS),
     "Weights of four bits": FOUR_BITS,
     "Products of one and two bits": BITS,

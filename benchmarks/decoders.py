@@ -44,7 +44,14 @@ class DecoderNetwork:
     """Names of the products of SwiGLU."""
     attending: set[str] = field(default_factory=set, init=False)
     """Names of products and sums in attention: of rotary positions, scales and masks."""
+    stream: set[str] = field(default_factory=set, init=False)
+    """Names of the sums of the residual stream."""
     known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
+
+    @property
+    def norm(self) -> str:
+        """The operator that normalises."""
+        return "SimplifiedLayerNormalization" if self.rotary else "LayerNormalization"
 
     @property
     def channels(self) -> int:
@@ -65,11 +72,11 @@ class DecoderNetwork:
         self.random, self.nodes, self.constants, self.known = np.random.default_rng(self.seed), [], [], []
         x = self._op("Gather", self._normal(self.vocabulary, self.channels), "input_ids")
         if not self.rotary:
-            x = self._op("Add", x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
+            x = self._sum(x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
         turns, mask = self._turns() if self.rotary else (), self._mask()
         for layer in range(self.layers):
-            x = self._op("Add", x, self._attention(self._norm(x), mask, turns, layer))
-            x = self._op("Add", x, self._products(self._norm(x)))
+            x = self._sum(x, self._attention(self._norm(x), mask, turns, layer))
+            x = self._sum(x, self._products(self._norm(x)))
         logits = self._linear(self._norm(x), self.channels, self.vocabulary)
         self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
         graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants, value_info=self.known)
@@ -122,11 +129,16 @@ class DecoderNetwork:
     def _linear(self, x: str, inputs: int, outputs: int) -> str:
         return self._op("MatMul", x, self._constant(self.random.normal(size=(inputs, outputs)) / np.sqrt(inputs)))
 
+    def _sum(self, x: str, y: str) -> str:
+        both = self._op("Add", x, y)
+        self.stream.add(self.nodes[-1].name)
+        return both
+
     def _norm(self, x: str) -> str:
         scale = self._constant(1 + 0.2 * self.random.normal(size=self.channels))
         if not self.rotary:
-            return self._op("LayerNormalization", x, scale, self._constant(np.zeros(self.channels)), axis=-1)
-        y = self._op("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=1e-6)
+            return self._op(self.norm, x, scale, self._constant(np.zeros(self.channels)), axis=-1)
+        y = self._op(self.norm, x, scale, axis=-1, epsilon=1e-6)
         self.known.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, [1, "steps", self.channels]))
         return y
 
@@ -215,10 +227,16 @@ DECODERS = {
 }
 """A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
 
+DEMO = "gpt_topics"
+"""The trained one of models/."""
 
-def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False) -> Path:
+
+def quantised(
+    decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False, norms: bool = False
+) -> Path:
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
-    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax."""
+    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax. norms: of
+    these and the residual stream, too, so that all is in bytes between the embeddings and the logits."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
@@ -236,6 +254,8 @@ def quantised(decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int =
     kinds, taken = ["MatMul", "Sigmoid", "Mul"], decoder.gated
     if attention:
         kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.attending
+    if norms:
+        kinds, taken = [*kinds, decoder.norm], taken | decoder.stream
     quantize_static(
         folder / "float.onnx", folder / "quantised.onnx", DecoderSamples(), weight_type=QuantType.QInt8,
         activation_type=QuantType.QInt8, op_types_to_quantize=kinds, per_channel=True,

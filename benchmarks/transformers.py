@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import celosia
 from benchmarks import decoders
-from benchmarks.decoders import DECODERS
+from benchmarks.decoders import DECODERS, DEMO
 from benchmarks.encoders import ATTENTIONS, ENCODERS, quantised, sample
+from benchmarks.four_bits import floats, of_held_out
 from benchmarks.rows import Row
 from celosia.driver.compare import compare
 from celosia.driver.oracle import session
+from celosia.driver.quantize import quantize
 from celosia.hw.config import Config
+from celosia.models import gpt_path
+from celosia.models.train_gpt import CALIBRATION_WINDOWS, read_tokens, windows
 from celosia.sim.memory import MemoryModel
 
 TOKENS, PROMPT = 128, 112
 """Of a decoder's sequence, and of its prompt."""
+MOST_PERPLEXITY = 3
+"""Percent of the demo's perplexity that bytes may add."""
 TARGETS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
 LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
@@ -39,10 +46,14 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
     """A row for each network, or those of `models`: encoders with symmetric int8 activations, with uint8 ones, with
     softmax on the accelerator, and with norms there, too, that are rounded correctly."""
     cfg = Config.load(config or "pynq")
-    for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS):
-        if name in (*DECODERS, *ATTENTIONS):
+    for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS, DEMO):
+        if name == DEMO:
+            yield _in_bytes(say)
+        elif name in (*DECODERS, *ATTENTIONS):
             for each in (cfg, replace(cfg, softmax=LANES)):
                 yield (_step if name in DECODERS else _attention)(name, each, memory, say)
+            if name in DECODERS:
+                yield _rounded_step(name, replace(cfg, softmax=LANES, norm=NORM), memory, say)
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
                 yield _row(name, kind, each, memory, say)
@@ -144,33 +155,92 @@ def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None
     accelerator has a softmax."""
     network = DECODERS[name]
     say(f"{name}: quantising, compiling, running")
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
     with tempfile.TemporaryDirectory() as folder:
         path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0)
-        with celosia.Decoder(path, "timed", config=cfg, length=TOKENS, options={"memory": memory}) as decoder:
-            run, wrong = decoder.session(), 0
-            found = [run.feed(prompt)]
-            while run.length < TOKENS:
-                found.append(run.feed([int(np.argmax(found[-1]))]))
-        expected = growing(path, network, run.tokens)
-    wrong = int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
-    usage = run.usage.report()
-    steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
-    least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
-    launches = usage["launches"] / network.layers
-    details = {
-        "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
-        "least": least, "different": wrong, "config": cfg.name, "softmax": cfg.softmax,
-    }  # fmt: skip
-    text = (
-        f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
-        f"{share:.2%} of the products, {launches:.2f} launches a layer, {wrong} logits differ"
-    )
-    kept = not wrong and share >= 0.999 and launches <= 3 and bus >= 0.95
+        details, text = _steps(path, network, cfg, memory)
+    kept = not details["different"] and details["share"] >= 0.999 and details["bus"] >= 0.95
+    kept &= details["launches"] <= 3 * network.layers
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
     what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)}, timed: bytes loaded over the bus"
     key = f"transformers/{name}/step" + "/softmax" * (cfg.softmax > 0)
     return Row(key, what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
+
+
+def _rounded_step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+    """The same with everything in bytes, by `celosia.quantize`, norms rounded correctly; of TOKENS at once each norm is
+    compared with onnxruntime's on the same bytes."""
+    network = DECODERS[name]
+    say(f"{name}, rounded correctly: quantising, compiling, running")
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx.save(network.model(), source)
+        samples = np.random.default_rng(0).integers(0, network.vocabulary, (8, TOKENS // 2))
+        quantize(source, {"input_ids": samples}, path, operators="all", config=cfg)
+        details, text = _steps(path, network, cfg, memory, rounding="correct")
+        found = compare(path, network.feed(TOKENS, 1, seed=9, valid=0), config=cfg, rounding="correct", check=False)
+    rounded = found["rounded"]
+    details |= {"apart": rounded["apart"], "values": rounded["values"], "norm": cfg.norm}
+    kept = details["launches"] <= 1 and details["share"] >= 0.999 and details["bus"] >= 0.95
+    kept &= rounded["apart"] <= APART * rounded["values"] and not found["different"]
+    return Row(
+        f"transformers/{name}/step/rounded",
+        f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)} and norm = {cfg.norm}, timed: bytes loaded over "
+        "the bus",
+        f"≥ 95%, ≥ 99.9%, 1 launch, ≤ {APART:g} of values of norms a step apart, no other tensor differs",
+        f"{text}; of {TOKENS} tokens {rounded['apart']} of {rounded['values']:,} values of norms apart, "
+        f"{found['different']} other tensors differ",
+        kept, f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}", details,
+    )  # fmt: skip
+
+
+def _steps(
+    path: Path, network: decoders.DecoderNetwork, cfg: Config, memory: MemoryModel, rounding: str = "onnxruntime"
+) -> tuple[dict[str, Any], str]:
+    """Details of a row, and its text: of steps behind a prompt, with the likeliest tokens."""
+    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
+    with celosia.Decoder(
+        path, "timed", config=cfg, length=TOKENS, rounding=rounding, options={"memory": memory}
+    ) as decoder:
+        run = decoder.session()
+        found = [run.feed(prompt)]
+        while run.length < TOKENS:
+            found.append(run.feed([int(np.argmax(found[-1]))]))
+    expected = growing(path, network, run.tokens)
+    usage, wrong = run.usage.report(), int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
+    steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
+    least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
+    details = {
+        "cycles": round(usage["cycles_per_token"]), "share": share, "launches": usage["launches"], "bus": bus,
+        "least": least, "different": wrong, "config": cfg.name, "softmax": cfg.softmax,
+    }  # fmt: skip
+    return details, (
+        f"{bus:.1%} of the bus, {least:.1%} by what is needed once ({details['cycles']:,} cycles a token), "
+        f"{share:.2%} of the products, {usage['launches']} launches, {wrong} of {expected[PROMPT - 1 :].size:,} logits "
+        "differ"
+    )
+
+
+def _in_bytes(say: Callable[[str], None]) -> Row:
+    """The demo GPT's perplexity of what was held out, by what `quantize` makes bytes of. Its float model is the int8
+    one without roundings of activations: see four_bits.py."""
+    tokens, held_out, _ = read_tokens()
+    windows_of, details = windows(tokens), dict[str, Any]()
+    chosen = windows_of[np.linspace(0, len(windows_of) - 1, CALIBRATION_WINDOWS).astype(int)]
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx.save(floats(gpt_path()), source)
+        details["float"] = of_held_out(source, windows(held_out))
+        for operators in ("products", "attention", "all"):
+            say(f"{DEMO}, {operators}: quantising, measuring")
+            quantize(source, {"input_ids": chosen}, made, operators=operators)
+            details[operators] = of_held_out(made, windows(held_out))
+    more = 100 * (details["all"] / details["float"] - 1)
+    return Row(
+        f"transformers/{DEMO}", "the demo GPT: percent of perplexity that everything in bytes adds",
+        f"≤ {MOST_PERPLEXITY}%", f"{more:.2f}%; perplexity "
+        + ", ".join(f"{kind} {value:.4f}" for kind, value in details.items()),
+        more <= MOST_PERPLEXITY, f"python -m benchmarks transformers --models {DEMO}", {**details, "more": more},
+    )  # fmt: skip
 
 
 def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:

@@ -21,6 +21,7 @@ from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver import oracle
 from celosia.driver.matching import Flow, feed_of, match
 from celosia.driver.runtime import Runtime
+from celosia.driver.specialise import OpenModel
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
 
@@ -42,8 +43,9 @@ def compare(
     >>> sum(row["different"] for row in report["tensors"]), report["first"]
     (0, None)
 
-    inputs: one array for each input. float_model: the model before it was quantised; its tensors are found by name,
-    by structure or by order (see `matching.match`).
+    inputs: one array for each input; their sizes are what the model is compiled for, where it leaves some open.
+    float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
+    `matching.match`).
     The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as
     `compile` takes it; with "correct" a normalisation may be one step apart, and what is computed of it be another.
     options: of the device.
@@ -65,7 +67,9 @@ def compare(
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
-    program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding)
+    opened = OpenModel(Path(model))
+    shapes = opened.shapes(inputs) if opened.open else None
+    program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")

@@ -24,6 +24,7 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver import quantize_report as reporting
+from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
@@ -46,7 +47,8 @@ class QuantizeError(ValueError):
 
 @dataclass(frozen=True)
 class QuantizerChoices:
-    """What onnxruntime's quantiser is told, as `quantize` says; ValueError for a name that there is not."""
+    """What onnxruntime's quantiser is told, as `quantize` says, and whether of a decoder; ValueError for a name that
+    there is not."""
 
     per_channel: bool
     activations: str
@@ -54,6 +56,15 @@ class QuantizerChoices:
     operators: str
     exclude: tuple[str, ...]
     weights: int = WEIGHTS[0]
+    decoder: bool = False
+
+    @property
+    def chosen(self) -> str:
+        """Which operators the quantiser is told by name: "products", those of "attention" or of a "decoder", too; ""
+        where it takes all that it can."""
+        if self.operators != "all":
+            return self.operators
+        return "decoder" if self.decoder else ""
 
     def __post_init__(self) -> None:
         if self.activations not in ACTIVATIONS:
@@ -61,7 +72,7 @@ class QuantizerChoices:
         if self.method not in METHODS:
             raise ValueError(f"the method is {', '.join(METHODS)}, not {self.method!r}")
         if self.operators not in OPERATORS:
-            raise ValueError(f"operators are {' or '.join(OPERATORS)}, not {self.operators!r}")
+            raise ValueError(f"operators are {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}, not {self.operators!r}")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights have {' or '.join(map(str, WEIGHTS))} bits, not {self.weights!r}")
         if self.weights < WEIGHTS[0] and not self.per_channel:
@@ -85,10 +96,11 @@ def quantize(
     `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4, 2
     or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). method: how
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
-    "products" (MatMul and Gemm with their biases, int8 activations symmetric); by default those for decoders, all for
-    others. samples: use no more than these. exclude: names of operators that stay float. mean, std: of images, for
-    pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those
-    of the samples, but for decoders, whose stay open.
+    "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
+    others; "attention" is products, masks, softmaxes and rotary positions, of decoders "all" is these, the residual
+    stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean, std: of
+    images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model
+    become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -101,6 +113,7 @@ def quantize(
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (the same where weights have 8 bits),
+    `outputs_with_products` (the same of products alone, where attention or all of a decoder is quantised, else None),
     `four_bits` (`matrices` with weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised
     or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
     layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
@@ -116,7 +129,7 @@ def quantize(
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
-        choices = replace(choices, operators=operators or "products")
+        choices = replace(choices, operators=operators or "products", decoder=True)
     else:
         chosen = open_samples(calibration, inputs, samples, pixels)
         proto = _of_sizes(proto, chosen.inputs)
@@ -138,6 +151,11 @@ def _int8(
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
         prepared, result = _prepared(float_model, Path(scratch)), Path(scratch) / "int8.onnx"
+        products = None
+        if choices.chosen not in ("", "products"):
+            say("quantising products alone, to compare")
+            _quantise(prepared, result, fitting, replace(choices, operators="products"))
+            products = _measured(float_model, onnx.load(result), measured, decoder)
         say(f"calibrating with {len(fitting)} samples")
         _quantise(prepared, result, fitting, choices)
         quantised = onnx.load(result)
@@ -154,9 +172,10 @@ def _int8(
     tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting)) if poor else []
     return quantised, {
         "weights": choices.weights, "four_bits": four, "outputs_with_int8_weights": eight,
+        "outputs_with_products": products,
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
         "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
-        "outputs": outputs, "operators": reporting.operators(quantised, choices.operators, choices.exclude),
+        "outputs": outputs, "operators": reporting.operators(quantised, choices.chosen, choices.exclude),
         "losing": losing, "advice": tried,
     }  # fmt: skip
 
@@ -301,15 +320,9 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
             return next(self.samples, None)
 
     int8 = choices.activations == "int8"
-    which: dict[str, Any] = {"nodes_to_exclude": list(choices.exclude)}
-    if choices.operators == "products":
-        prepared = _with_names(onnx.load(source))
-        onnx.save(prepared, source)
-        which["nodes_to_quantize"] = [name for name in products_of(prepared) if name not in choices.exclude]
-        if not which["nodes_to_quantize"]:  # which would stand for all of them
-            raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
-        # With zero points a product of two activations takes three times as long: docs/attention.md
-        which["extra_options"] = {"ActivationSymmetric": int8}
+    prepared = onnx.load(source)
+    which = _chosen(prepared, samples, choices)
+    onnx.save(prepared, source)
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
@@ -320,15 +333,45 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
         raise
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
-    if choices.operators == "products":
-        onnx.save(with_float_neighbours(onnx.load(result), which["nodes_to_quantize"]), result)
+    if names := which.get("nodes_to_quantize"):
+        made = with_float_constants(onnx.load(result), prepared, names)
+        onnx.save(with_float_neighbours(made, names), result)
 
 
-def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, whose nodes all have a name from now on: the quantiser excludes them by it."""
+def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
+    """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
+    _name(model)
+    names, scores = products_of(model), dict[str, Any]()
+    if choices.chosen != "products":
+        between = between_products(model, everything=choices.chosen != "attention")
+        try:
+            ranges = score_ranges(model, between.masked, samples)
+        except OracleError as error:
+            raise QuantizeError(str(error)) from None
+        bounds = bound_masks(model, between.masked, ranges)
+        # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
+        scores = {
+            name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
+            for name, each in ranges.items()
+        }
+        if not choices.chosen:
+            return {
+                "nodes_to_exclude": [*choices.exclude, *bounds], "extra_options": {"TensorQuantOverrides": scores},
+            }  # fmt: skip
+        names += between.operators
+    names = [name for name in names if name not in choices.exclude]
+    if not names:  # which would stand for all of them
+        raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
+    kinds = {node.op_type for node in model.graph.node if node.name in names}
+    # With zero points a product of two activations takes three times as long: docs/attention.md
+    options = {"ActivationSymmetric": choices.activations == "int8", "TensorQuantOverrides": scores}
+    return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
+
+
+def _name(model: onnx.ModelProto) -> None:
+    """Give each node of `model` a name: the quantiser chooses and excludes them by it."""
     taken = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
             node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in taken)
             taken.add(node.name)
-    return model

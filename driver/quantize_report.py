@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.norms import NORMS
 from celosia.driver.calibration import Input, Samples
 from celosia.driver.compare import Graph, add_noise
 from celosia.driver.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
@@ -25,6 +26,12 @@ POOR_DB, POOR_AGREEMENT = 20.0, 0.95
 LOSES_DB, TOLD = 3.0, 3
 """Operators that lose more are told, so many of them."""
 SAMPLES_ENOUGH = 100
+WHY_NOT = {
+    "products": "it is no product",
+    "attention": "it is no product, and no sum or softmax in attention",
+    "decoder": "it is no product, sum, norm or softmax between embeddings and logits",
+}
+"""Why an operator stays float that is no product, by what was to be quantised."""
 
 
 def measure(
@@ -120,8 +127,8 @@ def advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, 
     return found
 
 
-def operators(quantised: onnx.ModelProto, operators: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
-    """Each operator of the model, and why it is not quantised."""
+def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
+    """Each operator of the model, and why it is not quantised. chosen: one of WHY_NOT, or "" for all that can be."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     nodes = [node for node in quantised.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
@@ -129,12 +136,12 @@ def operators(quantised: onnx.ModelProto, operators: str, exclude: Sequence[str]
     floats = _floats(quantised) - pairs
     rows = []
     for node in nodes:
-        reason = ""
-        if not pairs.intersection(node.input) or floats.intersection(node.input):
+        reason, operands = "", node.input[:1] if node.op_type in NORMS else node.input  # others of norms stay floats
+        if not pairs.intersection(operands) or floats.intersection(operands):
             if node.name in exclude:
                 reason = "it is excluded"
-            elif operators == "products" and node.op_type not in PRODUCTS:
-                reason = "it is no product"
+            elif chosen in WHY_NOT and node.op_type not in PRODUCTS:
+                reason = WHY_NOT[chosen]
             elif node.op_type not in QDQRegistry:
                 reason = "onnxruntime's quantiser has no rule for it"
             else:

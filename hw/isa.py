@@ -308,7 +308,8 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
             *(_address("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
-            Field("imm", 32, imm, signed=True),
+            # Without alu 16 bits of it are multiplied: so few keep an instruction of a Config with norm in 64 bytes.
+            Field("imm", 16 if norm and not cfg.alu else 32, imm, signed=True),
             Field("zero_point", 8, "Added after requantising.", signed=True),
             Field("clip_lo", 8, "Smallest value of the int8 stage.", signed=True),
             Field("clip_hi", 8, "Largest value of the int8 stage.", signed=True),

@@ -372,6 +372,8 @@ class Generator:
         scale = (rng.randint(-15, 15),) if self.rich else ()
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
+        (bits,) = (field.width for field in formats(cfg)[Opcode.VECTOR].fields if field.name == "imm")
+        most = 1 << bits - 1
         return fields | dict(
             reduce_op=rng.choice(choices(cfg, ReduceOp)),
             binary_op=BinaryOp.NONE if rescale_add else rng.choice(choices(cfg, BinaryOp)),
@@ -380,7 +382,7 @@ class Generator:
             table=rng.randrange(cfg.lut_count),
             a_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
             b_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
-            imm=rng.choice((0, rng.randint(-40, 40), rng.randint(-(1 << 31), (1 << 31) - 1))),
+            imm=rng.choice((0, rng.randint(-40, 40), rng.randint(-most, most - 1))),
             zero_point=rng.randint(-128, 127),
             clip_lo=rng.choice((-128, low)),
             clip_hi=rng.choice((127, high)),

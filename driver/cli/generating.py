@@ -51,6 +51,7 @@ def generate(
     config: opt.ConfigOption = "pynq",
     memory: opt.Memory = None,
     length: Length = None,
+    rounding: opt.Rounding = None,
     threads: Threads = None,
     sudo: opt.Sudo = False,
     address: opt.Address = None,
@@ -83,7 +84,7 @@ def generate(
         options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
         decoder = Decoder(
             model, where, config=config, length=length, threads=threads, check=not no_check, progress=stages,
-            options=options if where == device else {},
+            options=options if where == device else {}, **common.rounding_of(rounding),
         )  # fmt: skip
         with decoder:
             begin = _tokens(decoder, model, prompt, ids)

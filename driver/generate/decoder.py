@@ -16,6 +16,7 @@ from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.generate.roles import CACHE_AXIS, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
@@ -44,15 +45,16 @@ class Decoder:
     (3, 6)
 
     model: an ONNX model with inputs and outputs as generate/roles.py has them. device: by name, or any Device of
-    `config`. length: the tokens of a sequence, at most, by default LENGTH or what the model has positions for. check:
-    as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and ModelError for a model that
-    is no decoder.
+    `config`. length: the tokens of a sequence, at most, by default LENGTH or what the model has positions for. check,
+    rounding: as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and ModelError for a
+    model that is no decoder.
     """
 
     def __init__(
         self, model: str | Path | onnx.ModelProto, device: str | Device = "functional", *,
         config: str | Path | Config = "pynq", length: int | None = None, chunk: int = CHUNK, check: bool = True,
-        threads: int | None = None, progress: Callable[[str], None] | None = None, options: Mapping[str, Any] = {},
+        rounding: str = ROUNDINGS[0], threads: int | None = None, progress: Callable[[str], None] | None = None,
+        options: Mapping[str, Any] = {},
     ) -> None:  # fmt: skip
         proto = model if isinstance(model, onnx.ModelProto) else read(Path(model))
         self.name = "model" if isinstance(model, onnx.ModelProto) else Path(model).stem
@@ -64,7 +66,8 @@ class Decoder:
         if isinstance(device, str):
             require_tools(device, proto)
         self._device, self._where, self._options = None if isinstance(device, str) else device, device, options
-        self._threads, self._check, self._say = threads, check, progress or (lambda stage: None)
+        self._threads, self._say = threads, progress or (lambda stage: None)
+        self._compiling: dict[str, Any] = {"check": check, "rounding": rounding}
         self._runtimes: dict[int, ProgramRuntime] = {}
         self._latest: _Latest | None = None
 
@@ -110,8 +113,8 @@ class Decoder:
         if steps not in self._runtimes:
             self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(
-                self._step.proto, self.config, shapes=self._shapes(steps), check=self._check,
-                caches=[cache.past for cache in self.roles.caches],
+                self._step.proto, self.config, shapes=self._shapes(steps),
+                caches=[cache.past for cache in self.roles.caches], **self._compiling,
             )  # fmt: skip
             program.name = self.name
             if self.vocabulary is not None and len(self.vocabulary.texts) != self._known(program):

@@ -107,6 +107,22 @@ def test_masks_and_softmax_of_bytes(
     assert program.macs_accelerator == program.macs_total
 
 
+@pytest.mark.parametrize("network", [NETWORKS["own heads"], TURNED])
+def test_a_step_in_bytes_is_one_launch(network: DecoderNetwork, tmp_path: Path) -> None:
+    """From embeddings, which the host gives as rows, to logits; norms are the CPU's integers."""
+    proto = onnx.load(quantised(network, tmp_path, past=20, attention=True, norms=True))
+    step, feed = stepping(proto, roles_of(proto)), fed(network, 1, 15)
+    shapes = {name: array.shape for name, array in feed.items()}
+    given: dict[str, Any] = {"shapes": shapes, "caches": list(step.dtypes), "rounding": "correct"}
+    program = celosia.compile(step.proto, replace(PRESETS["pynq"], softmax=4, norm=8), **given)
+    (launch,) = program.launches
+    assert sum(layer.op == "Norm" for layer in launch.layers) == 2 * network.layers + 1
+    on_the_cpu = celosia.compile(step.proto, accelerator=False, check=False, **given)
+    expected = celosia.Runtime(on_the_cpu, "functional").run(feed).outputs
+    for name, found in celosia.Runtime(program, "functional").run(feed).outputs.items():
+        np.testing.assert_array_equal(found, expected[name])
+
+
 def other_steps(*given: Any, scale_b: int, **others: int) -> Any:
     return partial(*given, scale_b=scale_b // 2, **others)
 

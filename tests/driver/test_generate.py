@@ -327,6 +327,7 @@ def test_the_command(speaking: Path, tmp_path: Path) -> None:
     )
     assert code == 0
     assert out.startswith("hello")
+    assert "rounding is 'corect'" in called(f"generate {speaking} --prompt hello --rounding corect")[2]
     assert "tokens a second at 100 MHz" in out
     made = json.loads(report.read_text())
     assert made["share"] == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from onnx import TensorProto
 from typer.testing import CliRunner
 
 import celosia
+from celosia.driver.attention import between_products
 from celosia.driver.calibration import CalibrationError, Input
 from celosia.driver.cli import app
+from celosia.driver.compare import compare
 from celosia.driver.decoders import completed, is_decoder, perplexity, products_of
 from celosia.driver.quantize import QuantizeError
+from celosia.driver.quantize_report import WHY_NOT
+from celosia.hw.config import PRESETS
 
 Array = NDArray[Any]
 LAYERS, HEADS, SIZE, WIDTH, VOCABULARY, CONTEXT = 2, 2, 16, 32, 20, 24
@@ -277,13 +282,8 @@ def test_what_is_a_decoder() -> None:
     assert not is_decoder([Input("image", floats, (1, 4, None, 8)), Input("past", floats, (1, None))])
 
 
-def test_operators_are_a_choice(tmp_path: Path, files: tuple[Path, Path, dict[str, Any]]) -> None:
-    """All of a decoder, and only products of a model that is none; a name that there is not is refused."""
-    report = celosia.quantize(
-        files[0], {"input_ids": tokens()}, tmp_path / "all.onnx", operators="all", config="tiny"
-    )  # fmt: skip
-    assert any(row["quantised"] for row in report["operators"] if row["op"] == "Softmax")
-    assert named(tmp_path / "all.onnx") == OPEN
+def test_operators_are_a_choice(tmp_path: Path) -> None:
+    """Only products of a model that is no decoder; a name that there is not is refused."""
     net = DynamicNet("plain", seed=1, quantised=False)
     x = net.node("Relu", net.node("Conv", net.input("image", [1, 2, 4, 4]), net.normal(2, 2, 1, 1)))
     x = net.node("MatMul", net.node("Flatten", x), net.normal(32, 8))
@@ -297,8 +297,49 @@ def test_operators_are_a_choice(tmp_path: Path, files: tuple[Path, Path, dict[st
     assert {row["perplexity"] for row in report["outputs"]} == {None}
     with pytest.raises(QuantizeError, match="no MatMul and no Gemm"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", exclude=[matmul], **options)
-    with pytest.raises(ValueError, match="operators are all or products, not 'some'"):
+    with pytest.raises(ValueError, match="operators are all, products or attention, not 'some'"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", operators="some")
+
+
+ROTARY = DecoderNetwork(heads=2, groups=1, inner=32, wide=48, layers=1, vocabulary=20, most=32, rotary=True)
+
+
+@pytest.mark.parametrize("network", [ROTARY, replace(ROTARY, rotary=False)])
+def test_what_is_between_products(network: DecoderNetwork) -> None:
+    """In attention; and all, which is the residual stream and norms, too, but no function of one tensor, as GELU is."""
+    model = network.model()
+    constants = {tensor.name for tensor in model.graph.initializer}
+    of_two = {node.name for node in model.graph.node if not constants.intersection(node.input)}
+    softmaxes, norms = (
+        {node.name for node in model.graph.node if node.op_type == op} for op in ("Softmax", network.norm)
+    )
+    attention = between_products(model, everything=False)
+    assert set(attention.operators) == (network.attending & of_two) | softmaxes
+    found = between_products(model, everything=True)
+    gates = network.gated & of_two if network.rotary else set()
+    assert set(found.operators) - gates == set(attention.operators) | norms | network.stream
+    assert found.masked == attention.masked and len(found.masked) == network.layers
+
+
+@pytest.mark.parametrize("operators", ["attention", "all"])
+def test_attention_and_all_in_bytes(operators: str, tmp_path: Path) -> None:
+    """A mask of -10,000 leaves steps to the scores. Each tensor is onnxruntime's; with the hardware for it, and norms
+    that are rounded correctly, a step is one launch."""
+    onnx.save(ROTARY.model(), tmp_path / "float.onnx")
+    made, random = tmp_path / "int8.onnx", np.random.default_rng(0).integers(0, 20, (25, 16))
+    report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": random}, made, operators=operators, config="tiny")
+    (logits,), (plain,) = (
+        [row for row in report[key] if row["name"] == "logits"] for key in ("outputs", "outputs_with_products")
+    )
+    assert plain["sqnr_db"] > logits["sqnr_db"] > plain["sqnr_db"] - 5
+    assert logits["perplexity"]["float"] == plain["perplexity"]["float"] != plain["perplexity"]["int8"]
+    left = {row["op"]: row["reason"] for row in report["operators"] if not row["quantised"]}
+    assert "Softmax" not in left and (ROTARY.norm in left) == (operators == "attention")
+    assert left["Cos"] == WHY_NOT[operators if operators == "attention" else "decoder"]
+    cfg = replace(PRESETS["pynq"], softmax=4, norm=8)
+    assert compare(made, ROTARY.feed(3, 13, seed=1, valid=9), config=cfg, check=False)["different"] == 0
+    with celosia.Decoder(made, config=cfg, length=16, rounding="correct", check=False) as decoder:
+        assert len(decoder.program().launches) == (1 if operators == "all" else 3)
 
 
 def test_gates_of_products_are_quantised(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ ATTEMPTS = 2000
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
     """A legal VECTOR that does not read what it has written."""
     fmt = formats(cfg)[Opcode.VECTOR]
+    bits = {field.name: field.width for field in fmt.fields}
     for has_rows, name, rows in ((cfg.softmax, "softmax", _softmax), (cfg.norm, "norm", _norm)):
         if has_rows:
             chosen = rows(cfg, rng) if not chosen and rng.random() < 0.3 else {name: 0} | chosen
@@ -163,7 +164,7 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
             low = -(1 << field.width - 1) if field.signed else 0
             values[field.name] = int(rng.integers(low, low + (1 << field.width)))
         values |= {f"extent_{loop}": int(rng.integers(1, 4)) for loop in VECTOR_LOOPS}
-        values |= {name: some_bits(rng, 32) for name in ("imm", "scale_v", "scale_b")}
+        values |= {name: some_bits(rng, bits[name]) for name in ("imm", "scale_v", "scale_b")}
         values["scale_c"] = some_bits(rng, 48)
         if rng.random() < 0.5:  # a residual as the compiler makes it
             values["scale_shift"] = int(rng.integers(20, 32))

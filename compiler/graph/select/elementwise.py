@@ -11,15 +11,18 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
+from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
-from celosia.compiler.graph.values import shape
+from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
+from celosia.compiler.program.traits import Kind
 
 
 def addition(p: Placement, node: ir.Node) -> None:
@@ -42,7 +45,7 @@ def addition(p: Placement, node: ir.Node) -> None:
         return
     if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
         raise OnCpu(_unequal(node))
-    for form in [p.common_form(a)] if row else [p.common_form(b, a), p.common_form(a, b)]:
+    for form in [p.common_form(a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
         other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
@@ -70,6 +73,27 @@ def _add_to_each(
     return True
 
 
+def _form(p: Placement, result: ir.Value, *values: ir.Value) -> Form:
+    """That in which the accelerator holds one of `values`. Of what the host gives, as embeddings are: rows, where these
+    are what readers of the result take; else the first one's natural form."""
+    if any(p.held(value) for value in values) or not _is_read_as_rows(result):
+        return p.common_form(*values)
+    return rows_form(p, values[0], result)
+
+
+def _is_read_as_rows(value: ir.Value) -> bool:
+    """Whether a norm, or a product by its left operand, reads `value`, or what is made of it element by element."""
+    return any(
+        is_op(node, "QLinearNorm") or (is_op(node, "QGemm", "QLinearMatMul") and number == 0)
+        or (_is_elementwise(node) and shape(node.outputs[0]) == shape(value) and _is_read_as_rows(node.outputs[0]))
+        for node, number in value.uses()
+    )  # fmt: skip
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    return traits(node.op_type).kind is Kind.INJECTIVE and traits(node.op_type).moves is None
+
+
 def _unequal(node: ir.Node) -> str:
     a, b = (shape(node.inputs[number]) for number in (0, 3))  # type: ignore[arg-type]
     return f"it broadcasts {a} with {b}; give both the same shape"
@@ -89,7 +113,7 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     if found is None:
         raise OnCpu("its bounds are known at run time only; make them constants")
     table = found.astype(np.int8)
-    form = p.common_form(value)
+    form = _form(p, node.outputs[0], value)
     choice = p.made.get(value)
     if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
         extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
@@ -122,7 +146,7 @@ def product(p: Placement, node: ir.Node) -> None:
         return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
-    form = p.common_form(a)
+    form = _form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
     if form.fold and shape(b) != shape(y):
         raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
