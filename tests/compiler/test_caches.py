@@ -235,3 +235,16 @@ def test_rows_are_appended_to_what_has_others_behind_them() -> None:
     (expected,) = opened(model).run(None, feed)
     (found,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
     np.testing.assert_array_equal(found, expected)
+
+
+def test_two_tensors_made_of_each_other_many_times() -> None:
+    """Whoever asks what reads a tensor in the end, and goes all ways there, never comes back."""
+    sums = "\n".join(
+        f"{y}{n + 1} = com.microsoft.{op}(a{n}, s, z, b{n}, s, z, s, z)"
+        for n in range(30) for y, op in (("a", "QLinearMul"), ("b", "QLinearAdd"))
+    )  # fmt: skip
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (int8[1, 16, 2, 2] a0, int8[1, 16, 2, 2] b0) '
+        f"=> (int8[1, 16, 2, 2] a30) <float s = {{0.02}}, int8 z = {{0}}> {{ {sums} }}"
+    )
+    assert len(celosia.compile(model, "tiny", check=False).launches) == 1

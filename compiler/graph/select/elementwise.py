@@ -76,18 +76,23 @@ def _add_to_each(
 def _form(p: Placement, result: ir.Value, *values: ir.Value) -> Form:
     """That in which the accelerator holds one of `values`. Of what the host gives, as embeddings are: rows, where these
     are what readers of the result take; else the first one's natural form."""
-    if any(p.held(value) for value in values) or not _is_read_as_rows(result):
+    if any(p.held(value) for value in values):
         return p.common_form(*values)
-    return rows_form(p, values[0], result)
+    if p.rows is None:
+        p.rows = _read_as_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
+    return rows_form(p, values[0], result) if result in p.rows else p.common_form(*values)
 
 
-def _is_read_as_rows(value: ir.Value) -> bool:
-    """Whether a norm, or a product by its left operand, reads `value`, or what is made of it element by element."""
-    return any(
-        is_op(node, "QLinearNorm") or (is_op(node, "QGemm", "QLinearMatMul") and number == 0)
-        or (_is_elementwise(node) and shape(node.outputs[0]) == shape(value) and _is_read_as_rows(node.outputs[0]))
-        for node, number in value.uses()
-    )  # fmt: skip
+def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
+    """Tensors that a norm reads, or a product by its left operand, or of which operators make these element by
+    element."""
+    rows = set[ir.Value | None]()
+    for node in reversed(graph):
+        if is_op(node, "QLinearNorm", "QGemm", "QLinearMatMul"):
+            rows.add(node.inputs[0])
+        elif node.outputs[0] in rows and _is_elementwise(node):
+            rows |= {value for value in node.inputs if value and shape(value) == shape(node.outputs[0])}
+    return {value for value in rows if value is not None}
 
 
 def _is_elementwise(node: ir.Node) -> bool:

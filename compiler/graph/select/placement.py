@@ -97,6 +97,8 @@ class Placement:
         """Storages that lie inside another, and which part of it they are."""
         self.fixed: set[Storage] = set()
         """Storages that are read as images of other rows and columns, and cannot be part of another."""
+        self.rows: set[ir.Value] | None = None
+        """Tensors whose readers want rows, once somebody has asked."""
 
     def source(self, value: ir.Value) -> ir.Value:
         """The tensor that `value` is, or is a view of."""
