@@ -124,11 +124,12 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
-    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > cfg.block_out // 4 or not _is_power_of_two(cfg.softmax)):
-        # Three readers of vin take turns, and each reads an entry once in block_out / softmax cycles.
+    most = cfg.block_out // (2 if cfg.taps > 1 else 4)
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > most or not _is_power_of_two(cfg.softmax)):
+        # Three readers of vin take turns, in block_out / softmax cycles; with taps each reads two entries at once.
         raise ConfigError(
-            f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, "
-            f"{cfg.block_out // 4}, not {cfg.softmax}"
+            f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, with taps = 2 and "
+            f"more block_out / 2, {most}, not {cfg.softmax}"
         )
     if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
         raise ConfigError(

@@ -37,6 +37,7 @@ from celosia.hw.pipeline import (
     softmax_behind,
     softmax_cycles,
     softmax_parts,
+    softmax_spans,
     tile_rows,
 )
 from celosia.hw.scratchpads import depths, scratchpads
@@ -253,7 +254,7 @@ def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
     one before that has ended, whose largest elements and last quotients take two of its tiles more."""
     many, rest = divmod(queries, query_part(cfg))
     rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
-    beat = tile_rows(cfg) * groups * softmax_parts(cfg)
+    beat = tile_rows(cfg) * softmax_spans(cfg, groups) * softmax_parts(cfg)
     tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
     more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
     along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)

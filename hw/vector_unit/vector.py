@@ -32,7 +32,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import Destination, Opcode
 from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
-from celosia.hw.pipeline import ADD_STAGES
+from celosia.hw.pipeline import ADD_STAGES, softmax_span
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.combine import Combine
@@ -373,6 +373,8 @@ class Vector(wiring.Component):
                             port.addr.eq(rows.addr),
                             port.data.eq(rows.data),
                         ]
+                        if softmax_span(self._cfg) > 1:
+                            m.d.comb += port.mask.eq((~rows.spare).replicate(len(port.mask)))
 
     def _land(self, m: Module, items: Items, combined: list[Combine], written: Value, place: Value) -> Landing:
         """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,

@@ -16,6 +16,8 @@ from celosia.hw.pipeline import (
     read_stages,
     softmax_behind,
     softmax_parts,
+    softmax_span,
+    softmax_spans,
     tile_rows,
 )  # fmt: skip
 from celosia.sim.demand import IN_ACC
@@ -51,7 +53,7 @@ class Rows:
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
+        self._cfg, self._tile, self.parts, self.span = cfg, tile_rows(cfg), softmax_parts(cfg), softmax_span(cfg)
         self._start = self._filling = self._filled = self._found = 0
         self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
 
@@ -60,22 +62,23 @@ class Rows:
         start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self._found)
         return start if start < self._ends[1] - 1 else NEVER
 
-    def run(self, start: int, rows: int, groups: int, along: bool) -> int:
+    def run(self, start: int, rows: int, entries: int, along: bool) -> int:
         """When one of so many rows, of so many entries each, ends. along: with the last one."""
-        parts, others = self.parts, (rows - 1) // self._tile
-        entries, each = min(rows, self._tile) * groups, self._tile * groups * parts
+        cfg, parts, others = self._cfg, self.parts, (rows - 1) // self._tile
+        spans = softmax_spans(cfg, entries)
+        beats, each = min(rows, self._tile) * spans, self._tile * spans * parts
         if along:
             first = max(start + ROWS_TAKEN, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
-            self._found = first + (entries - 1) * parts + 1
-            fills = max(first - FIND_TURN + entries * parts, self._filled)
+            self._found = first + (beats - 1) * parts + 1
+            fills = max(first - FIND_TURN + beats * parts, self._filled)
         else:
-            self._found = fills = start + ROWS_TAKEN + entries
+            self._found = fills = start + ROWS_TAKEN + beats
         self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
         if others:  # the last tile's beside the one before it
-            entries = (rows - others * self._tile) * groups
-            self._found = self._filling - each + FIND_TURN + (entries - 1) * parts + 1
-        self._ends.append(fills + softmax_behind(self._cfg, rows, groups))
+            beats = (rows - others * self._tile) * spans
+            self._found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
+        self._ends.append(fills + softmax_behind(cfg, rows, entries))
         return self._ends[-1]
 
 
@@ -125,7 +128,7 @@ class Vector:
         end = self._rows.run(start, work.outputs // work.alone, work.alone, along < NEVER)
         self._feeds, self._free, self._next = IN_ACC, end, end
         self._written.append(end - WRITE_TO_END)
-        writes = Train(0, self._rows.parts, work.outputs)
+        writes = Train(0, self._rows.parts // self._rows.span, work.outputs)
         return start, end, writes._replace(first=end - WRITE_TO_END - writes.last)
 
     def _start(self, ready: int, work: Work) -> int:
