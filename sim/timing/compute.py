@@ -53,7 +53,7 @@ class Rows:
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._tile, self.parts, self.span = cfg, tile_rows(cfg), softmax_parts(cfg), softmax_span(cfg)
+        self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
         self._start = self._filling = self._filled = self._found = 0
         self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
 
@@ -80,6 +80,12 @@ class Rows:
             self._found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
         self._ends.append(fills + softmax_behind(cfg, rows, entries))
         return self._ends[-1]
+
+    def writes(self, rows: int, entries: int, last: int) -> Train:
+        """When entries are written, the last one in cycle `last`; where they are read in pairs, spare ones, too."""
+        span = softmax_span(self._cfg)
+        train = Train(0, self.parts // span, rows * softmax_spans(self._cfg, entries) * span)
+        return train._replace(first=last - train.last)
 
 
 class Vector:
@@ -125,11 +131,12 @@ class Vector:
         writes acc."""
         along = self._rows.along(ready) if work.alike else NEVER
         start = along if along < NEVER else self._start(ready, work)
-        end = self._rows.run(start, work.outputs // work.alone, work.alone, along < NEVER)
-        self._feeds, self._free, self._next = IN_ACC, end, end
-        self._written.append(end - WRITE_TO_END)
-        writes = Train(0, self._rows.parts // self._rows.span, work.outputs)
-        return start, end, writes._replace(first=end - WRITE_TO_END - writes.last)
+        rows = work.outputs // work.alone
+        done = self._rows.run(start, rows, work.alone, along < NEVER)
+        self._feeds, self._free, self._next = IN_ACC, done, done
+        writes = self._rows.writes(rows, work.alone, done - 1)
+        self._written.append(writes.last)
+        return start, writes.last + WRITE_TO_END, writes
 
     def _start(self, ready: int, work: Work) -> int:
         waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
