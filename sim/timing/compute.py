@@ -20,7 +20,7 @@ from celosia.hw.pipeline import (
     softmax_spans,
     tile_rows,
 )  # fmt: skip
-from celosia.sim.demand import IN_ACC
+from celosia.sim.demand import IN_ACC, INP_PORT
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import NEVER, Steps, Train, Work
@@ -93,7 +93,8 @@ class Vector:
     the accumulators or a residual in several parts, is waited for before its step is taken.
 
     Two instructions at most are under way, and one only where it writes acc, or what the next one reads, or where the
-    next one is a norm.
+    next one is a norm. Softmaxes are alone, but for one that is alike, or what goes from acc to OUT beside the last one
+    of those to INP: that is told done behind it.
     """
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
@@ -101,9 +102,12 @@ class Vector:
         if cfg.softmax:
             self._rows = Rows(cfg)
         self._next = 0  # when its first step may be taken
+        self._rows_last = self._rows_done = 0  # when a single softmax is left, and when none is
+        self._rows_to_inp = False
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
         self._feeds = 0  # what the last instruction writes
         self.held = 0  # cycles lost to GEMM
+        self.beside = 0  # steps taken beside a softmax
         self._to_acc = read_stages(cfg)
         self._to_write = VECTOR_STAGES + self._to_acc
         self._gap = cfg.residual_cycles - 1  # cycles behind an entry with a residual in which no step is taken
@@ -122,9 +126,12 @@ class Vector:
             last, landed = self._land(work, steps, last - steps.last)
             writes = writes._replace(first=writes.first + landed - writes.last)
         self.held += last - steps.last
+        if start < self._rows_done:
+            self.beside += min(work.steps, max(0, self._rows_done - steps.first))
         self._free, self._next = last, last + 1 + steps.gap
-        self._written.append(writes.last)
-        return start, writes.last + WRITE_TO_END, writes
+        told = max(writes.last, self._rows_done, self._written[-1] + 1)
+        self._written.append(told)
+        return start, told + WRITE_TO_END, writes
 
     def _softmax(self, ready: int, work: Work) -> tuple[int, int, Train]:
         """Start, end and writes of one that is alone, but for one like it: anything else waits as behind one that
@@ -133,14 +140,16 @@ class Vector:
         start = along if along < NEVER else self._start(ready, work)
         rows = work.outputs // work.alone
         done = self._rows.run(start, rows, work.alone, along < NEVER)
-        self._feeds, self._free, self._next = IN_ACC, done, done
+        self._rows_last, self._rows_done = self._rows_done if along < NEVER else start + 1, done
+        self._rows_to_inp, self._feeds, self._free, self._next = work.port == INP_PORT, 0, start, start + 1
         writes = self._rows.writes(rows, work.alone, done - 1)
-        self._written.append(writes.last)
         return start, writes.last + WRITE_TO_END, writes
 
     def _start(self, ready: int, work: Work) -> int:
         waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
-        return max(ready, self._free, self._written[-1 if waits else 0] + 1)
+        beside = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
+        rows = self._rows_last if beside else self._rows_done
+        return max(ready, self._free, self._written[-1 if waits else 0] + 1, rows)
 
     def through(self, ready: int, work: Work) -> int:
         """About when the next instruction would be through with acc, if GEMM did no more than is known; 0 if it does

@@ -218,6 +218,15 @@ EXACT_NORM = {
         vector(1, 1, 12, 1, 1, **RESIDUAL), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 12, 1, 1, **RESIDUAL)
     ],
     "a softmax beside loads": [vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS), load(500)],
+    "beside a softmax": [
+        vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS), vector(1, 4, 5, 1, 1, a_x=1),
+        gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1), vector(1, 1, 2, 1, 1),
+        vector(1, 1, 3, 1, 1, destination=Destination.VIN), vector(1, 1, 2, 1, 1),
+    ],
+    "beside the last of some": [
+        *[vector(2, 1, rows, 1, 1, a_x=2, destination=Destination.INP, **ROWS) for rows in (9, 16, 12)],
+        vector(1, 1, 9, 3, 1), vector(1, 1, 2, 1, 1), vector(2, 1, 9, 1, 1, a_x=2, destination=Destination.INP, **ROWS),
+    ],
     "a norm beside gemm": [
         gemm(1, 9, 30, acc_x=1, accumulate=1), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 30, 1, 1, a_x=1)
     ],
