@@ -228,8 +228,8 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
-    """Cycles of attention: those of all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if
-    that takes longer; what comes before the first tile's softmax, and behind the last one."""
+    """Cycles of attention: those of all tiles in the vector unit, where nothing but results runs beside a softmax, or
+    in gemm, if that takes longer; what comes before the first tile's softmax, and behind the last one."""
     assert p.attends is not None
     keys, channels = p.attends
 
@@ -238,7 +238,7 @@ def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
             return 0
         softmax = _softmaxes(cfg, heads, queries, keys)
         rows = heads * queries
-        vector = softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES
+        vector = softmax + rows * keys + 2 * VECTOR_STAGES
         return max(vector, rows * keys * (channels + p.out_blocks))
 
     (many, few), (most, rest) = divmod(p.rows, d.y), divmod(p.columns, d.x)

@@ -114,6 +114,12 @@ class Pipelined:
         softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
         return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 
+    @cached_property
+    def values(self) -> set[Tensor]:
+        """What attention loads for its last phase alone: the loads of the next tile's queries and keys go in front."""
+        first = {tensor for node in self.phases[0] for tensor in node.scratchpads} if self.attends else set()
+        return {f.tensor for f in self.fills if f.scope == "wgt" and f.tensor not in first} if self.attends else set()
+
     @property
     def stored(self) -> set[Tensor]:
         """What it writes in DRAM."""
@@ -312,6 +318,7 @@ class PlacedPlan:
             resident.claim(self)
         slots = self._handed(node)
         late: list[Fill] = []
+        afterwards: list[tuple[Opcode, dict[str, int]]] = []
         for tensor in node.outer:
             held = around[tensor]
             if isinstance(held, _Resident):
@@ -327,7 +334,7 @@ class PlacedPlan:
             if fill.scope == "out":
                 late.append(fill)
             elif fill.tensor not in slots:
-                slots[fill.tensor] = self._fill(fill, env)
+                slots[fill.tensor] = self._fill(fill, env, afterwards if fill.tensor in node.values else None)
         number = self._await(node, env, residents, slots) if residents else 0
 
         def last() -> None:
@@ -346,7 +353,13 @@ class PlacedPlan:
             for each in nodes:
                 self._emit(each, env, slots)
 
-        phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
+        def begin(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
+            for opcode, fields in afterwards:
+                stream.add(opcode, fields)
+            afterwards.clear()
+            emit(nodes)
+
+        phases: list[Phase | None] = [partial(begin, nodes) for nodes in node.phases[:-1]]
         # What reads the results of several phases comes after them, and after the first ones of the next tile.
         before = [None] * self.depth if not phases and self.depth > 1 else []
         return [*before, *phases, last]
@@ -406,8 +419,8 @@ class PlacedPlan:
             scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
-    def _fill(self, fill: Fill, env: Env) -> int:
-        """First entry of what `fill` brings, loaded unless it is kept there."""
+    def _fill(self, fill: Fill, env: Env, afterwards: list[tuple[Opcode, dict[str, int]]] | None = None) -> int:
+        """First entry of what `fill` brings, loaded unless it is kept there; LOADs go to `afterwards`, if given."""
         ring, stream = self.stream.rings[fill.scope], self.stream
         fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
         key = None
@@ -420,7 +433,10 @@ class PlacedPlan:
         first = self._take(fill.scope, fill.entries, fill.tensor, key)
         for load, f in zip(fill.loads, fields):
             self.before_load(load.tensor)
-            stream.add(load.opcode, load.moved(f, first))
+            if afterwards is None:
+                stream.add(load.opcode, load.moved(f, first))
+            else:
+                afterwards.append((load.opcode, load.moved(f, first)))
         return first
 
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
