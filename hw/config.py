@@ -172,7 +172,8 @@ class Config:
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
-    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
+    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none. More than
+    block_out / 4 of them read vin in pairs of entries, through the port that taps = 2 and more have.
     weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
     sums: the vector unit gives sums as they are, a byte at a time (BYTE), for results that the CPU scales in floats.
     norm: lanes of a LayerNorm or RMSNorm of which the vector unit adds up sums and squares in a cycle; 0: it has none.

@@ -324,7 +324,9 @@ EXACTLY = [
 @pytest.mark.parametrize(("name", "config"), some(EXACTLY, [case for case in EXACTLY if case[1] in VARIED]))
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED)[name])
+    program = program_of(
+        CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED)[name]
+    )
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
