@@ -55,7 +55,8 @@ def _cycles(cfg: Config, choice: Choice) -> int:
     """Of a softmax behind another one."""
     x = choice.layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
-    return tiles * tile_rows(cfg) * softmax_parts(cfg) * softmax_spans(cfg, pack.blocks(x.channels, cfg.block_out))
+    spans: int = softmax_spans(cfg, pack.blocks(x.channels, cfg.block_out))
+    return tiles * tile_rows(cfg) * softmax_parts(cfg) * spans
 
 
 def _makers(cfg: Config, choices: list[Choice]) -> list[set[int]]:

@@ -454,15 +454,16 @@ def alike_softmaxes(cfg: Config, rng: np.random.Generator, count: int) -> list[i
     program = []
     for _ in range(count):
         if rng.random() < 0.2:
-            name = str(
-                rng.choice(["a_n", "a_x", "dst_n", "dst_x", "zero_point", "clip_lo", "clip_hi", "imm", "extent_n"])
-            )
-            fields[name] = int(rng.integers(1, 4))
+            names = ["a_x", "dst_n", "dst_x", "zero_point", "clip_lo", "clip_hi", "imm", "extent_n"]
+            fields[str(rng.choice(names))] = int(rng.integers(1, 4))
         fields["extent_x"] = int(rng.choice([rng.integers(1, 9), rng.integers(1, 60), 8, 16]))
         fields |= {name: int(rng.integers(0, 16)) for name in ("a_base", "dst_base")}
         fields["post"] = int(rng.integers(0, 4))
         program.append(fmt.encode(**fields))
         assert why_illegal(cfg, program[-1]) is None
+        if rng.random() < 0.3:  # beside it, where that goes to INP
+            of = {"a_source": ASource.ACC, "destination": Destination.OUT, "softmax": 0, "norm": 0}
+            program += [random_instruction(cfg, rng, **of) for _ in range(rng.integers(1, 4))]
     return program
 
 
