@@ -53,13 +53,14 @@ class Region:
 
 @dataclass
 class Fill:
-    """Inside a tile: entries for `tensor`, and what loads them (nothing where they are computed)."""
+    """Inside a tile: entries for `tensor`, and what loads them, if anything; late: when the first phase begins."""
 
     tensor: Tensor
     scope: str
     entries: int
     kept: bool
     loads: list[MoveInstruction]
+    late: bool = False
 
 
 @dataclass
@@ -113,12 +114,6 @@ class Pipelined:
         next tile's scores, so that these need no second place."""
         softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
         return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
-
-    @cached_property
-    def values(self) -> set[Tensor]:
-        """What attention loads for its last phase alone: the loads of the next tile's queries and keys go in front."""
-        first = {tensor for node in self.phases[0] for tensor in node.scratchpads} if self.attends else set()
-        return {f.tensor for f in self.fills if f.scope == "wgt" and f.tensor not in first} if self.attends else set()
 
     @property
     def stored(self) -> set[Tensor]:
@@ -317,30 +312,25 @@ class PlacedPlan:
         for resident in residents:
             resident.claim(self)
         slots = self._handed(node)
-        late: list[Fill] = []
-        afterwards: list[tuple[Opcode, dict[str, int]]] = []
+        outs, awaited = [fill for fill in node.fills if fill.scope == "out"], list[Callable[[], None]]()
         for tensor in node.outer:
             held = around[tensor]
             if isinstance(held, _Resident):
                 continue
             assert isinstance(held, _Held)
-            ring = stream.rings[held.scope]
             if held.first is None:
                 held.first = self._take(held.scope, held.entries, tensor)
             else:
-                stream.hold(ring, held.first, held.entries)
+                stream.hold(stream.rings[held.scope], held.first, held.entries)
             slots[tensor] = held.first
         for fill in node.fills:
-            if fill.scope == "out":
-                late.append(fill)
-            elif fill.tensor not in slots:
-                slots[fill.tensor] = self._fill(fill, env, afterwards if fill.tensor in node.values else None)
+            if fill.scope != "out" and fill.tensor not in slots:
+                slots[fill.tensor] = self._fill(fill, env, awaited)
         number = self._await(node, env, residents, slots) if residents else 0
 
         def last() -> None:
-            entries = sum(fill.entries for fill in late)
-            first = stream.rings["out"].take(entries) if late else 0  # in a row, so that none lies over another
-            for fill in late:
+            first = stream.rings["out"].take(sum(fill.entries for fill in outs)) if outs else 0
+            for fill in outs:  # in a row, so that none lies over another
                 slots[fill.tensor] = first
                 first += fill.entries
             emit(node.phases[-1])
@@ -350,16 +340,12 @@ class PlacedPlan:
                 resident.end(1)
 
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
+            while awaited:
+                awaited.pop(0)()
             for each in nodes:
                 self._emit(each, env, slots)
 
-        def begin(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
-            for opcode, fields in afterwards:
-                stream.add(opcode, fields)
-            afterwards.clear()
-            emit(nodes)
-
-        phases: list[Phase | None] = [partial(begin, nodes) for nodes in node.phases[:-1]]
+        phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
         # What reads the results of several phases comes after them, and after the first ones of the next tile.
         before = [None] * self.depth if not phases and self.depth > 1 else []
         return [*before, *phases, last]
@@ -419,8 +405,8 @@ class PlacedPlan:
             scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
-    def _fill(self, fill: Fill, env: Env, afterwards: list[tuple[Opcode, dict[str, int]]] | None = None) -> int:
-        """First entry of what `fill` brings, loaded unless it is kept there; LOADs go to `afterwards`, if given."""
+    def _fill(self, fill: Fill, env: Env, awaited: list[Callable[[], None]]) -> int:
+        """First entry of what `fill` brings, loaded unless it is kept there; in the first phase, if that is late."""
         ring, stream = self.stream.rings[fill.scope], self.stream
         fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
         key = None
@@ -433,10 +419,10 @@ class PlacedPlan:
         first = self._take(fill.scope, fill.entries, fill.tensor, key)
         for load, f in zip(fill.loads, fields):
             self.before_load(load.tensor)
-            if afterwards is None:
-                stream.add(load.opcode, load.moved(f, first))
+            if fill.late:
+                awaited.append(partial(stream.add, load.opcode, load.moved(f, first)))
             else:
-                afterwards.append((load.opcode, load.moved(f, first)))
+                stream.add(load.opcode, load.moved(f, first))
         return first
 
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
