@@ -375,10 +375,11 @@ ATTENTION = tuple(
     for tokens in (64, 128, 512, 1024)
 ) + tuple(
     Figure(
-        f"attention-{tokens}-{part}", f"the same with softmax = 4, {tokens} tokens: {what}", "", MACHINE,
+        f"attention-{tokens}-{part}{key}", f"the same with softmax = {lanes}, {tokens} tokens: {what}", "", MACHINE,
         f"{BENCH} transformers --models attention_{tokens} --config pynq --memory zynq-hp",
-        (f"transformers/attention_{tokens}/int8/softmax",), of(value), most=most,
+        (f"transformers/attention_{tokens}/int8/softmax{lanes}",), of(value), most=most,
     )
+    for lanes, key in ((4, ""), (8, "-8"))
     for tokens in (64, 128, 512, 1024)
     for part, what, value, most in (
         ("softmax", "cycles over products / 256", "ratio", 1.25),

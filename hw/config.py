@@ -124,11 +124,12 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
-    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > cfg.block_out // 4 or not _is_power_of_two(cfg.softmax)):
-        # Three readers of vin take turns, and each reads an entry once in block_out / softmax cycles.
+    most = cfg.block_out // (2 if cfg.taps > 1 else 4)
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > most or not _is_power_of_two(cfg.softmax)):
+        # Three readers of vin take turns, in block_out / softmax cycles; with taps each reads two entries at once.
         raise ConfigError(
-            f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, "
-            f"{cfg.block_out // 4}, not {cfg.softmax}"
+            f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, with taps = 2 and "
+            f"more block_out / 2, {most}, not {cfg.softmax}"
         )
     if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
         raise ConfigError(
@@ -171,7 +172,8 @@ class Config:
     alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
     int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
     pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
-    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none.
+    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none. More than
+    block_out / 4 of them read vin in pairs of entries, through the port that taps = 2 and more have.
     weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
     sums: the vector unit gives sums as they are, a byte at a time (BYTE), for results that the CPU scales in floats.
     norm: lanes of a LayerNorm or RMSNorm of which the vector unit adds up sums and squares in a cycle; 0: it has none.

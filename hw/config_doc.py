@@ -73,9 +73,10 @@ FIELDS = {
         "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
     ),
     "softmax": (
-        "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4; 0: none",
-        "each an adder of floats and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; without, "
-        "softmax runs on the CPU",
+        "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4, with "
+        "taps = 2 and more block_out / 2; 0: none",
+        "each an adder of floats and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with half of "
+        "block_out attention alone is bound by its products; without, softmax runs on the CPU",
     ),
     "weight_bits": (
         "4, 2 or 1: LOAD expands weights of so many bits on their way to wgt, by one of 16 codebooks for each 32 of "

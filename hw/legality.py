@@ -27,7 +27,7 @@ from celosia.hw.isa import (
     opcode_of,
 )
 from celosia.hw.packing import packing
-from celosia.hw.pipeline import NORM_LANES, NORM_OFFSET, NORM_ROWS
+from celosia.hw.pipeline import NORM_LANES, NORM_OFFSET, NORM_ROWS, softmax_span
 from celosia.hw.scratchpads import scratchpads
 
 
@@ -92,6 +92,8 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
     if cfg.softmax:
         vector |= _SOFTMAX
         vector["softmax leaves out imm lanes, less than there are"] = _with("softmax", _left_out(cfg))
+        if softmax_span(cfg) > 1:
+            vector["softmax reads pairs of entries side by side, a_n = 1"] = _with("softmax", lambda f: f["a_n"] != 1)
     if cfg.norm:
         vector |= _NORM
         vector["norm leaves out imm lanes, less than there are"] = _with("norm", _left_out(cfg))

@@ -97,6 +97,8 @@ ROWS_ALIKE = ("extent_n", "a_n", "a_x", "dst_n", "dst_x", "imm")
 behind the one before it."""
 FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
 """Cycles of a beat in which each walk of softmax reads vin."""
+READERS = 4
+"""Cycles of the shortest beat, a power of two in which each walk has its own."""
 ROWS_OFFERED = 2
 """Cycles for which it is offered before it is told."""
 ROWS_TAKEN = 2
@@ -109,31 +111,42 @@ def tile_rows(cfg: Config) -> int:
     return SUMS * cfg.softmax
 
 
+def softmax_span(cfg: Config) -> int:
+    """Entries of vin that a walk of softmax reads at once, neighbours: as many as make a beat long enough for all."""
+    return max(1, READERS * cfg.softmax // cfg.block_out)
+
+
 def softmax_parts(cfg: Config) -> int:
-    """Parts of an entry of softmax: cycles of a beat."""
-    return cfg.block_out // cfg.softmax
+    """Parts of what a walk of softmax reads at once: cycles of a beat."""
+    return softmax_span(cfg) * cfg.block_out // cfg.softmax
 
 
-def softmax_behind(cfg: Config, rows: Any, groups: Any) -> Any:
-    """Between the first cycle in which softmax fills the buffers of its adders and that in which it is done: an entry
-    of the first tile's rows but the last one, the sums of all tiles, and the quotients of the last one."""
-    tile = tile_rows(cfg)
+def softmax_spans(cfg: Config, entries: Any) -> Any:
+    """Beats in which a walk of softmax goes through `entries` entries of a row; a number, or an array of them."""
+    return -(-entries // softmax_span(cfg))
+
+
+def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
+    """Between the first cycle in which softmax fills the buffers of its adders and that in which it is done, of rows
+    of so many entries: one beat of each of the first tile's rows but the last one, the sums of all tiles, and the
+    quotients of the last one."""
+    tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
     others = (rows - 1) // tile
     beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
     return beats * softmax_parts(cfg) + _FROM_SHARES
 
 
-def softmax_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
+def softmax_cycles(cfg: Config, rows: Any, entries: Any) -> Any:
     """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done, if no other one is
-    there: of `rows` rows of `groups` entries each; numbers, or arrays of them. The largest bytes of the first tile take
-    a cycle an entry.
+    there: of `rows` rows of `entries` entries each; numbers, or arrays of them. The largest bytes of the first tile
+    take a cycle for what is read at once.
 
-    >>> softmax_cycles(Config(softmax=4), rows=16, groups=4), softmax_cycles(Config(softmax=4), rows=160, groups=4)
+    >>> softmax_cycles(Config(softmax=4), rows=16, entries=4), softmax_cycles(Config(softmax=4), rows=160, entries=4)
     (661, 2965)
     """
     many = rows > tile_rows(cfg)
     first = rows * (1 - many) + tile_rows(cfg) * many
-    return ROWS_TAKEN + first * groups + softmax_behind(cfg, rows, groups)
+    return ROWS_TAKEN + first * softmax_spans(cfg, entries) + softmax_behind(cfg, rows, entries)
 
 
 NORM_ROWS = 64

@@ -14,7 +14,7 @@ from celosia.compiler.graph.select import Choice
 from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
-from celosia.hw.pipeline import softmax_parts, tile_rows
+from celosia.hw.pipeline import softmax_parts, softmax_spans, tile_rows
 
 
 def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
@@ -55,7 +55,8 @@ def _cycles(cfg: Config, choice: Choice) -> int:
     """Of a softmax behind another one."""
     x = choice.layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
-    return tiles * tile_rows(cfg) * softmax_parts(cfg) * pack.blocks(x.channels, cfg.block_out)
+    spans: int = softmax_spans(cfg, pack.blocks(x.channels, cfg.block_out))
+    return tiles * tile_rows(cfg) * softmax_parts(cfg) * spans
 
 
 def _makers(cfg: Config, choices: list[Choice]) -> list[set[int]]:

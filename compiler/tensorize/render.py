@@ -218,7 +218,12 @@ class _Compiler:
         inside = {fill.tensor for fill in fills}
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         outer = [tensor for tensor in used if tensor not in inside]
-        return Pipelined(s.var, s.extent, fills, computes, outer, self.depths)
+        tile = Pipelined(s.var, s.extent, fills, computes, outer, self.depths)
+        if tile.attends:  # values: what the next tile's scores are made of is needed before them
+            first = {tensor for node in tile.phases[0] for tensor in node.scratchpads}
+            for fill in fills:
+                fill.late = fill.scope == "wgt" and fill.tensor not in first
+        return tile
 
     def _tile(
         self, nodes: list[Node], fills: list[Fill], computes: list[ComputeInstruction | MoveInstruction], var: Var

@@ -37,6 +37,7 @@ from celosia.hw.pipeline import (
     softmax_behind,
     softmax_cycles,
     softmax_parts,
+    softmax_spans,
     tile_rows,
 )
 from celosia.hw.scratchpads import depths, scratchpads
@@ -227,8 +228,8 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
-    """Cycles of attention: those of all tiles in the vector unit, where nothing runs beside a softmax, or in gemm, if
-    that takes longer; what comes before the first tile's softmax, and behind the last one."""
+    """Cycles of attention: those of all tiles in the vector unit, where nothing but results runs beside a softmax, or
+    in gemm, if that takes longer; what comes before the first tile's softmax, and behind the last one."""
     assert p.attends is not None
     keys, channels = p.attends
 
@@ -237,7 +238,7 @@ def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
             return 0
         softmax = _softmaxes(cfg, heads, queries, keys)
         rows = heads * queries
-        vector = softmax + rows * (keys + p.out_blocks) + 2 * VECTOR_STAGES
+        vector = softmax + rows * keys + 2 * VECTOR_STAGES
         return max(vector, rows * keys * (channels + p.out_blocks))
 
     (many, few), (most, rest) = divmod(p.rows, d.y), divmod(p.columns, d.x)
@@ -253,7 +254,7 @@ def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
     one before that has ended, whose largest elements and last quotients take two of its tiles more."""
     many, rest = divmod(queries, query_part(cfg))
     rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
-    beat = tile_rows(cfg) * groups * softmax_parts(cfg)
+    beat = tile_rows(cfg) * softmax_spans(cfg, groups) * softmax_parts(cfg)
     tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
     more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
     along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)

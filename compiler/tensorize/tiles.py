@@ -53,13 +53,14 @@ class Region:
 
 @dataclass
 class Fill:
-    """Inside a tile: entries for `tensor`, and what loads them (nothing where they are computed)."""
+    """Inside a tile: entries for `tensor`, and what loads them, if anything; late: when the first phase begins."""
 
     tensor: Tensor
     scope: str
     entries: int
     kept: bool
     loads: list[MoveInstruction]
+    late: bool = False
 
 
 @dataclass
@@ -311,29 +312,25 @@ class PlacedPlan:
         for resident in residents:
             resident.claim(self)
         slots = self._handed(node)
-        late: list[Fill] = []
+        outs, awaited = [fill for fill in node.fills if fill.scope == "out"], list[Callable[[], None]]()
         for tensor in node.outer:
             held = around[tensor]
             if isinstance(held, _Resident):
                 continue
             assert isinstance(held, _Held)
-            ring = stream.rings[held.scope]
             if held.first is None:
                 held.first = self._take(held.scope, held.entries, tensor)
             else:
-                stream.hold(ring, held.first, held.entries)
+                stream.hold(stream.rings[held.scope], held.first, held.entries)
             slots[tensor] = held.first
         for fill in node.fills:
-            if fill.scope == "out":
-                late.append(fill)
-            elif fill.tensor not in slots:
-                slots[fill.tensor] = self._fill(fill, env)
+            if fill.scope != "out" and fill.tensor not in slots:
+                slots[fill.tensor] = self._fill(fill, env, awaited)
         number = self._await(node, env, residents, slots) if residents else 0
 
         def last() -> None:
-            entries = sum(fill.entries for fill in late)
-            first = stream.rings["out"].take(entries) if late else 0  # in a row, so that none lies over another
-            for fill in late:
+            first = stream.rings["out"].take(sum(fill.entries for fill in outs)) if outs else 0
+            for fill in outs:  # in a row, so that none lies over another
                 slots[fill.tensor] = first
                 first += fill.entries
             emit(node.phases[-1])
@@ -343,6 +340,8 @@ class PlacedPlan:
                 resident.end(1)
 
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
+            while awaited:
+                awaited.pop(0)()
             for each in nodes:
                 self._emit(each, env, slots)
 
@@ -406,8 +405,8 @@ class PlacedPlan:
             scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
-    def _fill(self, fill: Fill, env: Env) -> int:
-        """First entry of what `fill` brings, loaded unless it is kept there."""
+    def _fill(self, fill: Fill, env: Env, awaited: list[Callable[[], None]]) -> int:
+        """First entry of what `fill` brings, loaded unless it is kept there; in the first phase, if that is late."""
         ring, stream = self.stream.rings[fill.scope], self.stream
         fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
         key = None
@@ -420,7 +419,10 @@ class PlacedPlan:
         first = self._take(fill.scope, fill.entries, fill.tensor, key)
         for load, f in zip(fill.loads, fields):
             self.before_load(load.tensor)
-            stream.add(load.opcode, load.moved(f, first))
+            if fill.late:
+                awaited.append(partial(stream.add, load.opcode, load.moved(f, first)))
+            else:
+                stream.add(load.opcode, load.moved(f, first))
         return first
 
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:

@@ -61,9 +61,13 @@ class Issue:
     constants: of two instructions, at most so many are under way; `current` is the set of the last one. now: those of
     the instruction whose loops run. feeds: whether the last one writes acc and vin. slot: a step may be taken in this
     cycle; a register, found a cycle ahead, for it leads to many. takes: one is. bubbles: cycles still to be left behind
-    one that adds a residual. queued: entries that are under way to acc. rows: a softmax starts, which has no steps
-    here; alone: one is under way, and nothing else but one that goes with it. room: for another one, as
-    `SoftmaxEngine` says. norms: a norm starts; finding: `NormEngine` is at work, found: for the last cycle.
+    one that adds a residual. queued: entries that are under way to acc. norms: a norm starts; finding: `NormEngine` is
+    at work, found: for the last cycle.
+
+    Softmaxes have no steps here. rows: one starts; rows_under_way: so many are, alone: any is. of_rows: constants of
+    the oldest. room: for another one, as `SoftmaxEngine` says. Beside the last one under way others may be that leave
+    alone what it reads and writes, from acc to OUT. These are told done behind it, however early they end: late is how
+    many wait for that.
     """
 
     def __init__(self, cfg: Config, destinations: int) -> None:
@@ -78,37 +82,40 @@ class Issue:
         self.norms, self.finding = Signal(name="starts_norm"), Signal(name="finding")
         self.found = Signal(name="found")
         self.rows, self.alone, self.room = Signal(name="starts_rows"), Signal(name="alone"), Signal(name="room")
+        self.rows_under_way, self.late = Signal(2, name="rows_under_way"), Signal(2, name="late")
+        self.of_rows = Reg(layout, name="constants_of_rows")
 
-    def steps(self, m: Module, unit: Any, finish: Signal) -> Any:
-        """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one is done."""
+    def steps(self, m: Module, unit: Any, finish: Value, rows_finish: Value) -> Any:
+        """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one with steps is told
+        done; rows_finish: the oldest softmax is."""
         under_way, current, feeds = self.under_way, self.current, self.feeds
         fields = unit.instr.payload.fields
         of = {"a": VECTOR_LOOPS, "b": OUTER_LOOPS, "par": OUTER_LOOPS, "dst": OUTER_LOOPS}
         of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
-        may_start, accept, waits = Signal(), Signal(), Signal()
+        may_start, accept, waits, behind = Signal(), Signal(), Signal(), Const(0)
         to_vin = fields.destination == Destination.VIN
         to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
         of_rows = fields.softmax if self._cfg.softmax else Const(0)
-        apart = of_rows | self.alone
+        apart = of_rows
         if self._cfg.softmax:
-            apart &= ~(of_rows & self._goes_along(m, unit.instr.valid))
+            behind = self.alone & ~Mux(of_rows, self._goes_along(m, unit.instr.valid), self._goes_beside(fields))
         if self._cfg.norm:
             apart |= fields.norm
             m.d.comb += self.norms.eq(accept & fields.norm)
         m.d.comb += [
             # Behind one that writes acc, whose entries may wait for GEMM, any other one waits.
             waits.eq((under_way != 0) & (feeds[0] | (feeds[1] & reads_vin) | apart)),
-            may_start.eq(~unit.halt & ~under_way[1] & ~waits),
+            may_start.eq(~unit.halt & ~under_way[1] & ~waits & ~behind),
             *loops.load(fields),
             loops.instr.valid.eq(unit.instr.valid & may_start & ~of_rows),
             loops.halt.eq(unit.halt),
             unit.instr.ready.eq(loops.instr.ready & may_start),
-            accept.eq(unit.instr.valid & unit.instr.ready),
+            accept.eq(unit.instr.valid & unit.instr.ready & ~of_rows),
             self.rows.eq(unit.instr.valid & may_start & of_rows),  # loops are ready where nothing else is under way
-            unit.quiet.eq((under_way == 0) & ~unit.done.valid),
+            unit.quiet.eq((under_way == 0) & ~self.alone & ~unit.done.valid),
         ]
         with m.If(accept):
             m.d.sync += [current.eq(~current), feeds.eq(Cat(to_acc, to_vin))]
@@ -116,20 +123,12 @@ class Issue:
         for i, held in enumerate(self.constants):
             with m.If(~under_way[1] & (current != i)):
                 m.d.sync += self._facts(unit.instr.payload, held)
-        with m.If(loops.instr.ready & ~self.alone):
+        with m.If(loops.instr.ready):
             m.d.sync += self._facts(unit.instr.payload, self.now)
         with m.If(accept != finish):
             m.d.sync += under_way.eq(under_way + accept - finish)
         if self._cfg.softmax:
-            with m.If(accept):
-                m.d.sync += self.alone.eq(of_rows)
-            with m.Elif(finish & ~under_way[1]):
-                m.d.sync += self.alone.eq(0)
-            with m.If(self.alone & finish):
-                last = self._constants(current)
-                m.d.sync += [self.now[name].eq(last[name]) for name in ("post", "index")]
-            with m.If(unit.halt):
-                m.d.sync += self.alone.eq(0)
+            self._count_rows(m, unit, rows_finish)
         with m.If(unit.halt):
             m.d.sync += under_way.eq(0)
         return loops.step
@@ -138,15 +137,51 @@ class Issue:
         """Those of set `number`."""
         return data.View(self.now.shape(), Mux(number, *(Value.cast(held) for held in reversed(self.constants))))
 
+    def _count_rows(self, m: Module, unit: Any, finish: Value) -> None:
+        """Softmaxes that are under way, and what is kept of them: of the second one it is alike."""
+        second = {name: Reg(self.of_rows[name].shape(), name=f"second_{name}") for name in ("post", "index")}
+        with m.If(~self.alone):
+            m.d.sync += self._facts(unit.instr.payload, self.of_rows)
+        with m.Elif(finish):
+            m.d.sync += [self.of_rows[name].eq(value) for name, value in second.items()]
+        with m.If(~self.rows_under_way[1]):
+            post, index = unit.instr.payload.fields.post, unit.instr.payload.index
+            m.d.sync += [second["post"].eq(post), second["index"].eq(index)]
+        m.d.sync += self.rows_under_way.eq(self.rows_under_way + self.rows - finish)
+        with m.If(self.rows):
+            m.d.sync += self.alone.eq(1)
+        with m.Elif(finish & ~self.rows_under_way[1]):
+            m.d.sync += self.alone.eq(0)
+        with m.If(unit.halt):
+            m.d.sync += [self.rows_under_way.eq(0), self.alone.eq(0)]
+
+    def tells(self, m: Module, ends: Value, halt: Value) -> Value:
+        """Whether the oldest instruction with steps is told done, if some `ends`: not while a softmax in front is under
+        way."""
+        tells = Signal(name="tells")
+        m.d.comb += tells.eq(~self.alone & (ends | self.late.any()))
+        m.d.sync += self.late.eq(Mux(halt, 0, self.late + ends - tells))
+        return tells
+
+    @property
+    def oldest(self) -> data.View[data.StructLayout]:
+        """Constants of the oldest instruction with steps that is under way."""
+        return self._constants(self.current ^ self.under_way[1])
+
+    def _goes_beside(self, fields: Any) -> Value:
+        """Whether what is offered leaves alone what the only softmax under way reads and writes."""
+        out = (fields.destination == Destination.OUT) & ~self.of_rows.to[Destination.OUT]
+        acc = (fields.a_source == ASource.ACC) & (fields.b_source != BSource.VIN)
+        return ~self.rows_under_way[1] & out & acc
+
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
-        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike. Once that
-        # is accepted, two are under way, so that it does not count for the next one.
+        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike.
         there, alike, coming = Signal(), Reg(), self._constants(~self.current)
-        m.d.comb += there.eq(offered & self.alone & ~self.under_way[1])
+        m.d.comb += there.eq(offered & self.alone & ~self.rows_under_way[1])
         told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]
         m.d.sync += Cat(told).eq(Cat(there, *(before & there for before in told[:-1])))
-        m.d.sync += alike.eq(Cat(coming[name] == self.now[name] for name in _RESULTS).all())
+        m.d.sync += alike.eq(Cat(coming[name] == self.of_rows[name] for name in _RESULTS).all())
         return self.room & alike & told[-1]
 
     def advance(self, m: Module, unit: Any, lands: Value) -> None:

@@ -32,7 +32,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import Destination, Opcode
 from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
-from celosia.hw.pipeline import ADD_STAGES
+from celosia.hw.pipeline import ADD_STAGES, softmax_span
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.combine import Combine
@@ -101,10 +101,10 @@ class Vector(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        finish = Signal()
+        finish, rows_finish = Signal(), Signal() if cfg.softmax else Const(0)
         issue = Issue(cfg, max(self._targets) + 1)
         items = Items(m, cfg, issue.constants, issue.now, issue.current)
-        step = issue.steps(m, self, finish)
+        step = issue.steps(m, self, finish, rows_finish)
 
         read, add, write = items["read"], items["add"], items["write"]
         m.d.comb += read.valid.eq(step.valid)
@@ -136,18 +136,23 @@ class Vector(wiring.Component):
             landing = self._land(m, items, combined, result, place)
             ends, lands = (ends & ~write.at("to")[Destination.ACC]) | landing.last, landing.write.en
         issue.advance(m, self, lands)
+        told = {name: write.at(name) for name in ("post", "index")}
+        if rows is not None:
+            m.d.comb += rows_finish.eq(rows.finish)
+            late = {name: Mux(issue.late.any(), issue.oldest[name], value) for name, value in told.items()}
+            told = {name: Mux(issue.alone, issue.of_rows[name], value) for name, value in late.items()}
         m.d.comb += [
-            finish.eq(ends if rows is None else ends | rows.finish),
+            finish.eq(ends if rows is None else issue.tells(m, ends, self.halt)),
             self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
             self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
         if cfg.norm:
             with m.If(issue.finding):
                 m.d.comb += [self.active.eq(1), self.held.eq(0)]
-        m.d.sync += self.done.valid.eq(finish & ~self.halt)
-        with m.If(finish):
-            for name in ("post", "index"):
-                m.d.sync += self.done.payload[name].eq(Mux(issue.alone, issue.now[name], write.at(name)))
+        tells = finish if rows is None else finish | rows_finish
+        m.d.sync += self.done.valid.eq(tells & ~self.halt)
+        with m.If(tells):
+            m.d.sync += [self.done.payload[name].eq(value) for name, value in told.items()]
         items.advance(self.halt)
         return m
 
@@ -300,7 +305,7 @@ class Vector(wiring.Component):
         """What runs instructions with `softmax`, and takes the read port of vin for them."""
         m.submodules.softmax = rows = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), rows.exp)
-        now, entry = issue.now, len(rows.vin.data)
+        now, entry = issue.of_rows, len(rows.vin.data)
         m.d.comb += [
             rows.start.eq(issue.rows),
             issue.room.eq(rows.room),
@@ -367,12 +372,14 @@ class Vector(wiring.Component):
                     port.data.eq(written),
                 ]
                 if rows is not None:
-                    with m.If(issue.alone):
+                    with m.If(issue.alone & issue.of_rows.to[destination]):
                         m.d.comb += [
-                            port.en.eq(rows.write & issue.now.to[destination]),
+                            port.en.eq(rows.write),
                             port.addr.eq(rows.addr),
                             port.data.eq(rows.data),
                         ]
+                        if softmax_span(self._cfg) > 1:
+                            m.d.comb += port.mask.eq((~rows.spare).replicate(len(port.mask)))
 
     def _land(self, m: Module, items: Items, combined: list[Combine], written: Value, place: Value) -> Landing:
         """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,

@@ -16,9 +16,11 @@ from celosia.hw.pipeline import (
     read_stages,
     softmax_behind,
     softmax_parts,
+    softmax_span,
+    softmax_spans,
     tile_rows,
 )  # fmt: skip
-from celosia.sim.demand import IN_ACC
+from celosia.sim.demand import IN_ACC, INP_PORT
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import NEVER, Steps, Train, Work
@@ -60,23 +62,30 @@ class Rows:
         start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self._found)
         return start if start < self._ends[1] - 1 else NEVER
 
-    def run(self, start: int, rows: int, groups: int, along: bool) -> int:
+    def run(self, start: int, rows: int, entries: int, along: bool) -> int:
         """When one of so many rows, of so many entries each, ends. along: with the last one."""
-        parts, others = self.parts, (rows - 1) // self._tile
-        entries, each = min(rows, self._tile) * groups, self._tile * groups * parts
+        cfg, parts, others = self._cfg, self.parts, (rows - 1) // self._tile
+        spans = softmax_spans(cfg, entries)
+        beats, each = min(rows, self._tile) * spans, self._tile * spans * parts
         if along:
             first = max(start + ROWS_TAKEN, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
-            self._found = first + (entries - 1) * parts + 1
-            fills = max(first - FIND_TURN + entries * parts, self._filled)
+            self._found = first + (beats - 1) * parts + 1
+            fills = max(first - FIND_TURN + beats * parts, self._filled)
         else:
-            self._found = fills = start + ROWS_TAKEN + entries
+            self._found = fills = start + ROWS_TAKEN + beats
         self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
         if others:  # the last tile's beside the one before it
-            entries = (rows - others * self._tile) * groups
-            self._found = self._filling - each + FIND_TURN + (entries - 1) * parts + 1
-        self._ends.append(fills + softmax_behind(self._cfg, rows, groups))
+            beats = (rows - others * self._tile) * spans
+            self._found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
+        self._ends.append(fills + softmax_behind(cfg, rows, entries))
         return self._ends[-1]
+
+    def writes(self, rows: int, entries: int, last: int) -> Train:
+        """When entries are written, the last one in cycle `last`; where they are read in pairs, spare ones, too."""
+        span = softmax_span(self._cfg)
+        train = Train(0, self.parts // span, rows * softmax_spans(self._cfg, entries) * span)
+        return train._replace(first=last - train.last)
 
 
 class Vector:
@@ -84,7 +93,8 @@ class Vector:
     the accumulators or a residual in several parts, is waited for before its step is taken.
 
     Two instructions at most are under way, and one only where it writes acc, or what the next one reads, or where the
-    next one is a norm.
+    next one is a norm. Softmaxes are alone, but for one that is alike, or what goes from acc to OUT beside the last one
+    of those to INP: that is told done behind it.
     """
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
@@ -92,9 +102,12 @@ class Vector:
         if cfg.softmax:
             self._rows = Rows(cfg)
         self._next = 0  # when its first step may be taken
+        self._rows_last = self._rows_done = 0  # when a single softmax is left, and when none is
+        self._rows_to_inp = False
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
         self._feeds = 0  # what the last instruction writes
         self.held = 0  # cycles lost to GEMM
+        self.beside = 0  # steps taken beside a softmax
         self._to_acc = read_stages(cfg)
         self._to_write = VECTOR_STAGES + self._to_acc
         self._gap = cfg.residual_cycles - 1  # cycles behind an entry with a residual in which no step is taken
@@ -113,24 +126,30 @@ class Vector:
             last, landed = self._land(work, steps, last - steps.last)
             writes = writes._replace(first=writes.first + landed - writes.last)
         self.held += last - steps.last
+        if start < self._rows_done:
+            self.beside += min(work.steps, max(0, self._rows_done - steps.first))
         self._free, self._next = last, last + 1 + steps.gap
-        self._written.append(writes.last)
-        return start, writes.last + WRITE_TO_END, writes
+        told = max(writes.last, self._rows_done, self._written[-1] + 1)
+        self._written.append(told)
+        return start, told + WRITE_TO_END, writes
 
     def _softmax(self, ready: int, work: Work) -> tuple[int, int, Train]:
         """Start, end and writes of one that is alone, but for one like it: anything else waits as behind one that
         writes acc."""
         along = self._rows.along(ready) if work.alike else NEVER
         start = along if along < NEVER else self._start(ready, work)
-        end = self._rows.run(start, work.outputs // work.alone, work.alone, along < NEVER)
-        self._feeds, self._free, self._next = IN_ACC, end, end
-        self._written.append(end - WRITE_TO_END)
-        writes = Train(0, self._rows.parts, work.outputs)
-        return start, end, writes._replace(first=end - WRITE_TO_END - writes.last)
+        rows = work.outputs // work.alone
+        done = self._rows.run(start, rows, work.alone, along < NEVER)
+        self._rows_last, self._rows_done = self._rows_done if along < NEVER else start + 1, done
+        self._rows_to_inp, self._feeds, self._free, self._next = work.port == INP_PORT, 0, start, start + 1
+        writes = self._rows.writes(rows, work.alone, done - 1)
+        return start, writes.last + WRITE_TO_END, writes
 
     def _start(self, ready: int, work: Work) -> int:
         waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
-        return max(ready, self._free, self._written[-1 if waits else 0] + 1)
+        beside = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
+        rows = self._rows_last if beside else self._rows_done
+        return max(ready, self._free, self._written[-1 if waits else 0] + 1, rows)
 
     def through(self, ready: int, work: Work) -> int:
         """About when the next instruction would be through with acc, if GEMM did no more than is known; 0 if it does

@@ -297,7 +297,10 @@ class Machine:
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             own = w.unit == unit
-            busy = int((w.steps * in_lanes + w.finds + self._held * w.outputs * w.residual)[own].sum())
+            busy = int((w.steps * in_lanes + w.finds + self._held * w.outputs * w.residual)[own & (w.alone == 0)].sum())
+            alone = own & (w.alone > 0)
+            busy += _covered(start[alone], end[alone] - 1)  # to the last write
+            busy -= self._vector.beside if unit == Unit.VECTOR else 0
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
             held = self._vector.held if unit == Unit.VECTOR else 0

@@ -46,7 +46,7 @@ def drawn_config(rng: np.random.Generator, plain: bool) -> Config:
         fields |= {
             "block_in": block, "block_out": block * (1 if plain else int(rng.choice([1, 1, 2]))),
             "bus_bytes": int(rng.choice([4, 8, 16, 32])),
-            "softmax": int(rng.choice([1, 2, 4] if plain else [0, 1, 2, 4])),
+            "softmax": int(rng.choice([1, 2, 4, 8] if plain else [0, 1, 2, 4, 8])),
             "forward": plain or bool(rng.random() < 0.7), "batch": 1 if plain else int(rng.choice([1, 1, 1, 2])),
             "taps": int(rng.choice([0, 3])), "ports": int(rng.choice([1, 2])), "lut_count": int(rng.choice([1, 2, 4])),
             "residual_cycles": int(rng.choice([1, 2, 4])), "par_depth": int(rng.choice([4, 8, 32])),

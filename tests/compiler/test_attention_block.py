@@ -30,7 +30,7 @@ from ..oracle import opened
 from .layers import CONFIGS, Builder, Network, builders, meaning, table
 from .test_provenance import Program
 
-PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=1)
+PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=2)
 
 
 def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:

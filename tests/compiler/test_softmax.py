@@ -30,7 +30,7 @@ from ..oracle import opened
 from .layers import CONFIGS, Builder, builders
 from .test_provenance import Program
 
-PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=1)
+PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=2)
 ENCODERS = {
     "of a whole block": (Encoder(16, 2, 16, 48), PYNQ, True, 2),
     "unsigned, two layers": (Encoder(32, 2, 16, 32, layers=2), PYNQ, False, 4),

@@ -56,7 +56,8 @@ def random_config(seed: int) -> Config:
             alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2)),
             weight_bits=rng.choice((1, 2, 4, 8, 8)), sums=rng.random() < 0.5, norm=rng.choice((0, 1, 2, 8)),
         )  # fmt: skip
-        fields["softmax"] = min(fields["softmax"], fields["block_out"] // 4) if fields["batch"] == 1 else 0
+        most = fields["block_out"] // (2 if fields["taps"] > 1 else 4)
+        fields["softmax"] = min(fields["softmax"], most) if fields["batch"] == 1 else 0
         fields["norm"] = min(fields["norm"], fields["block_out"]) if fields["batch"] == 1 else 0
         try:
             cfg = Config(**fields, name=f"random-{seed}")

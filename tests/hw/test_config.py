@@ -41,9 +41,14 @@ from celosia.hw.scratchpads import scratchpads
         ),
         (
             {"softmax": 2, "block_out": 4},
-            "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 1, not 2",
+            "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, with taps = 2 and "
+            "more block_out / 2, 1, not 2",
         ),
-        ({"softmax": 3}, "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, 4, not 3"),
+        (
+            {"softmax": 3, "taps": 2},
+            "softmax needs batch = 1, not 1, and 0 or a power of two up to block_out / 4, with taps = 2 and "
+            "more block_out / 2, 8, not 3",
+        ),
         (
             {"norm": 2, "batch": 2},
             "norm needs batch = 1, not 2, and 0 or a power of two up to block_out, 16, not 2",

@@ -206,6 +206,7 @@ EXACT_VECTOR = {
     "a load of another": [load(120, buffer=Buffer.VIN), vector(1, 4, 40, 1, 1, destination=INP)],
 }  # fmt: skip
 """The same for a vector unit with all that a Config may have."""
+ROWS = dict(softmax=1, a_source=ASource.VIN, a_n=1)
 NORM = dict(norm=1, a_source=ASource.VIN, requantise=1)
 EXACT_NORM = {
     "norms": [
@@ -216,10 +217,32 @@ EXACT_NORM = {
     "a norm between residuals": [
         vector(1, 1, 12, 1, 1, **RESIDUAL), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 12, 1, 1, **RESIDUAL)
     ],
+    "a softmax beside loads": [vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS), load(500)],
+    "beside a softmax": [
+        vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS), vector(1, 4, 5, 1, 1, a_x=1),
+        gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 30, 1, 1, a_x=1), vector(1, 1, 2, 1, 1),
+        vector(1, 1, 3, 1, 1, destination=Destination.VIN), vector(1, 1, 2, 1, 1),
+    ],
+    "beside the last of some": [
+        *[vector(2, 1, rows, 1, 1, a_x=2, destination=Destination.INP, **ROWS) for rows in (9, 16, 12)],
+        vector(1, 1, 9, 3, 1), vector(1, 1, 2, 1, 1), vector(2, 1, 9, 1, 1, a_x=2, destination=Destination.INP, **ROWS),
+    ],
     "a norm beside gemm": [
         gemm(1, 9, 30, acc_x=1, accumulate=1), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 30, 1, 1, a_x=1)
     ],
 }  # fmt: skip
+EXACT_SOFTMAX = {
+    "a softmax alone": [vector(3, 1, 5, 1, 1, a_x=3, **ROWS)],
+    "softmaxes between others": [
+        vector(1, 4, 5, 1, 1, a_x=1), vector(4, 1, 40, 1, 1, a_x=4, **ROWS), vector(1, 4, 5, 1, 1, a_x=1),
+        vector(4, 1, 9, 1, 1, a_x=4, **ROWS), vector(1, 4, 5, 1, 1, a_x=1),
+    ],
+    "softmaxes one behind another": [
+        *[vector(3, 1, rows, 1, 1, a_x=3, **ROWS) for rows in (5, 40, 8, 9)], vector(2, 1, 9, 1, 1, a_x=2, **ROWS),
+        *[vector(1, 1, rows, 1, 1, a_x=1, **ROWS) for rows in (1, 2, 30)],
+    ],
+}  # fmt: skip
+SOFTMAX_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.softmax]
 NORM_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.norm and cfg.forward]  # with all destinations
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
 VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5", "taps3-ports2")
@@ -291,6 +314,7 @@ EXACTLY = [
     *product(EXACT_VECTOR, VECTOR_CONFIGS),
     *product(TWO_LANES, TWO_PORTS),
     *product(EXACT_NORM, NORM_CONFIGS),
+    *product(EXACT_SOFTMAX, SOFTMAX_CONFIGS),
     *product(EXACT_PACKED, PACKED_CONFIGS),
     *product(TWO_LANES, [name for name in PACKED_CONFIGS if CONFIGS[name].ports == 2]),
 ]
@@ -300,7 +324,9 @@ EXACTLY = [
 @pytest.mark.parametrize(("name", "config"), some(EXACTLY, [case for case in EXACTLY if case[1] in VARIED]))
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    program = program_of(CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES | EXACT_NORM | EXACT_PACKED)[name])
+    program = program_of(
+        CONFIGS[config], (EXACT | EXACT_VECTOR | TWO_LANES | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED)[name]
+    )
     expected = measured(opened(config), program)
     found = timing_of(program)
     np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))

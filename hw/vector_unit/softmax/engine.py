@@ -25,6 +25,7 @@ from celosia.hw.pipeline import (
     SHARE_STAGES,
     SUMS,
     softmax_parts,
+    softmax_span,
 )  # fmt: skip
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
@@ -38,10 +39,10 @@ from celosia.hw.vector_unit.softmax.walk import TILES, TileWalk, fields_layout, 
 
 
 def step_layout(cfg: Config) -> data.StructLayout:
-    """A part of an entry that is divided.
+    """A part of what is read at once and divided.
 
-    row: in its tile, and above that the tile modulo TILES. part: of its entry. first, last: the entry is the first or
-    last one of its row. whole: the part is the last one of the entry. end: and that the last one of the instruction.
+    row: in its tile, and above that the tile modulo TILES. part: its number. first, last: what was read is the first or
+    last of its row. whole: the part is the last one of an entry. end: and that the last one of the instruction.
     """
     return data.StructLayout({
         "row": row_bits(cfg) + exact_log2(TILES), "part": exact_log2(softmax_parts(cfg)), "first": 1, "last": 1,
@@ -53,8 +54,9 @@ class SoftmaxEngine(wiring.Component):
     """Runs VECTORs with `softmax`, three tiles of rows at once: of one the quotients, of the next one the sums, of the
     one behind that the largest bytes. They may be tiles of two VECTORs whose rows are alike.
 
-    Three walks read vin. Each keeps an entry for as many cycles as the entry has parts of `softmax` bytes, a beat; they
-    read in different cycles of it.
+    Three walks read vin, an entry at once, or two neighbours where a beat would be too short for all walks else. Each
+    keeps what it has read for as many cycles as that has parts of `softmax` bytes, a beat; they read in different
+    cycles of it.
 
         find        by row      the largest byte of each row
         fill        by entry    parts, to the lanes of their rows, where they are added up
@@ -67,38 +69,40 @@ class SoftmaxEngine(wiring.Component):
     room : Out(1)                   For what is offered, beside the one under way, if it was in the cycle before, too,
                                     and what is not among `fields` is alike as well.
     zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
-    vin : Out(ReadPort)             Must be ready.
+    vin : Out(ReadPort)             Of so many entries; must be ready.
     exp : In(WritePort)             Through which LOAD writes powers.
-    write : Out(1), addr, data      A result, an entry.
+    write : Out(1), addr, data      A result, an entry. Where entries are read in pairs there is `spare` : Out(1), too:
+                                    it is none, but what lies behind a row of an odd number of them.
     finish : Out(1)                 With the last one of a VECTOR.
     busy : Out(1)                   One is under way.
     halt : In(1)                    Drops everything.
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._parts = cfg, softmax_parts(cfg)
+        self._cfg, self._parts, self._span = cfg, softmax_parts(cfg), softmax_span(cfg)
         pads, fields = scratchpads(cfg), fields_layout(cfg)
         self._lanes = [SoftmaxLane(cfg, lane) for lane in range(cfg.softmax)]
         self._find, self._fill, self._divide = (TileWalk(cfg, by_row) for by_row in (True, False, True))
         super().__init__({
             "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
-            "high": In(signed(8)), "vin": Out(read_port(pads["vin"])), "exp": In(write_port(pads["exp"])),
+            "high": In(signed(8)), "vin": Out(read_port(pads["vin"], self._span)), "exp": In(write_port(pads["exp"])),
             "write": Out(1), "addr": Out(fields["dst_base"].shape), "data": Out(pads["out"].width), "finish": Out(1),
-            "busy": Out(1), "halt": In(1),
+            "busy": Out(1), "halt": In(1), **({"spare": Out(1)} if self._span > 1 else {}),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.sums = sums = SoftmaxSums(self._cfg)
-        m.submodules.largest = largest = RowLargest(self._cfg.block_out, len(self._find.row))
+        m.submodules.largest = largest = RowLargest(self._span * self._cfg.block_out, len(self._find.row))
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
             m.d.comb += [
                 getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")
             ]
         self._take(m)
-        inside = Cat(1, ones(~self._taken.imm))
-        m.d.comb += [sums.last_key.eq(Cat(~self._taken.imm, self._taken.extent_n - 1)), self.exp.ready.eq(1)]
+        entries = self._taken.extent_n - 1
+        inside = Cat(1, ones(Cat(~self._taken.imm, entries[: exact_log2(self._span)])))
+        m.d.comb += [sums.last_key.eq(Cat(~self._taken.imm, entries)), self.exp.ready.eq(1)]
         beat = self._walks(m, sums.done)
         self._search(m, largest, inside)
         self._keep(m, beat)
@@ -167,8 +171,8 @@ class SoftmaxEngine(wiring.Component):
         return beat
 
     def _entry(self, m: Module, read: Value, name: str) -> Signal:
-        """What vin gives, two cycles after `read`, and until it gives another one."""
-        came, entry = Signal(name=f"{name}_came"), Reg(8 * self._cfg.block_out, name=f"{name}_entry")
+        """What vin gives, two cycles after `read`, and until it gives something else."""
+        came, entry = Signal(name=f"{name}_came"), Reg(len(self.vin.data), name=f"{name}_entry")
         m.d.sync += came.eq(read)
         with m.If(came):
             m.d.sync += entry.eq(self.vin.data)
@@ -229,10 +233,11 @@ class SoftmaxEngine(wiring.Component):
     def _steps(self, m: Module, beat: Signal) -> tuple[list[Any], list[Any]]:
         """What is known of a part that is divided in each stage, and whether there is one."""
         divide, stages = self._divide, SHARE_STAGES + DIVIDE_STAGES
-        step, whole = Signal(step_layout(self._cfg)), beat == DIVIDE_TURN - 1
+        step, each = Signal(step_layout(self._cfg)), self._parts // self._span
         m.d.comb += [
             step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
-            step.last.eq(divide.last), step.whole.eq(whole), step.end.eq(whole & divide.ends & ~divide.more),
+            step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(each)] == (DIVIDE_TURN - 1) % each),
+            step.end.eq((beat == DIVIDE_TURN - 1) & divide.ends & ~divide.more),
         ]  # fmt: skip
         return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
 
@@ -276,9 +281,12 @@ class SoftmaxEngine(wiring.Component):
         """Results, as soon as an entry is complete."""
         step, comes, f = marks[-1], divides[-1], self._taken
         line, turns, end, due, waits, begins = Reg(len(f.dst_x)), Reg(), Reg(), Signal(), Signal(), Signal()
+        turn = step.last & step.part[exact_log2(self._parts // self._span) :].all()
         with m.If(comes):
             m.d.sync += self.data.eq(Cat(self.data, *(lane.result for lane in self._lanes))[-len(self.data) :])
-        m.d.sync += [self.write.eq(comes & step.whole), turns.eq(step.last), end.eq(step.end)]
+        m.d.sync += [self.write.eq(comes & step.whole), turns.eq(turn), end.eq(step.end)]
+        if self._span > 1:
+            m.d.sync += self.spare.eq(turn & f.extent_n[0])
         m.d.comb += [
             self.finish.eq(self.write & end), begins.eq((self._took | waits) & (~due | self.finish)),
         ]  # fmt: skip

@@ -10,7 +10,7 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.layout import write_port
-from celosia.hw.pipeline import QUOTIENT_BITS, SUMS
+from celosia.hw.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
@@ -44,7 +44,7 @@ class SoftmaxLane(wiring.Component):
     def __init__(self, cfg: Config, lane: int) -> None:
         self._cfg, self._lane = cfg, lane
         slot, byte = exact_log2(SUMS), exact_log2(cfg.softmax)
-        self._place = exact_log2(BUFFERS) + exact_log2(cfg.block_out) - byte + slot
+        self._place = exact_log2(BUFFERS) + exact_log2(softmax_parts(cfg)) + slot
         row = row_bits(cfg) + exact_log2(TILES)
         super().__init__({
             "load": In(write_port(scratchpads(cfg)["exp"])),

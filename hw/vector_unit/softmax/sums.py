@@ -9,12 +9,12 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS
-from celosia.hw.pipeline import SUMS
+from celosia.hw.pipeline import SUMS, softmax_parts, softmax_span
 from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
 
 
 class SoftmaxSums(wiring.Component):
-    """One element after the other of SUMS rows in turn, from the entries that are kept of them: all bytes of each.
+    """One element after the other of SUMS rows in turn, from what is kept of them: all bytes of each entry.
 
     Members
     -------
@@ -29,9 +29,9 @@ class SoftmaxSums(wiring.Component):
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._byte_bits, self._entry_bits = exact_log2(cfg.softmax), exact_log2(cfg.block_out)
-        slot, key = exact_log2(SUMS), EXTENT_BITS + self._entry_bits
-        place = slot + self._entry_bits - self._byte_bits + exact_log2(BUFFERS)
+        self._byte_bits, self._entry_bits = exact_log2(cfg.softmax), exact_log2(softmax_span(cfg) * cfg.block_out)
+        slot, key = exact_log2(SUMS), EXTENT_BITS + exact_log2(cfg.block_out)
+        place = slot + exact_log2(softmax_parts(cfg)) + exact_log2(BUFFERS)
         super().__init__({
             "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(place),
             "byte": Out(self._byte_bits), "tile": Out(exact_log2(TILES)), "slot": Out(slot), "first": Out(1),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from amaranth import Module, Mux, Signal, Value
+from typing import Any
+
+from amaranth import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, Opcode, formats
-from celosia.hw.pipeline import ROWS_ALIKE, ROWS_OWN, tile_rows
+from celosia.hw.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 
@@ -33,7 +35,7 @@ def row_bits(cfg: Config) -> int:
 
 
 class TileWalk(wiring.Component):
-    """Goes through rows in tiles of SUMS * softmax.
+    """Goes through rows in tiles of SUMS * softmax, by entries, or by pairs of neighbours where it takes as many.
 
         by row      for row: for entry      those rows that there are
         by entry    for entry: for row      as many rows in each tile; its steps take more than a cycle each
@@ -55,7 +57,7 @@ class TileWalk(wiring.Component):
     """
 
     def __init__(self, cfg: Config, by_row: bool) -> None:
-        self._by_row, self._in_tile = by_row, row_bits(cfg)
+        self._by_row, self._in_tile, self._span = by_row, row_bits(cfg), softmax_span(cfg)
         super().__init__({
             "took": In(1), "fields": In(fields_layout(cfg)), "through": Out(1), "begin": In(1), "active": Out(1),
             "on": In(1), "addr": Out(scratchpads(cfg)["vin"].address_bits),
@@ -86,7 +88,7 @@ class TileWalk(wiring.Component):
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
         """Whether this is a row's first entry, and whether its last: registers, found a step ahead."""
-        entries, left = self.fields.extent_n, Reg(EXTENT_BITS)
+        entries, left = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span), Reg(EXTENT_BITS)
         with m.If(comes | (on & self.last)):
             m.d.sync += [left.eq(entries), self.first.eq(1), self.last.eq(entries == 1)]
         with m.Elif(on):
@@ -107,10 +109,14 @@ class TileWalk(wiring.Component):
         with m.Elif(on):
             m.d.sync += row.eq(row + 1)
 
+    def _next(self, fields: Any) -> Value:
+        """From an entry of a row to the next one that is read, or from a pair; it is of neighbours."""
+        return fields.a_n if self._span == 1 else Const(self._span)
+
     def _addresses_by_row(self, m: Module, comes: Value) -> None:
         """A tile begins where the next row does."""
         line, target, f = Reg(len(self.addr)), Signal(len(self.addr)), self.fields
-        m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, f.a_n))
+        m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, self._next(f)))
         with m.If(comes):
             m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base)]
         with m.Elif(self.on):
@@ -123,7 +129,7 @@ class TileWalk(wiring.Component):
         (line, lowest, target), f = (Reg(len(self.addr), name=n) for n in ("line", "lowest", "target")), self.fields
         start, down = Mux(self.bottom, line, self.addr), ~self.bottom | self.ends
         # A step before it is over, it is known what follows.
-        m.d.sync += target.eq(Mux(self.ends, lowest, start) + Mux(down, f.a_x, f.a_n))
+        m.d.sync += target.eq(Mux(self.ends, lowest, start) + Mux(down, f.a_x, self._next(f)))
         with m.If(self.first):
             m.d.sync += lowest.eq(self.addr)
         with m.If(comes):
