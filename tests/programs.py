@@ -65,7 +65,7 @@ CONFIGS = {
     "4x8-softmax2": Config(
         block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, norm=8, **SMALL
     ),
-    "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, **SMALL),
+    "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, trace_depth=48, **SMALL),
     "4x8-ports2-weights2": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=2, int32=False, **SMALL),
     "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
     "taps3-ports2": Config(

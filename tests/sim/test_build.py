@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import CONFIGS
 from thorough import some
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from celosia.hw.verilog import hardware_digest, verilog
 from celosia.sim import build
 from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
 
-CFG = Config(block_in=2, block_out=2, inp_depth=64, wgt_depth=64, acc_depth=64, vin_depth=64, out_depth=64)
+CFG = CONFIGS["4x4"]
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo slow 1.0 && exit
 echo $$ >> "$0.pids"
