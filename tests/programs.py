@@ -43,6 +43,8 @@ from celosia.sim.device import Device
 SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
 )
+ROOM: dict[str, Any] = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
+"""Of layers that tests/cosim/test_spread.py measures."""
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, sums=True, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
@@ -67,7 +69,7 @@ CONFIGS = {
     ),
     "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, trace_depth=48, **SMALL),
     "4x8-ports2-weights2": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=2, int32=False, **SMALL),
-    "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
+    "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **(SMALL | ROOM)),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
     ),

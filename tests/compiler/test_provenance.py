@@ -634,7 +634,7 @@ def programs(draw: st.DrawFn) -> Program:
         raise
 
 
-@bounded(200)
+@bounded(80)
 @given(programs(), st.data())
 def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataObject) -> None:
     cfg, (stream,) = p.net.cfg, p.launches
