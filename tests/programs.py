@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
 )
 ROOM: dict[str, Any] = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
-"""Of layers that tests/cosim/test_spread.py measures."""
+"""Of those on which other tests run layers."""
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, sums=True, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
@@ -62,7 +62,15 @@ CONFIGS = {
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
     "softmax1": Config(
-        block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=1, norm=2, **SMALL
+        block_in=4,
+        block_out=4,
+        taps=3,
+        tap_depth=32,
+        forward=True,
+        residual_cycles=2,
+        softmax=1,
+        norm=2,
+        **(SMALL | ROOM),
     ),
     "4x8-softmax2": Config(
         block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, norm=8, **SMALL
