@@ -445,7 +445,7 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES, 2))
+@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES))
 def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])

@@ -1,4 +1,4 @@
-"""Most of `make prove`, one test for each property: it is proved, and finds the first of its mutants."""
+"""Some of `make prove`, one test for each property: it is proved, and finds the first of its mutants."""
 
 from __future__ import annotations
 
