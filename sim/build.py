@@ -21,9 +21,7 @@ from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from celosia.cache import cache_folder, shrink, used, writing
+from celosia.cache import cache_folder, locked, shrink, used, writing
 from celosia.hw.config import Config
 from celosia.hw.plain import printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
@@ -210,23 +208,19 @@ def _digest(path: Path) -> str:
 def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
     """`path`, built once by whoever comes first. Raises BuildError, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.parent / "lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
+
+    def waits() -> None:
         if not quiet:
             name = printable(cfg.name)
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
-        lock.acquire()
-    try:
+
+    with locked(path.parent / "lock", waits):
         if not _is_whole(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
                 _build(cfg, path, quiet, source)
             shrink(keep=path.parent)
-    finally:
-        lock.release()
     return path
 
 

@@ -44,6 +44,8 @@ from celosia.sim.device import Device
 SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
 )
+ROOM: dict[str, Any] = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
+"""Of those on which other tests run layers."""
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, sums=True, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
@@ -61,14 +63,22 @@ CONFIGS = {
     "4x4-ports2": Config(block_in=4, block_out=4, bus_bytes=8, ports=2, **SMALL),
     "2x8x4-bus16-ports2": Config(batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, **SMALL),
     "4x4-softmax2": Config(
-        block_in=4, block_out=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, softmax=2, norm=2, **SMALL
+        block_in=4,
+        block_out=4,
+        taps=3,
+        tap_depth=32,
+        forward=True,
+        residual_cycles=2,
+        softmax=2,
+        norm=2,
+        **(SMALL | ROOM),
     ),
     "4x8-softmax2": Config(
         block_in=4, block_out=8, bus_bytes=16, ports=2, alu=False, int32=False, softmax=2, norm=8, **SMALL
     ),
-    "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, **SMALL),
+    "8x8-weights4": Config(block_in=8, block_out=8, bus_bytes=8, weight_bits=4, trace_depth=48, **SMALL),
     "4x8-ports2-weights2": Config(block_in=4, block_out=8, bus_bytes=4, ports=2, weight_bits=2, int32=False, **SMALL),
-    "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
+    "8x8-bus4-spread": Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **(SMALL | ROOM)),
     "taps3-ports2": Config(
         block_in=4, block_out=4, ports=2, taps=3, tap_depth=32, forward=True, residual_cycles=2, **SMALL
     ),

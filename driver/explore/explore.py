@@ -66,8 +66,8 @@ def explore(
     """Search for the Configs that no other is better than, for these models on `board`.
 
     >>> import celosia
-    >>> small = {"block_in": [4, 8], "block_out": [4, 8], "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
-    >>> found = celosia.explore(celosia.models.demo_model_path(), space=small, points=6)
+    >>> small = {"block_in": [8, 16], "block_out": 8, "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
+    >>> found = celosia.explore(celosia.models.demo_model_path(), space=small, points=2)
     >>> len(found.front) == len(found.report["front"]) >= 1
     True
 

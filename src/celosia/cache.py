@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,23 @@ def tool_environment() -> dict[str, str]:
         return dict(os.environ)
     tools = str(cache_folder() / "tools")
     return os.environ | {"XDG_CACHE_HOME": tools, "YOWASP_CACHE_DIR": tools, "CELOSIA_CACHE": str(cache_folder())}
+
+
+@contextmanager
+def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock `path`, made where missing; the kernel takes it from whoever dies. Threads exclude each other, too.
+
+    waits: called where another one has it, before it is waited for. OSError where the file cannot be written.
+    """
+    import fcntl
+
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def size_of(text: str) -> int:

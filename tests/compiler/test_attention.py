@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks.encoders import Encoder, quantised, sample
+from thorough import paired
 
 import celosia
 from celosia.compiler.program.model import FormInfo
@@ -29,8 +30,7 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("qdq", [True, False], ids=["qdq", "qoperator"])
+@pytest.mark.parametrize(("name", "qdq"), paired(ENCODERS, [True, False]))
 def test_encoders_are_onnxruntimes(name: str, qdq: bool, tmp_path: Path) -> None:
     encoder, config, signed = ENCODERS[name]
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed, qdq)

@@ -27,10 +27,11 @@ from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode
 
 from ..oracle import opened
+from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Builder, Network, builders, meaning, table
 from .test_provenance import Program
 
-PYNQ, TINY = replace(PRESETS["pynq"], softmax=4), replace(PRESETS["tiny"], softmax=2)
+PYNQ = replace(PRESETS["pynq"], softmax=4)
 
 
 def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
@@ -208,7 +209,7 @@ def test_networks_are_onnxruntimes(signed: bool, keep: bool, tmp_path: Path) -> 
 def test_attention_on_the_rtl(tmp_path: Path) -> None:
     encoder = Encoder(16, 2, 8, 0, alone=True)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
-    program = celosia.compile(path, config=TINY)
+    program = celosia.compile(path, config=SMALL_CONFIGS["4x4-softmax2"])
     assert [layer.op for layer in program.launches[0].layers] == ["Block"]
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})

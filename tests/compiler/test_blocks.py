@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import paired
 
 from celosia.compiler.layer import Block, Storage
 from celosia.compiler.vthread.emit import encode
@@ -41,9 +42,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize(("name", "rows"), paired(CONFIGS, [2, 3, 5]))
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", CONFIGS)
 def test_a_block_by_hand_is_right_and_passes(name: str, shape: str, rows: int, ahead: bool) -> None:
     hand = BlockByHand(CONFIGS[name], SHAPES[shape], rows, ahead)
     np.testing.assert_array_equal(hand.run(checking=True), hand.expected())
@@ -491,8 +491,7 @@ def taps_not_loaded(h: BlockByHand) -> None:
     h.drop(h.roles["load tap"][0])
 
 
-@pytest.mark.parametrize("planted", FAULTS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, CONFIGS))
 def test_planted_faults_are_found(name: str, planted: str) -> None:
     change, rules, message = FAULTS[planted]
     hand = BlockByHand(CONFIGS[name])

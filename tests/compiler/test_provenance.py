@@ -445,7 +445,7 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES, 2))
+@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES))
 def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])
@@ -634,7 +634,7 @@ def programs(draw: st.DrawFn) -> Program:
         raise
 
 
-@bounded(200)
+@bounded(80)
 @given(programs(), st.data())
 def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataObject) -> None:
     cfg, (stream,) = p.net.cfg, p.launches

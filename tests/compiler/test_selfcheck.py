@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from programs import random_program
 from small_models import Builder, models
+from thorough import paired
 
 import celosia
 from celosia.compiler.compile import compile as compile_model
@@ -234,8 +235,7 @@ INSTRUCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["tiny", "pynq", "batch2-8x4"])
-@pytest.mark.parametrize("fault", INSTRUCTIONS)
+@pytest.mark.parametrize(("fault", "name"), paired(INSTRUCTIONS, ["tiny", "pynq", "batch2-8x4"]))
 def test_a_wrong_instruction_is_found(name: str, fault: str, compiled: Callable[..., Compiled]) -> None:
     found = compiled(network(), CONFIGS[name])
     layer = plant(found, *INSTRUCTIONS[fault])
@@ -254,8 +254,7 @@ CONSTANTS: dict[str, tuple[Buffer, Callable[[NDArray[np.uint8]], None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["tiny", "pynq", "batch2-8x4"])
-@pytest.mark.parametrize("fault", CONSTANTS)
+@pytest.mark.parametrize(("fault", "name"), paired(CONSTANTS, ["tiny", "pynq", "batch2-8x4"]))
 def test_a_wrong_constant_is_found(name: str, fault: str, compiled: Callable[..., Compiled]) -> None:
     found = compiled(network(), CONFIGS[name])
     layer = spoil(found, *CONSTANTS[fault])

@@ -27,6 +27,7 @@ from celosia.hw.config import PRESETS, Config, ConfigError
 from celosia.hw.isa import Buffer, Opcode
 
 from ..oracle import opened
+from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Builder, builders
 from .test_provenance import Program
 
@@ -64,7 +65,7 @@ def test_encoders_are_onnxruntimes(name: str, tmp_path: Path) -> None:
 def test_attention_on_the_rtl(signed: bool, tmp_path: Path) -> None:
     encoder = Encoder(8, 2, 4, 12, masked=signed)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
-    program = celosia.compile(path, config=TINY)
+    program = celosia.compile(path, config=SMALL_CONFIGS["4x4-softmax2"])
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
     found = celosia.Runtime(program, "rtl").run({"x": x})

@@ -150,7 +150,7 @@ REFUSALS = ("padding above or below a strided", "a tile that lies in the padding
 # Estimates --------------------------------------------------------------------------------------------------------
 
 
-@bounded(60)
+@bounded(25)
 @given(CFG, problems())
 def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assume(p.in_blocks)

@@ -16,9 +16,11 @@ from celosia.sim.fsim import FunctionalDevice
 pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
+from thorough import paired
 
 FORMS = ("qdq", "qoperator")
 SOME_CONFIGS = ("pynq", "tiny", "batch2-8x4", "4x16")
+BY_TURNS = paired(FORMS, SOME_CONFIGS, 2)
 
 
 def right(b: Builder, config: str) -> Program:
@@ -40,8 +42,7 @@ def matrices(b: Builder) -> Tensor:
     return b.matmul(b.input([2, 16, 3]), 10, "MatMul")
 
 
-@pytest.mark.parametrize("config", SOME_CONFIGS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "config"), BY_TURNS)
 @pytest.mark.parametrize("axis", [1, 2, 3])
 @pytest.mark.parametrize("real", [False, True], ids=["bytes", "floats"])
 def test_a_part_that_the_host_reads(config: str, form: str, axis: int, real: bool) -> None:
@@ -57,8 +58,7 @@ def test_a_part_that_the_host_reads(config: str, form: str, axis: int, real: boo
     assert len(copies) == (axis > 1)
 
 
-@pytest.mark.parametrize("config", SOME_CONFIGS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "config"), BY_TURNS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_part_of_a_part_that_a_float_operator_reads(config: str, form: str, depth: int) -> None:
     b = Builder(form, np.int8, 3)
@@ -70,8 +70,7 @@ def test_a_part_of_a_part_that_a_float_operator_reads(config: str, form: str, de
     right(b, config)
 
 
-@pytest.mark.parametrize("config", SOME_CONFIGS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "config"), BY_TURNS)
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("equal", [False, True], ids=["scaled", "equal"])
 @pytest.mark.parametrize("read", [False, True], ids=["alone", "read by the host"])
@@ -84,8 +83,7 @@ def test_rows_of_matrices_as_channels(config: str, form: str, axis: int, equal: 
     right(b, config)
 
 
-@pytest.mark.parametrize("config", SOME_CONFIGS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "config"), BY_TURNS)
 @pytest.mark.parametrize("other", ["conv", "matmul", "unary"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_sum_of_matrices_and_images(config: str, form: str, other: str, turned: bool) -> None:

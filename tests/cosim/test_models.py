@@ -27,7 +27,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check, expected, feed_of
 
-RTL_CONFIGS = {"tiny": PRESETS["tiny"]} | {name: SMALL_CONFIGS[name] for name in ("batch2", "4x8", "8x4")}
+RTL_CONFIGS = {name: (PRESETS | SMALL_CONFIGS)[name] for name in ("tiny", "8x4-batch2-taps5", "batch2", "4x8", "8x4")}
 
 
 @cache
@@ -50,7 +50,7 @@ def test_random_models(name: str, b: Builder) -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", some(RTL_CONFIGS, ["tiny", "batch2"]))
+@pytest.mark.parametrize("name", some(RTL_CONFIGS, ["tiny", "8x4-batch2-taps5"]))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_rtl(name: str, b: Builder) -> None:

@@ -162,16 +162,19 @@ def test_in_bytes_on_the_cpu(name: str) -> None:
         assert on_cpu(program) and floats_inside(program) == []
 
 
+WIDE = "8x4-batch2-taps5"
+
+
 @pytest.mark.rtl
-@pytest.mark.parametrize(("config", "turn"), some([("tiny", 0), ("batch2", 1), ("tiny", 2), ("batch2", 3)],
-                                                  [("tiny", 0), ("batch2", 1)]))  # fmt: skip
+@pytest.mark.parametrize(("config", "turn"), some([("tiny", 0), (WIDE, 1), ("tiny", 2), (WIDE, 3)],
+                                                  [("tiny", 0), (WIDE, 1)]))  # fmt: skip
 def test_on_the_rtl(config: str, turn: int) -> None:
     """Each on one of two Configs, by turns; functionally each runs on four."""
     try:
         compiler(), verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    device = RtlDevice({"tiny": PRESETS["tiny"], "batch2": SMALL_CONFIGS["batch2"]}[config], quiet=True)
+    device = RtlDevice((PRESETS | SMALL_CONFIGS)[config], quiet=True)
     for make in [*ACCELERATED.values()][turn::4]:
         check(made(make), device)
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from small_models import Builder, detector, twins
+from thorough import paired
 
 pytest.importorskip("onnxruntime")
 
@@ -31,9 +32,8 @@ NAMES = ["none", "same", "hostile"]
 
 
 @pytest.mark.parametrize("tensors", [False, True], ids=["plain", "hostile-tensors"])
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize(("config", "names"), paired(CONFIGS, NAMES))
 @pytest.mark.parametrize("build", [twins, branches])
-@pytest.mark.parametrize("config", CONFIGS)
 def test_names_do_not_matter(config: str, build: Callable[[Builder], None], names: str, tensors: bool) -> None:
     b = Builder("qoperator", np.int8, seed=3)
     b.node_names, b.hostile_tensors = names, tensors

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from programs import CONFIGS
 from small_models import Builder
 
 from celosia.compiler.launch import image
@@ -23,8 +24,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import check, feed_of
 
-SIZES = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
-CFG = Config(block_in=8, block_out=8, bus_bytes=4, ports=2, **SIZES)
+CFG = CONFIGS["8x8-bus4-spread"]
 ROWS, COLUMNS = 512, 256
 
 

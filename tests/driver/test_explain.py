@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Builder
+from thorough import paired
 
 import celosia
 from celosia.driver.run import explain
@@ -57,8 +58,7 @@ def check_rows(report: dict[str, Any]) -> None:
             assert (unit["busy"] + unit["held"]) / row["cycles"] >= explain.BOUND - 0.03
 
 
-@pytest.mark.parametrize("cfg", CONFIGS, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.ports}")
-@pytest.mark.parametrize("names", ["own", "none", "same"])
+@pytest.mark.parametrize(("cfg", "names"), paired(CONFIGS, ["own", "none", "same"]))
 def test_shares_stay_within_the_cycles_and_the_estimate_is_the_timed_run(cfg: Config, names: str) -> None:
     model = network(names)
     program = celosia.compile(model, cfg)

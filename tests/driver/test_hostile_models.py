@@ -397,7 +397,7 @@ def test_an_old_models_constant_says_what_it_is() -> None:
 SCALES = [0.0, float("inf"), 1e-45, -1.0, float("nan"), 3e38]
 
 
-@pytest.mark.parametrize("scale", some(SCALES, SCALES[:3]))
+@pytest.mark.parametrize("scale", some(SCALES, SCALES[:2]))
 def test_scales(scale: float) -> None:
     """No scale ends in anything but a result or a sentence."""
     from driver_models import quantised

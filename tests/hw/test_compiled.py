@@ -31,7 +31,7 @@ from small_models import Builder
 from thorough import some
 
 Array = NDArray[Any]
-VARIED = ["4x4", "batch2", "2x8x4-bus16-ports2"]
+VARIED = ["4x4", "8x4-batch2-taps5", "taps3-ports2"]
 """Those that `make test` builds, as other tests do."""
 MEMORY = 1 << 20
 
@@ -94,7 +94,7 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, **p
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", some([*VARIED, "8x8-bus16", "4x8", "8x4"], VARIED))
+@pytest.mark.parametrize("config", some([*VARIED, "batch2", "2x8x4-bus16-ports2", "8x8-bus16", "4x8", "8x4"], VARIED))
 @pytest.mark.parametrize("make", [residual, depthwise])
 def test_small_model(make: Callable[[], onnx.ModelProto], config: str, tmp_path: Path) -> None:
     simulate(make, config, tmp_path, pauses=[0, 0.5])
@@ -102,7 +102,7 @@ def test_small_model(make: Callable[[], onnx.ModelProto], config: str, tmp_path:
 
 @pytest.mark.rtl
 # `python -m benchmarks.activity` looks at that of `tiny`
-@pytest.mark.parametrize("config", some(["2x8x4-bus16-ports2", "8x8-bus16", "tiny"], ["2x8x4-bus16-ports2"]))
+@pytest.mark.parametrize("config", some(["taps3-ports2", "2x8x4-bus16-ports2", "8x8-bus16", "tiny"], ["taps3-ports2"]))
 def test_demo_model(config: str, tmp_path: Path) -> None:
     simulate(demo, config, tmp_path, pauses=[0.1])
 

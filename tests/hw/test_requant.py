@@ -18,7 +18,7 @@ from celosia.hw.pipeline import REQUANTISE_STAGES
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise
 from celosia.sim.reference import requantise
 
-LANES = 32
+LANES = 8
 Int64 = NDArray[np.int64]
 
 
@@ -130,7 +130,7 @@ def words(values: NDArray[Any]) -> list[int]:
 
 @cocotb.test()
 async def equals_reference(dut: Any) -> None:
-    case, cycles = bench.params()["case"], 4000
+    case, cycles = bench.params()["case"], 8000
     rng = bench.generator()
     values = operands(case, rng, cycles * LANES)
     v, param = words(values[0].astype(np.int32)), words(parameters(*values[1:]))

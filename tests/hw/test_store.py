@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import bench
@@ -42,9 +43,14 @@ def store_of(cfg: Config) -> Any:
 
 # pytest ------------------------------------------------------------------------------------------------------
 
+VARIED = ["tiny", "16x16", "8x8 batch 2 bus 16", "4 to 16"]
+"""Those whose simulators `make test` builds."""
+PAUSES = (0.4, 0.0)
 
-@pytest.mark.parametrize("name", some(CONFIGS, ["tiny", "16x16", "8x8 batch 2 bus 16", "4 to 16"]))
-@pytest.mark.parametrize("pause", [0.0, 0.4])
+
+@pytest.mark.parametrize(
+    ("name", "pause"), some(product(CONFIGS, PAUSES), [(name, PAUSES[n % 2]) for n, name in enumerate(VARIED)])
+)
 def test_random_blocks(name: str, pause: float) -> None:
     cfg = CONFIGS[name]
     first = "address" if name == "tiny" else "data" if name == "16x16" else None

@@ -26,7 +26,8 @@ import programs
 from thorough import some
 
 CONFIGS = {
-    name: programs.CONFIGS[name] for name in ("4x4", "batch2", "8x8-bus4-tokens2", "8x8-bus4-spread", "taps3-ports2")
+    name: programs.CONFIGS[name]
+    for name in ("4x4", "8x4-batch2-taps5", "8x8-bus4-tokens2", "8x8-bus4-spread", "taps3-ports2")
 } | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "8x8-taps1-bus4": Config(

@@ -21,6 +21,10 @@ from celosia.hw.sources import sources_digest
 from celosia.hw.verilog import TOP, convert, hardware_digest, verilog, write_atomically
 
 TINY = PRESETS["tiny"]
+LARGER = {
+    "taps": 0, "ports": 2, "bus_bytes": 16, "lut_count": 8, "par_depth": 128, "queue_depth": 64, "vin_depth": 32,
+}  # fmt: skip
+"""Of tests/bitstreams/test_area.py, too."""
 
 # How Yosys writes Verilog, not what it says: widths of operators, unused parts of structures, initial values.
 # Selections by one-hot signals are functions with overlapping cases, whose arguments are called a, b and s. What a
@@ -43,7 +47,7 @@ def lint(path: Path) -> set[str]:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("features", [{}, {"ports": 2}, {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}])
+@pytest.mark.parametrize("features", [{}, LARGER, {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}])
 def test_lint(features: dict[str, Any], tmp_path: Path) -> None:
     """The last one may spread weights over both ports."""
     text = verilog(dataclasses.replace(TINY, **features))

@@ -7,6 +7,7 @@ from pathlib import Path
 import dsp_blocks
 import pytest
 from lockstep import said
+from thorough import some
 
 from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.config import Config
@@ -90,12 +91,12 @@ def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.rea
     return said(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:3]))
 def test_same_sums_in_every_cycle(name: str, tmp_path: Path) -> None:
     assert compared(CONFIGS[name], tmp_path, array_model(CONFIGS[name])) == "the same"
 
 
-@pytest.mark.parametrize("name", ["batch 2, 16 to 8", "batch 4, 4 to 8, not packed", "2 to 4"])
+@pytest.mark.parametrize("name", some([*CONFIGS][1:], [*CONFIGS][2:]))
 def test_same_sums_in_dsp_blocks(name: str, tmp_path: Path) -> None:
     cfg = CONFIGS[name]
     assert compared(cfg, tmp_path, array_model(cfg), blocks=dsp_blocks.model(Dsp.e1)) == "the same"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import programs
 import pytest
-from programs import random_program
+from programs import CONFIGS, random_program
 
 from celosia.driver.board.device import BoardDevice
 from celosia.hw.config import Config
@@ -15,10 +14,10 @@ from celosia.hw.event_trace import SOURCES
 from celosia.sim.device import Counters, Event
 from celosia.sim.rtlsim import DMA_BASE, RtlDevice
 
-DEPTH = 48
 PATIENCE = 10**10
 """Cycles: the time limit of a board is one of the clock on the wall."""
-CFG = Config(block_in=4, block_out=4, bus_bytes=32, trace_depth=DEPTH, **programs.SMALL)
+CFG = CONFIGS["8x8-weights4"]
+DEPTH = CFG.trace_depth
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[P
     compiler.write_text(COMPILER + script)
     compiler.chmod(0o755)
     source = verilog(CONFIGS["4x4"], simulation=True)
+    runtime = build.runtime(build.compiler(), build.verilator_root())
+    monkeypatch.setattr(build, "runtime", lambda *_: runtime)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("CELOSIA_CACHE", str(folder / "cache"))
     monkeypatch.setattr(build, "_is_rehearsed", lambda *_: True)

@@ -39,7 +39,7 @@ from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
-TWO_PORTS = CONFIGS["4x4-ports2"]
+TWO_PORTS = CONFIGS["taps3-ports2"]
 LOAD = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=4096))
 WEIGHTS = Instruction(Opcode.LOAD, LOAD.fields | dict(x_size=2, buffer=Buffer.WGT))
 STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=8192))
@@ -73,13 +73,13 @@ def shared_two() -> Iterator[RtlDevice]:
 
 @pytest.fixture
 def two(shared_two: RtlDevice) -> RtlDevice:
-    """With two read ports; instructions are those of CFG."""
+    """With two read ports, and as wide as CFG."""
     shared_two.use(ZYNQ_HP)
     return shared_two
 
 
 def run(device: RtlDevice, *instructions: Instruction, timeout: int = 100_000) -> np.ndarray:  # type: ignore[type-arg]
-    return TestProgram(CFG, list(instructions), np.zeros(16384, np.uint8), 0).run(device, timeout)
+    return TestProgram(device.config, list(instructions), np.zeros(16384, np.uint8), 0).run(device, timeout)
 
 
 def but(instruction: Instruction, **fields: int) -> Instruction:
@@ -89,8 +89,8 @@ def but(instruction: Instruction, **fields: int) -> Instruction:
 def works(device: RtlDevice) -> None:
     """The device is as good as new."""
     device.use(ZYNQ_HP)
-    program = random_program(CFG, 5, count=10)
-    assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
+    program = random_program(device.config, 5, count=10)
+    assert np.array_equal(program.run(device), program.run(FunctionalDevice(device.config)))
 
 
 @pytest.mark.rtl

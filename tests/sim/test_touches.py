@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from programs import CONFIGS, random_program
+from thorough import paired
 
 from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Opcode
@@ -32,8 +33,7 @@ def pieces(state: State) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "seed"), paired(CONFIGS, range(3)))
 def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name: str, seed: int) -> None:
     """All that is not read is random, twice: what is written is the same; nothing else is changed."""
     cfg, rng = CONFIGS[name], np.random.default_rng(seed)

@@ -21,10 +21,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from filelock import FileLock
-
 import celosia.hw
-from celosia.cache import cache_folder
+from celosia.cache import cache_folder, locked
 from celosia.hw.verilog import write_atomically
 from proofs.declare import Method, Mutant, Property
 from proofs.trace import last_steps
@@ -107,7 +105,7 @@ def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) 
     before = _processor_time()
     text = _build(proof, mutant, case)
     folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
-    with FileLock(folder.with_suffix(".lock")):  # two processes never try the same one at once
+    with locked(folder.with_suffix(".lock")):  # two processes never try the same one at once
         result = _try(proof, folder, text, steps, method, before)
     _write(record, result)
     return result
