@@ -29,7 +29,7 @@ from celosia.hw.isa import Buffer, Opcode
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
-from .test_rounding import drawn, norm_model
+from .test_rounding import drawn, norm_model, real
 
 PYNQ, TINY = replace(PRESETS["pynq"], softmax=4, norm=8), replace(PRESETS["tiny"], norm=1)
 MODELS = {
@@ -191,10 +191,22 @@ def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
 
 
+def test_an_epsilon_that_no_instruction_holds() -> None:
+    """On the CPU it is computed all the same."""
+    model, x = norm_model("LayerNormalization", (9, 40), epsilon=300.0), drawn((9, 40), "int8")
+    program = celosia.compile(model, config=PYNQ, rounding="correct")
+    (row,) = program.placements
+    assert (row["op"], row["place"]) == ("QLinearNorm", "cpu") and "more than 47 bits" in row["reason"]
+    steps = real(model, x, 300)
+    assert (np.abs(celosia.Runtime(program).run({"x": x}).outputs["y"] - steps) <= 0.5 + 2.0**-14).all()
+
+
 def test_rows_that_do_not_fit() -> None:
     with pytest.raises(Untileable, match="do not fit"):
         Planner(TINY).layer(norm_layer(TINY, 4 * TINY.out_depth, 2))
     with pytest.raises(Untileable, match="a row of one element"):
         Planner(TINY).layer(norm_layer(TINY, 1, 2))
+    with pytest.raises(Untileable, match="rows of 8, takes more than 47 bits"):
+        Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), epsilon=1 << 47))
     with pytest.raises(Untileable, match="Config with norm"):
         Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))
