@@ -28,7 +28,7 @@ from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode
 
 from .layers import CONFIGS, Builder, Network, builders
-from .test_provenance import Program
+from .test_provenance import ROW_FAULTS, Program
 from .test_rounding import drawn, norm_model, real
 
 PYNQ, TINY = replace(PRESETS["pynq"], softmax=4, norm=8), replace(PRESETS["tiny"], norm=1)
@@ -137,24 +137,14 @@ def wrong(p: Program, which: str) -> None:
     (vector,) = (i for i in p.launches[0] if i.opcode == Opcode.VECTOR and i.fields["norm"])
     f = vector.fields
     match which:
-        case "an element less":
-            f["imm"] += 1
-        case "another entry in its place":
-            f["a_n"] = 0
-        case "the row beside it":
-            f["a_base"] += f["a_x"]
-        case "rows in a wrong place":
-            f["dst_x"], f["dst_n"] = f["dst_n"], f["dst_x"]
+        case _ if which in ROW_FAULTS:
+            f |= ROW_FAULTS[which](f)
         case "the mean":
             f["centre"] = 0
         case "another epsilon":
             f["scale_c"] += 1
         case "another offset":
             f["a_offset"] += 1
-        case "another zero point":
-            f["zero_point"] += 1
-        case "other limits":
-            f["clip_hi"] = 100
         case "parameters of one entry":
             f["par_n"] = 0
         case "no norm":
@@ -166,12 +156,8 @@ def wrong(p: Program, which: str) -> None:
 
 @pytest.mark.parametrize(
     "which",
-    [
-        "an element less", "another entry in its place", "the row beside it", "rows in a wrong place", "the mean",
-        "another epsilon", "another offset", "another zero point", "other limits", "parameters of one entry", "no norm",
-        "a parameter",
-    ],
-)  # fmt: skip
+    [*ROW_FAULTS, "the mean", "another epsilon", "another offset", "parameters of one entry", "no norm", "a parameter"],
+)
 def test_wrong_programs_are_found(which: str) -> None:
     b = Builder(Network(CONFIGS["norm"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
     x = b.given(1, 10, 1, 6)
