@@ -69,8 +69,10 @@ class CModel:
 
     @property
     def upper(self) -> str:
-        """The name as macros begin."""
-        return self.name.upper()
+        """As macros begin: the name in capitals, or, where it has some itself, as it is, so that `Net` is not `net`."""
+        if self.name == self.name.lower():
+            return self.name.upper()
+        return f"{self.name}_model" if self.name == self.name.upper() else self.name
 
     def parameters(self) -> str:
         """Those of the typed entry."""

@@ -369,12 +369,14 @@ def test_names_that_c_has_for_something_else(tmp_path: Path) -> None:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
     program = exported(model, "x86_64", "sum").model.program
-    made = [export_program(replace(program, name=name), find_export_target("x86_64")) for name in NAMES]
-    assert len({each.model.name for each in made}) == len(NAMES)
+    target = find_export_target("x86_64")
+    made = [export_program(replace(program, name=name), target) for name in NAMES]
+    made += [export_program(program, target, name) for name in ("Total", "TOTAL", "total")]
+    assert len({each.model.name for each in made}) == len(made)
     for each in made:
         write(each, tmp_path)
     headers = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
-    headers += "".join(f'#include "{each.model.name}.h"\n' for each in made)
+    headers += "".join(f'#include "{(name := each.model.name)}.h"\nextern {name} an_{name};\n' for each in made)
     (tmp_path / "all.cc").write_text(headers)
     flags = "FLAGS=-Werror", "CFLAGS=-O0 -std=c11 -Wall -Wextra"
     for command in (["make", "-j2", *flags], ["c++", "-fsyntax-only", "-Wall", "-Werror", "all.cc"]):
