@@ -105,7 +105,8 @@ def softmax(shape: tuple[int, ...], axis: int, op: str = "Softmax", dtype: str =
 
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize(
-    ("op", "dtype"), [("Softmax", "float32"), ("LogSoftmax", "float32"), ("Softmax", "float64"), ("LogSoftmax", "float64")]
+    ("op", "dtype"),
+    [("Softmax", "float32"), ("LogSoftmax", "float32"), ("Softmax", "float64"), ("LogSoftmax", "float64")],
 )
 def test_a_maximum_of_numbers_changes_no_result(op: str, dtype: str, axis: int) -> None:
     x = np.random.default_rng(0).standard_normal((7, 77)).astype(dtype)

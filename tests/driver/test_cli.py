@@ -491,10 +491,15 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     assert "20 samples" in out and "images a second" in out
     report = json.loads(Path("r.json").read_text())
     assert (report["top1"], report["samples"], report["against"]) == (1.0, 20, None)
-    code, out, _ = celosia(f"{line} --device timed --samples 3")
-    assert code == 0 and "3 samples" in out and "cycles an image" in out
     code, _, err = celosia(f"{line} --samples 0")
     assert code == 2
+    Path("some").mkdir()
+    for number in range(3):
+        np.save(f"some/{number}.npy", images[number])
+    Path("some/1.npy").write_text("no array")
+    code, out, _ = celosia(f"eval {models.demo_model_path()} --data some --device timed")
+    assert code == 1 and "2 samples" in out and "cycles an image" in out
+    assert "left out: 1 of 3 samples, such as sample 1: " in out
     pytest.importorskip("onnxruntime")
     code, out, _ = celosia(f"{line} --against onnxruntime --samples 5")
     assert code == 0 and "0 of 5; bytes: 0 of 200" in out
