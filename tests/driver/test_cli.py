@@ -571,6 +571,8 @@ WRONG = {
     "no input": (RUN, 1, r"input 'input_1' is missing; it is float32\[1, 3, 8, 8\]"),
     "an unknown input": (f"{RUN} -i y=models/x.npy", 1, "there is no input 'y'; the inputs are 'input_1'"),
     "an input twice": (f"{RUN} -i @x.npy -i input_1=models/x.npy", 1, "'input_1' is given twice"),
+    "a link to itself": ("compile loop.onnx -o p", 1, "loop.onnx cannot be read as ONNX: .*symbolic links"),
+    "too large a model": ("compile large.onnx -o p", 1, "large.onnx has 3,000,000,000 bytes, and ONNX reads"),
     "a nameless input": ("run @floats.onnx -i @a.npy", 1, "names no input; write NAME=models/a.npy.*'a', 'b'"),
     "no input file": (f"{RUN} -i input_1=no.npy", 1, "there is no file no.npy"),
     "an input folder": (f"{RUN} -i input_1=models", 1, "cannot read models"),
@@ -642,6 +644,9 @@ def _prepare(models: Path, folder: Path) -> None:
     (folder / "cut").write_bytes(good[: len(good) // 2])
     (folder / "text").write_text("hello\n")
     (folder / "empty").write_bytes(b"")
+    (folder / "loop.onnx").symlink_to(folder / "loop.onnx")
+    with (folder / "large.onnx").open("wb") as file:
+        file.truncate(3_000_000_000)
     (folder / "half.onnx").write_bytes(model[: len(model) // 2])
     (folder / "unknown.onnx").write_bytes(model.replace(b"Mul", b"Nul"))
     onnx_bytes = (models / "floats.onnx").read_bytes()
