@@ -231,7 +231,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
             for what, k, move in moves:
-                form = form_of(self.program.config, move, self.program.tensors[move.value])
+                form = form_of(self.program.config, move, self.program.info(move.value))
                 yield f"static const celosia_form {self.name}_{what}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from driver_models import floats, quantised
+from driver_models import floats, quantised, shifted
 from exported import IDENTITY, SOURCES, CForm, CImage, CState, Misbehaving, exported, mixed, runtime
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
@@ -59,7 +59,7 @@ def inputs_of(made: Exported, rng: np.random.Generator) -> list[Any]:
 def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, tmp_path: Path) -> None:
     """Their states are apart: they take turns, and each gives what it gives alone."""
     require(target)
-    sources = {"first": mixed(), "second": quantised()}
+    sources = {"first": mixed(), "second": shifted()}
     made = [exported(source, target, name) for name, source in sources.items()]
     here = [celosia.compile(source, "tiny", check=False) for source in sources.values()]
     made.append(export_program(made[0].model.program, made[0].target, "third"))  # with the kernels of the first
@@ -78,6 +78,7 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
             assert array.tobytes() == each.tobytes(), name
     assert bridge.close() == 0
     assert len(made[0].model.program.launches) == 2 and made[0].model.program.kernels
+    assert {pack.value for pack in here[1].launches[0].pack} & {*here[1].constants}
 
 
 @dataclass(frozen=True)
