@@ -157,7 +157,8 @@ class Original:
         names = [name for name in _read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
-        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in _scales(op, sides[0])):
+        scales = [np.asarray(each, np.float64) for each in _scales(op, sides[0])]
+        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in scales):
             raise Unknown
         if op.op == "QuantizeLinear" and (scale := _step(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
