@@ -22,6 +22,7 @@ import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
 
 Array = NDArray[Any]
 HUGE = 2**40
@@ -417,6 +418,38 @@ def test_scales(scale: float, recwarn: pytest.WarningsRecorder) -> None:
             except (ModelError, HostError) as error:
                 assert "\n" not in str(error)
     assert not [str(each.message) for each in recwarn]
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.05, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "operator",
+    ["MatMul(a, b)", "Add(a, b)", "GlobalAveragePool(a)", "ReduceMean(a, axes)", "LayerNormalization(a, ones)"],
+)
+def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.WarningsRecorder) -> None:
+    """Of an operand, and of the result: onnxruntime's bytes, if it has any, in either rounding."""
+    ort = pytest.importorskip("onnxruntime")
+    x, y = np.random.default_rng(0).integers(-128, 128, (2, 1, 8, 8, 8)).astype(np.int8)
+    constants = {"zero": np.int8(0), "axes": np.array([2, 3]), "ones": np.ones(8, np.float32)}
+    for number in (0, 1):
+        steps = {f"s{k}": np.float32(scale if k == number else 0.05) for k in (0, 1)}
+        proto = model(
+            f"""g (int8[1, 8, 8, 8] x, int8[1, 8, 8, 8] y) => (int8[1, 8, n, m] r) {{
+                a = DequantizeLinear(x, s0, zero) b = DequantizeLinear(y, s0, zero)
+                c = {operator} r = QuantizeLinear(c, s1, zero) }}""",
+            **constants, **steps,
+        )  # fmt: skip
+        options = ort.SessionOptions()
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        session = ort.InferenceSession(proto.SerializeToString(), options)
+        try:
+            (wanted,) = session.run(None, {"x": x, "y": y})
+        except Exception:  # QLinearGlobalAveragePool takes scales above 0 only
+            wanted = None
+        for rounding in ("onnxruntime", "correct"):
+            program = celosia.compile(proto, Config(norm=4), rounding=rounding, check=False)
+            found = Runtime(program, "functional").run({"x": x, "y": y}).outputs["r"]
+            np.testing.assert_array_equal(found, found if wanted is None else wanted, err_msg=f"{rounding}, {steps}")
+    assert not [str(each.message) for each in recwarn if "celosia" in each.filename]
 
 
 @pytest.mark.parametrize("what", ["dilations", "strides"])
