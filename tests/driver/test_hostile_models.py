@@ -452,6 +452,20 @@ def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.
     assert not [str(each.message) for each in recwarn if "celosia" in each.filename]
 
 
+@pytest.mark.parametrize("bounds", ["none, one", "one, none", "none, none"])
+def test_bounds_that_are_no_number_bound_nothing(bounds: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    proto = model(
+        f"""g (int8[1, 256] x) => (int8[1, 256] y) {{
+            a = DequantizeLinear(x, step, zero) b = Clip(a, {bounds}) y = QuantizeLinear(b, step, zero) }}""",
+        step=np.float32(0.05), zero=np.int8(3), one=np.float32(1), none=np.float32(np.nan),
+    )  # fmt: skip
+    x = np.arange(-128, 128).astype(np.int8)[None]
+    (wanted,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    found = Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("what", ["dilations", "strides"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_windows_that_stand_still(what: str, value: int, tmp_path: Path) -> None:
