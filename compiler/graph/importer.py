@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from zipfile import is_zipfile
 
 import onnx
 import onnx_ir as ir
@@ -168,6 +169,8 @@ def _readable(path: Path) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if path.is_file() and is_zipfile(path):
+            raise ModelError(f"{path} is an archive, as Programs are; give the ONNX model") from None
         raise ModelError(f"{path} cannot be read as ONNX: {_first_line(error)}") from None
 
 

@@ -345,7 +345,9 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
         for place in np.ndindex(*taps):
             columns[(slice(None), slice(None), *place)] = _tap(window, padded, place)
         rows = columns.reshape(len(x), groups, inner * prod(taps), prod(window.out))
-        y = np.matmul(w.reshape(groups, outputs // groups, -1), rows).reshape(len(x), outputs, *window.out)
+        y = np.matmul(w.reshape(groups, outputs // groups, inner * prod(taps)), rows).reshape(
+            len(x), outputs, *window.out
+        )
     return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
 
 

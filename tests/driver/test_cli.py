@@ -582,7 +582,7 @@ WRONG = {
     "an archive": (f"{RUN} -i some.npz", 1, r"must be float32\[1, 3, 8, 8\], not float64\[3\]"),
     "another shape": (f"{RUN} -i @a.npy", 1, r"must be float32\[1, 3, 8, 8\], not float32\[2, 3\]"),
     "another type": (f"{RUN} -i doubles.npy", 1, r"must be float32\[1, 3, 8, 8\], not float64\[1, 3, 8, 8\]"),
-    "a Program to compare": ("compare @program --random", 1, "program cannot be read as ONNX"),
+    "a Program to compare": ("compare @program --random", 1, "program is an archive, as Programs are; give the"),
     "no float model": ("compare @quantised.onnx --random --float no.onnx", 1, "there is no model at no.onnx"),
     "no data": ("eval @quantised.onnx --data no.npz", 1, "there is no folder or file no.npz with samples"),
     "data of another shape": ("eval @quantised.onnx --data some.npz", 1, "some.npz has no array 'input_1'"),

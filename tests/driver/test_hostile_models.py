@@ -452,6 +452,17 @@ def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.
     assert not [str(each.message) for each in recwarn if "celosia" in each.filename]
 
 
+def test_a_convolution_without_channels() -> None:
+    proto = model(
+        """g (int8[1, 2, 4, 4] x) => (int8[1, n, 4, 4] y) {
+            a = DequantizeLinear(x, step, zero) w = DequantizeLinear(none, step, zero)
+            b = Conv(a, w) y = QuantizeLinear(b, step, zero) }""",
+        step=np.float32(0.05), zero=np.int8(0), none=np.zeros((0, 2, 1, 1), np.int8),
+    )  # fmt: skip
+    y = Runtime(celosia.compile(proto, "tiny")).run({"x": np.zeros((1, 2, 4, 4), np.int8)}).outputs["y"]
+    assert y.shape == (1, 0, 4, 4)
+
+
 @pytest.mark.parametrize("bounds", ["none, one", "one, none", "none, none"])
 def test_bounds_that_are_no_number_bound_nothing(bounds: str) -> None:
     ort = pytest.importorskip("onnxruntime")

@@ -61,6 +61,8 @@ def requantisation(
 ) -> Requantise:
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
+    if not weights.size:
+        raise OnCpu("it has no weights")
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
         raise OnCpu(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
