@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import onnx
@@ -200,7 +200,9 @@ def price(source: Source, options: Options) -> Price:
     with _of_shapes(options.shapes), seldom_collected():
         known = asked_for(options.records)
         front = _front(source, replace(options, check=False), known)
-        timed = _TIMED.setdefault(front.cfg, {})
+        timed = _timed(front.cfg)
+        if len(timed) > MOST_TIMED:
+            timed.clear()
         timed |= front.planner.timed
         front.planner.timed = timed
 
@@ -242,8 +244,14 @@ def pricing(
     return Pricing(measured, measured, anew)
 
 
-_TIMED: dict[Config, dict[str, float]] = {}
-"""Cycles of chains of layers, as Planner.timed has them, for all models that are priced."""
+MOST_TIMED = 20_000
+"""Chains of layers of a Config whose cycles are kept."""
+
+
+@lru_cache(maxsize=8)
+def _timed(cfg: Config) -> dict[str, float]:
+    """Cycles of chains of layers, as Planner.timed has them, for models that are priced on one of the last Configs."""
+    return {}
 
 
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:

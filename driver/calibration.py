@@ -60,6 +60,15 @@ class Samples:
         """Every array of the exact type and shape. CalibrationError."""
         return (reader(self.inputs) for reader in self.readers)
 
+    def or_errors(self) -> Iterator[Sample | InputError]:
+        """The same, with an error in the place of each sample that cannot be read."""
+        for reader in self.readers:
+            try:
+                sample: Sample | InputError = reader(self.inputs)
+            except InputError as error:
+                sample = error
+            yield sample
+
     def pick(self, numbers: Iterable[int]) -> Samples:
         """Those of these numbers, in their order."""
         return Samples(self.inputs, tuple(self.readers[k] for k in numbers))

@@ -256,16 +256,19 @@ def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, An
 
 
 def largest_difference(found: Array, expected: Array) -> tuple[float | None, bool]:
-    """(Largest difference, whether it counts); None where it is not finite, or no number."""
+    """(Largest difference, of floats as a share of the largest number, whether it counts); None where it is not finite,
+    or no number. Infinities that are equal do not differ, nor do two NaN."""
     if found.dtype.kind not in "iufb":
         return None, True
     a, b = (array.astype(np.float64) for array in (found, expected))
-    largest = float(np.max(np.abs(a - b), initial=0.0))
-    if found.dtype.kind != "f":
-        return largest, True
-    scale = float(np.max(np.abs(b), initial=0.0))
-    share = largest / scale if scale else float("inf")
-    return (share, share > FLOAT_TOLERANCE) if np.isfinite(share) else (None, True)
+    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if not (np.isfinite(a[apart]).all() and np.isfinite(b[apart]).all()):
+        return None, True
+    largest = float(np.max(np.abs(a[apart] - b[apart]), initial=0.0))
+    if found.dtype.kind != "f" or not largest:
+        return largest, found.dtype.kind != "f"
+    scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
+    return (largest / scale, largest / scale > FLOAT_TOLERANCE) if scale else (None, True)
 
 
 def add_noise(

@@ -24,6 +24,7 @@ from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
+from celosia.driver.run.stream import OF_THE_SAMPLE
 from celosia.driver.runtime import Runtime
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config, ConfigError
@@ -60,11 +61,13 @@ def evaluate(
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
     the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
 
-    Returns plain data: samples, `batch` and `workers`, seconds, images_per_second (without compiling), cycles of an
-    image, `top1` and `top5` (shares; None without labels, or for an output that is not [batch, classes]), `against`
-    (onnxruntime's version, shares and images_per_second, `differ`: samples with an output that differs, as `compare`
-    counts it, `bytes_different`, `top1_agreement`). Raises what `compile` and `Runtime` do, and CalibrationError,
-    InputError, OracleError, and MissingLibrary without onnxruntime.
+    What cannot be read, or fails in the run, is left out, and only where nothing else is there its error is raised.
+
+    Returns plain data: samples that ran, `failed` (what was said of each other one), `batch` and `workers`, seconds,
+    images_per_second (without compiling), cycles of an image, `top1` and `top5` (shares; None without labels, or for an
+    output that is not [batch, classes]), `against` (onnxruntime's version, shares and images_per_second, `differ`:
+    samples with an output that differs, as `compare` counts it, `bytes_different`, `top1_agreement`). Raises what
+    `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
     for each in device.split(","):
@@ -82,13 +85,17 @@ def evaluate(
         batched = _batched(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
         engine = batched or _Engine(program, 1)
     session = oracle.session(Path(model)) if against else None
-    most = workers or (processors() if device == "rtl" else 1)
-    parallel = min(most, -(-len(dataset.samples) // engine.batch))
     say(f"running {len(dataset.samples)} samples on the {device} device")
-    run = _run(engine, dataset.samples, device, parallel, count or (lambda done, total: None), options)
+    most, counted = workers or (processors() if device == "rtl" else 1), count or (lambda done, total: None)
+    run = _run(engine, dataset.samples, device, most, counted, options)
+    if run.failed and engine.batch > 1:  # alone, so that the others of a batch are not lost
+        engine = _Engine(program, 1)
+        run = _run(engine, dataset.samples, device, most, counted, options)
+    dataset = _without(dataset, run.failed)
     report = {
         "model": str(model), "config": program.config.to_dict(), "device": device, "samples": len(dataset.samples),
-        "batch": engine.batch, "workers": parallel, "seconds": run.seconds,
+        "failed": [str(error) for error in run.failed.values()], "batch": engine.batch, "workers": run.workers,
+        "seconds": run.seconds,
         "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
         "compile_seconds": program.compile_seconds, **_accuracy(run.outputs, dataset.labels), "against": None,
     }  # fmt: skip
@@ -124,6 +131,14 @@ def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
     ]
 
 
+def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
+    """The other samples; the first error where there are none."""
+    kept = [number for number in range(len(dataset.samples)) if number not in failed]
+    if not kept:
+        raise failed[0]
+    return Dataset(dataset.samples.pick(kept), None if dataset.labels is None else dataset.labels[kept])
+
+
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
     """`proto` of the samples' sizes where it leaves some open."""
     if all(min(each.shape, default=0) >= 0 for each in inputs):
@@ -156,7 +171,11 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Run:
+    """failed: by the number of a sample, of which there is no output."""
+
     outputs: list[dict[str, Array]]
+    failed: dict[int, Exception]
+    workers: int
     seconds: float
     cycles: float | None
 
@@ -174,43 +193,54 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
         return None
     if any(each.shape != (BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
         return None
-    engine, first = _Engine(many, BATCH), list(samples.pick(range(BATCH)))
-    found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
-    runtime = Runtime(single)
-    alone = (runtime.run(sample, trace=False).outputs for sample in first)
+    engine, runtime = _Engine(many, BATCH), Runtime(single)
+    try:
+        first = list(samples.pick(range(BATCH)))
+        found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+        alone = [runtime.run(sample, trace=False).outputs for sample in first]
+    except OF_THE_SAMPLE:
+        return None
     equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(alone, found) for name in a)
     return engine if equal else None
 
 
 def _run(
-    engine: _Engine, samples: Samples, device: str, workers: int, count: Count, options: dict[str, Any]
+    engine: _Engine, samples: Samples, device: str, most: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
-    """Samples are read here, in order, while as many devices as `workers` run in threads of their own."""
+    """Samples are read here, in order, while devices run in threads of their own, `most` at most."""
     outputs: list[dict[str, Array]] = []
+    failed: dict[int, Exception] = {}
     cycles: list[int] = []
     sizes: deque[int] = deque()
 
-    def joined() -> Iterator[Sample]:
+    def joined() -> Iterator[Sample | InputError]:
         for part in _parts(samples, engine.batch):
             sizes.append(len(part))
-            yield engine.joined(part)
+            wrong = [each for each in part if isinstance(each, InputError)]
+            yield wrong[0] if wrong else engine.joined([each for each in part if not isinstance(each, InputError)])
 
+    workers = min(most, -(-len(samples) // engine.batch))
     devices = ",".join([device] * workers)
     with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
         runtime.open()
         started = time.perf_counter()
         with closing(runtime.run_each(joined(), trace=False)) as results:
-            for result in results:
-                outputs += engine.apart(result.outputs, sizes.popleft())
-                cycles += [each.cycles for each in result.counters if each.cycles is not None]
-                count(len(outputs), len(samples))
+            while (done := len(outputs) + len(failed)) < len(samples):
+                try:
+                    result = next(results)
+                except OF_THE_SAMPLE as error:
+                    failed |= dict.fromkeys(range(done, done + sizes.popleft()), error)
+                else:
+                    outputs += engine.apart(result.outputs, sizes.popleft())
+                    cycles += [each.cycles for each in result.counters if each.cycles is not None]
+                count(len(outputs) + len(failed), len(samples))
         seconds = time.perf_counter() - started
-    return _Run(outputs, seconds, sum(cycles) / len(outputs) if cycles else None)
+    return _Run(outputs, failed, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
 
 
-def _parts(samples: Samples, size: int) -> Iterator[list[Sample]]:
-    part: list[Sample] = []
-    for sample in samples:
+def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
+    part: list[Sample | InputError] = []
+    for sample in samples.or_errors():
         part.append(sample)
         if len(part) == size:
             yield part

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from zipfile import is_zipfile
 
 import onnx
 import onnx_ir as ir
@@ -127,6 +128,10 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+MOST_BYTES = (1 << 31) - 1
+"""Of a file, as protobuf counts them."""
+
+
 def opened(path: str | Path) -> onnx.ModelProto:
     """The model in a file, without the large constants that it has in others. ModelError."""
     model = read(Path(path), data=False)
@@ -142,6 +147,10 @@ def _folder(path: str | Path) -> str:
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
     with _readable(path):
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ModelError(
+                f"{path} has {size:,} bytes, and ONNX reads {MOST_BYTES:,} at most; save constants in a file beside it"
+            )
         model: onnx.ModelProto = onnx.load(path, load_external_data=False)
         if data:
             read_all(model, _folder(path))
@@ -157,7 +166,11 @@ def _readable(path: Path) -> Iterator[None]:
         raise ModelError(f"there is no model at {path}") from None
     except IsADirectoryError:
         raise ModelError(f"{path} is a folder; give an ONNX file") from None
+    except ModelError:
+        raise
     except Exception as error:
+        if path.is_file() and is_zipfile(path):
+            raise ModelError(f"{path} is an archive, as Programs are; give the ONNX model") from None
         raise ModelError(f"{path} cannot be read as ONNX: {_first_line(error)}") from None
 
 

@@ -46,8 +46,10 @@ def _integers(node: ir.Node, y: Quantised) -> tuple[Quantised, numerics.NormCons
     if dims is None or attribute(node, "axis", -1) % len(dims) != len(dims) - 1:
         raise numerics.NormError("sums are those of rows along the last axis, whose size is known")
     floats = [_floats(value) for value in node.inputs[1:3]]
-    if any(array is None or array.dtype != np.float32 or array.size not in (1, dims[-1]) for array in floats):
+    if any(array is None or array.dtype != np.float32 for array in floats):
         raise numerics.NormError("its scale and offset are no constants of float32")
+    if any(array.size != 1 and not array.size == array.shape[-1] == dims[-1] for array in floats):  # type: ignore[union-attr]
+        raise numerics.NormError("its scale and offset are no rows, as those are that are normalised")
     gamma, beta = (np.broadcast_to(array.reshape(-1), dims[-1:]) for array in (*floats, np.zeros(1, np.float32))[:2])  # type: ignore[union-attr]
     return x, numerics.norm_constants(gamma, beta, meaning(x)[0], meaning(y)[0], attribute(node, "epsilon", 1e-5))
 

@@ -243,6 +243,8 @@ class Integerise(Commute):
             axes = None if given is None else given.tolist()
         if axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
             return False
+        if not 0 < numerics.mean_scale(meaning(x)[0], meaning(y)[0], 1) < np.inf:
+            return False
         inputs = [*self._operand(x), *self._parameters(y)]
         if attribute(node, "keepdims", 1):
             return self._emit(y, "celosia", "QLinearMean", inputs, node)

@@ -34,6 +34,7 @@ def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
     return convert_saturating(fma(a.astype(f32), ra, partial), dtype)
 
 
+@np.errstate(all="ignore")
 def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tuple[np.float32, np.float32, np.float32]:
     """Both ratios and the constant part of the sum, as the kernel folds them."""
     ra, rb = f32(sa) / f32(sc), f32(sb) / f32(sc)
@@ -106,6 +107,8 @@ def nearest_rescale_add(
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
     """
     low = limits(byte_type(dtype))[0] + 128
+    if not f32(sc):
+        return None
     ra, rb = (float(f32(scale)) / float(f32(sc)) for scale in (sa, sb))
     offset = zc - ra * za - rb * zb + (ra + rb - 1) * low
     if not np.isfinite(offset):

@@ -8,11 +8,13 @@ from celosia.compiler.numerics.float32 import Array, byte_type, f32, limits
 from celosia.compiler.numerics.linear import dequantize_linear
 
 
+@np.errstate(all="ignore")
 def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
     """Factor from the sum of `count` values to output steps in QLinearGlobalAveragePool: exact with `requantize`."""
     return f32(f32(sx) / (f32(sy) * f32(count)))
 
 
+@np.errstate(all="ignore")
 def mean_scale(sx: float, sy: float, count: int) -> np.float32:
     """The same factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
 
@@ -20,7 +22,7 @@ def mean_scale(sx: float, sy: float, count: int) -> np.float32:
     differs by at most one step, and only where the mean lies within (count + 5) * 2^-15 of a half step: float32 errs by
     at most 2^-24 of the largest value, which is 510 steps, for each addition and each of the few other operations.
     """
-    return f32(float(f32(sx)) / (float(f32(sy)) * count))
+    return f32(np.float64(f32(sx)) / (np.float64(f32(sy)) * count))
 
 
 SUM_ROUNDINGS, SHIFT_ROUNDING = 8, 2.0**-16
@@ -38,10 +40,12 @@ def average_is_exact(sx: float, zx: int, sy: float, count: int) -> bool:
     >>> average_is_exact(0.02, 0, 0.02, 4), average_is_exact(0.02, 0, 0.0137, 4)
     (False, True)
     """
-    if count > MOST_PROVED:
+    if count > MOST_PROVED or not 0 < f32(sy) < np.inf:
         return False
     low, high = -128 - zx, 127 - zx
     ratio = float(f32(sx)) / float(f32(sy))
+    if not 0 <= ratio < np.inf:
+        return False
     means = np.arange(count * low, count * high + 1) * (ratio / count)
     error = average_error(ratio, max(-low, high), count)
     seen = means[np.abs(means) < 257]  # others are clipped, whatever the zero point of the result
@@ -56,6 +60,7 @@ def average_error(ratio: float, largest: int, count: int) -> float:
     return (count + SUM_ROUNDINGS) * 2.0**-24 * largest * ratio + SHIFT_ROUNDING
 
 
+@np.errstate(all="ignore")
 def qlinear_average(windows: Array, sx: float, zx: int, sy: float, zy: int) -> Array:
     """com.microsoft.QLinearAveragePool of windows [..., n], their values row by row; returns [...].
 

@@ -30,6 +30,7 @@ def limits(kind: np.dtype[Any]) -> tuple[int, int]:
     return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
 
 
+@np.errstate(all="ignore")
 def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
     """float32 a * b + c with one rounding."""
     product = np.multiply(a, b, dtype=np.float64)  # exact: 48 bits

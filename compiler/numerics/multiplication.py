@@ -21,6 +21,7 @@ def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
     return _scaled_product(product, conv_scale(sa, sb, sc), zc, byte_type(a.dtype))
 
 
+@np.errstate(all="ignore")
 def _scaled_product(product: Array, scale: Float32, zc: int, dtype: np.dtype[Any]) -> Array:
     return convert_saturating(product.astype(f32) * scale + f32(zc), dtype)
 

@@ -53,14 +53,20 @@ def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon:
     if (gamma <= 0).any():
         channel = int(np.argmax(gamma <= 0))
         raise NormError(f"the scale of channel {channel} is {gamma[channel]:g}, and multipliers are positive")
+    for name, step in (("input", sx), ("result", sy)):
+        if not 0 < f32(step) < np.inf:
+            raise NormError(f"a step of the {name} is {step:g}, and must be positive and finite")
+    if not 0 <= f32(epsilon) < np.inf:
+        raise NormError(f"epsilon is {epsilon:g}, and must be finite and not negative")
     squared = Fraction(float(f32(epsilon))) / Fraction(float(f32(sx))) ** 2
-    if not 0 <= squared <= MOST_EPSILON:
+    if squared > MOST_EPSILON:
         raise NormError(f"epsilon is {epsilon:g} for steps of {sx:g}: {float(squared):g} of their squares")
     g, b = (array.astype(np.float64) / float(f32(sy)) for array in (gamma, beta))
-    bias, scale = np.rint(b / g * 2.0**NORM_FRACTION), (g * 2.0**-NORM_FRACTION).astype(f32)
+    with np.errstate(over="ignore"):
+        bias, scale = np.rint(b / g * 2.0**NORM_FRACTION), (g * 2.0**-NORM_FRACTION).astype(f32)
     wrong = np.abs(bias) + ((isqrt(count) + 2) << NORM_FRACTION) >= 2.0**31
     off = _off(g, b)
-    wrong |= (off > MOST_OFF) | (fold_scale(scale)[0] == 0)
+    wrong |= (off > MOST_OFF) | (fold_scale(np.where(np.isfinite(scale), scale, 0))[0] == 0)
     if wrong.any():
         channel = int(np.argmax(wrong))
         raise NormError(

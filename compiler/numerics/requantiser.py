@@ -17,8 +17,9 @@ def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
     >>> conv_scale(0.5, [0.25, 0.5], 0.125).tolist()
     [1.0, 2.0]
     """
-    product = np.asarray(sx, f32) * np.asarray(sw, f32)
-    return np.asarray(product / np.asarray(sy, f32), f32)
+    with np.errstate(all="ignore"):  # what is not finite is refused, or compared, where it is used
+        product = np.asarray(sx, f32) * np.asarray(sw, f32)
+        return np.asarray(product / np.asarray(sy, f32), f32)
 
 
 def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:

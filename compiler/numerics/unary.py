@@ -73,7 +73,8 @@ def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
 
 
 def _clip(x: Float32, min: float = -np.inf, max: float = np.inf) -> Float32:
-    return np.clip(x, f32(min), f32(max))
+    x = np.where(x < f32(min), f32(min), x)  # a bound that is NaN bounds nothing
+    return np.where(f32(max) < x, f32(max), x)
 
 
 def _gelu(x: Array) -> Array:

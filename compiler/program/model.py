@@ -293,6 +293,12 @@ class Contents:
         """Samples that are computed at once; 0 where the Program has shapes of its own only."""
         return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
 
+    def info(self, name: str) -> TensorInfo:
+        """Of a tensor that steps read, which may be a constant."""
+        if name in self.tensors:
+            return self.tensors[name]
+        return TensorInfo(name, self.constants[name].dtype.name, self.constants[name].shape)
+
     def shape_text(self, tensor: TensorInfo) -> str:
         """Element type and shape of an input or output, for people: `n` samples, `?` for a size of any number."""
         counts = tensor.name in self.batched or (bool(self.batched) and tensor in self.outputs)

@@ -271,6 +271,7 @@ def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
     return linear.rows(x.reshape(-1, x.shape[-1])).reshape(_dims(node))
 
 
+@np.errstate(all="ignore")
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
     """Of two tensors of which the second one varies; float64 holds the sums exactly."""
     sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))

@@ -157,7 +157,8 @@ class Original:
         names = [name for name in _read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
-        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in _scales(op, sides[0])):
+        scales = [np.asarray(each, np.float64) for each in _scales(op, sides[0])]
+        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in scales):
             raise Unknown
         if op.op == "QuantizeLinear" and (scale := _step(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
@@ -344,7 +345,9 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
         for place in np.ndindex(*taps):
             columns[(slice(None), slice(None), *place)] = _tap(window, padded, place)
         rows = columns.reshape(len(x), groups, inner * prod(taps), prod(window.out))
-        y = np.matmul(w.reshape(groups, outputs // groups, -1), rows).reshape(len(x), outputs, *window.out)
+        y = np.matmul(w.reshape(groups, outputs // groups, inner * prod(taps)), rows).reshape(
+            len(x), outputs, *window.out
+        )
     return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
 
 

@@ -383,7 +383,8 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
             steps = steps - (0 if zero is None else int(zero.reshape(-1)[0]))
             whole = float(scale.reshape(-1)[0]) * (steps + rng.uniform(-0.4, 0.4, dims))
             break
-    return whole.astype(kind)
+    with np.errstate(over="ignore"):
+        return whole.astype(kind)
 
 
 # Comparing -------------------------------------------------------------------------------------------------------
@@ -397,7 +398,10 @@ def _slack(node: ir.Node) -> float:
     if place is None or len(node.inputs) <= max(place) or node.inputs[place[0]] is None:
         return 0.0
     x, w, y = (constant(node.inputs[number]) for number in (1, 4, place[1]))
-    return 0.0 if x is None or w is None or y is None else float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
+    if x is None or w is None or y is None:
+        return 0.0
+    with np.errstate(all="ignore"):
+        return float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
 
 
 def _is_another(node: ir.Node) -> bool:

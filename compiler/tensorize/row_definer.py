@@ -15,6 +15,7 @@ from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import Definer
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.hw.isa import Opcode, formats
 
 
 def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
@@ -75,11 +76,14 @@ class RowDefiner(Definer):
         return self._of_rows(near, *softmax_rows(self, layer, near))
 
     def norm(self, layer: Norm) -> Definition:
-        """Of a norm of channels. Untileable where the Config has none."""
+        """Of a norm of channels. Untileable where the Config has none, or an instruction cannot hold it."""
         if not self.cfg.norm:
             raise Untileable("a normalisation needs a Config with norm")
         if layer.count == 1:
             raise Untileable("a row of one element is nothing but its offset")
+        (holds,) = (field for field in formats(self.cfg)[Opcode.VECTOR].fields if field.name == "scale_c")
+        if layer.epsilon >> (most := holds.width - 1):
+            raise Untileable(f"its epsilon, for rows of {layer.count}, takes more than {most} bits")
         near, lanes = self._near(layer), self.blocks * self.cfg.block_out
         par = self.constant(pack.parameters(self.cfg, layer.requantise), (lanes,), "uint64", "par")
         return self._of_rows(near, *norm_rows(self, layer, near, par), par)

@@ -10,7 +10,7 @@ import typer
 from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
-from celosia.driver.cli.errors import DIFFERS, command
+from celosia.driver.cli.errors import DIFFERS, WRONG_INPUT, command
 from celosia.driver.run.devices import DEVICES
 
 QuantisedModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The int8 model.")]
@@ -114,7 +114,7 @@ def eval_(
 ) -> None:
     """Measure accuracy and speed of a model on a data set.
 
-    Ends with exit code 7 where an output differs from onnxruntime's.
+    Samples that fail are left out; the exit code is 1 then, and 7 where an output differs from onnxruntime's.
 
     \b
     Examples:
@@ -145,6 +145,8 @@ def eval_(
         from celosia.driver.show import compare as show
 
         common.show(show.evaluation(found))
+    if found["failed"]:
+        raise typer.Exit(WRONG_INPUT)
     if found["against"] is not None and found["against"]["differ"]:
         raise typer.Exit(DIFFERS)
 

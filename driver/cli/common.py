@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,14 +75,14 @@ def check_destinations(sources: list[Path], *paths: Path | None) -> None:
     """OutputError where a file cannot be written, now and not after minutes of work."""
     from celosia.compiler.program.files import OutputError, check_writable
 
-    seen = {path.resolve(): "an input" for path in sources}
+    seen = {realpath(path): "an input" for path in sources}
     for path in paths:
         if path is None:
             continue
         check_writable(path)
-        if path.resolve() in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
-            raise OutputError(f"cannot write {path}: it is {seen[path.resolve()]}, too; give another name")
-        seen[path.resolve()] = "another output"
+        if realpath(path) in seen and (path.is_file() or not path.exists()):  # /dev/null may be given twice
+            raise OutputError(f"cannot write {path}: it is {seen[realpath(path)]}, too; give another name")
+        seen[realpath(path)] = "another output"
 
 
 def memory_options(memory: str | None, device: str) -> dict[str, Any]:

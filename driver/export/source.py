@@ -69,8 +69,10 @@ class CModel:
 
     @property
     def upper(self) -> str:
-        """The name as macros begin."""
-        return self.name.upper()
+        """As macros begin: the name in capitals, or, where it has some itself, as it is, so that `Net` is not `net`."""
+        if self.name == self.name.lower():
+            return self.name.upper()
+        return f"{self.name}_model" if self.name == self.name.upper() else self.name
 
     def parameters(self) -> str:
         """Those of the typed entry."""
@@ -229,7 +231,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
             for what, k, move in moves:
-                form = form_of(self.program.config, move, self.program.tensors[move.value])
+                form = form_of(self.program.config, move, self.program.info(move.value))
                 yield f"static const celosia_form {self.name}_{what}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:

@@ -110,7 +110,7 @@ class _Walk:
         return self._bytes[address : address + size]
 
     def _packed_bytes(self, pack: Pack) -> int:
-        shape = self._program.tensors[pack.value].shape
+        shape = self._program.info(pack.value).shape
         images, _, height, width = pack.form.arrange(np.zeros(shape, np.int8)).shape
         return _storage_bytes(self._program.config, images, pack.groups, height, width)
 

@@ -12,7 +12,7 @@ from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.threads import default_threads, thread_count
 from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.result import Result
-from celosia.driver.run.stream import LANES, Futures, Results, Sample
+from celosia.driver.run.stream import LANES, MOST_LANES, Futures, Results, Sample
 
 Array = NDArray[Any]
 R = TypeVar("R", bound="Running")
@@ -117,8 +117,8 @@ class Running:
         >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
         ['Ankle boot', 'Pullover']
         """
-        if in_flight < 1:
-            raise InputError(f"in_flight must be at least 1, not {in_flight}")
+        if in_flight not in range(1, MOST_LANES + 1):
+            raise InputError(f"in_flight must be a whole number from 1 to {MOST_LANES}, not {in_flight}")
         lost: list[str] = []
         return Results(self._futures(samples, in_flight, trace, lost), lost)
 

@@ -30,6 +30,8 @@ Futures = Generator["Future[Result]", None, None]
 LANES = 3
 """Of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever ends first:
 with two, each delay of a thread is one of the stream."""
+MOST_LANES = 64
+"""Of an accelerator: each has a thread and memory of its own."""
 LOOK_SECONDS = 0.1
 """Between two looks at what is waited for."""
 START_SECONDS = 1.0

@@ -81,6 +81,10 @@ def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
     for name, row, spent in rows:
         add_row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
     yield table
+    if failed := report["failed"]:
+        yield Text(
+            f"Failed and left out: {len(failed)} of {report['samples'] + len(failed)} samples, such as {failed[0]}"
+        )
     how = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
     devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
     yield Text(f"{how} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")

@@ -28,8 +28,8 @@ from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Opcode
 
 from .layers import CONFIGS, Builder, Network, builders
-from .test_provenance import Program
-from .test_rounding import drawn, norm_model
+from .test_provenance import ROW_FAULTS, Program
+from .test_rounding import drawn, norm_model, real
 
 PYNQ, TINY = replace(PRESETS["pynq"], softmax=4, norm=8), replace(PRESETS["tiny"], norm=1)
 MODELS = {
@@ -137,24 +137,14 @@ def wrong(p: Program, which: str) -> None:
     (vector,) = (i for i in p.launches[0] if i.opcode == Opcode.VECTOR and i.fields["norm"])
     f = vector.fields
     match which:
-        case "an element less":
-            f["imm"] += 1
-        case "another entry in its place":
-            f["a_n"] = 0
-        case "the row beside it":
-            f["a_base"] += f["a_x"]
-        case "rows in a wrong place":
-            f["dst_x"], f["dst_n"] = f["dst_n"], f["dst_x"]
+        case _ if which in ROW_FAULTS:
+            f |= ROW_FAULTS[which](f)
         case "the mean":
             f["centre"] = 0
         case "another epsilon":
             f["scale_c"] += 1
         case "another offset":
             f["a_offset"] += 1
-        case "another zero point":
-            f["zero_point"] += 1
-        case "other limits":
-            f["clip_hi"] = 100
         case "parameters of one entry":
             f["par_n"] = 0
         case "no norm":
@@ -166,12 +156,8 @@ def wrong(p: Program, which: str) -> None:
 
 @pytest.mark.parametrize(
     "which",
-    [
-        "an element less", "another entry in its place", "the row beside it", "rows in a wrong place", "the mean",
-        "another epsilon", "another offset", "another zero point", "other limits", "parameters of one entry", "no norm",
-        "a parameter",
-    ],
-)  # fmt: skip
+    [*ROW_FAULTS, "the mean", "another epsilon", "another offset", "parameters of one entry", "no norm", "a parameter"],
+)
 def test_wrong_programs_are_found(which: str) -> None:
     b = Builder(Network(CONFIGS["norm"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
     x = b.given(1, 10, 1, 6)
@@ -191,10 +177,22 @@ def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
 
 
+def test_an_epsilon_that_no_instruction_holds() -> None:
+    """On the CPU it is computed all the same."""
+    model, x = norm_model("LayerNormalization", (9, 40), epsilon=300.0), drawn((9, 40), "int8")
+    program = celosia.compile(model, config=PYNQ, rounding="correct")
+    (row,) = program.placements
+    assert (row["op"], row["place"]) == ("QLinearNorm", "cpu") and "more than 47 bits" in row["reason"]
+    steps = real(model, x, 300)
+    assert (np.abs(celosia.Runtime(program).run({"x": x}).outputs["y"] - steps) <= 0.5 + 2.0**-14).all()
+
+
 def test_rows_that_do_not_fit() -> None:
     with pytest.raises(Untileable, match="do not fit"):
         Planner(TINY).layer(norm_layer(TINY, 4 * TINY.out_depth, 2))
     with pytest.raises(Untileable, match="a row of one element"):
         Planner(TINY).layer(norm_layer(TINY, 1, 2))
+    with pytest.raises(Untileable, match="rows of 8, takes more than 47 bits"):
+        Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), epsilon=1 << 47))
     with pytest.raises(Untileable, match="Config with norm"):
         Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))

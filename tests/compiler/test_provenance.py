@@ -122,6 +122,18 @@ class Program:
         self.launches[0].insert(at + 1, new)
 
 
+Fields = dict[str, int]
+ROW_FAULTS: dict[str, Callable[[Fields], Fields]] = {
+    "an element less": lambda f: {"imm": f["imm"] + 1},
+    "another entry in its place": lambda f: {"a_n": 0},
+    "the row beside it": lambda f: {"a_base": f["a_base"] + f["a_x"]},
+    "rows in a wrong place": lambda f: {"dst_x": f["dst_n"], "dst_n": f["dst_x"]},
+    "another zero point": lambda f: {"zero_point": f["zero_point"] + 1},
+    "other limits": lambda f: {"clip_hi": 100},
+}
+"""Of VECTORs that work row by row: what changes of their fields."""
+
+
 def _instruction(cfg: Config, word: int, layer: int) -> Unencoded:
     opcode = opcode_of(word)
     assert opcode is not None

@@ -36,13 +36,13 @@ SX, SY = 0.05, 0.03
 
 def norm_model(
     op: str, shape: tuple[int, ...], dtype: str = "int8", zero: int = 0, gamma: Any = None, beta: Any = None,
-    epsilon: float = 1e-5, axis: int = -1,
+    epsilon: float = 1e-5, axis: int = -1, sx: float = SX, sy: float = SY,
 ) -> onnx.ModelProto:  # fmt: skip
     """x of bytes, dequantised, normalised and quantised again: y. gamma and beta: random where they are left out."""
     random, kind = np.random.default_rng(shape[-1]), getattr(TensorProto, dtype.upper())
     rows = {"gamma": np.exp(0.3 * random.normal(size=shape[-1])), "beta": 0.4 * random.normal(size=shape[-1])}
     rows |= {name: given for name, given in (("gamma", gamma), ("beta", beta)) if given is not None}
-    numbers = {"sx": np.float32(SX), "sy": np.float32(SY), "z": np.array(zero, dtype)}
+    numbers = {"sx": np.float32(sx), "sy": np.float32(sy), "z": np.array(zero, dtype)}
     numbers |= {
         name: np.clip(row, *((0.2, 9) if gamma is None and name == "gamma" else (-99, 99)))
         for name, row in rows.items()
@@ -181,8 +181,18 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"beta": np.array([np.nan] * 24)}, "not finite"),
     "a large epsilon": ({"epsilon": 1e9}, "epsilon is 1e[+]09 for steps of 0.05"),
     "two axes": ({"axis": 0}, "along the last axis"),
+    "a column for a scale": ({"shape": (24, 24), "gamma": np.full((24, 1), 0.5)}, "no rows, as those are"),
+    "a result of tiny steps": ({"sy": 1e-45}, "integers do not hold"),
+    "a result without steps": ({"sy": 0.0}, "a step of the result is 0, and must be positive"),
+    "steps backwards": ({"sx": -0.05}, "a step of the input is -0.05, and must be positive"),
+    "steps that are no number": ({"sx": np.nan}, "a step of the input is nan"),
+    "epsilon without end": ({"epsilon": np.inf}, "epsilon is inf"),
     "a long row": ({"shape": (2, 2049)}, "rows of 2049 elements; sums are for 2048"),
 }
+
+
+BESIDE = ("a column for a scale", "steps backwards")
+"""Of these, which would be other numbers, the bytes are compared with onnxruntime's."""
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -197,6 +207,10 @@ def test_what_stays_says_why(name: str) -> None:
     (row,) = (row for row in program.placements if row["op"] == "LayerNormalization")
     assert row["place"] == "cpu"
     assert re.search(reason, row["reason"]), row["reason"]
+    if name in BESIDE:
+        x = drawn(tuple(each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim), "int8")
+        (expected,) = opened(model, int8=True).run(None, {"x": x})
+        np.testing.assert_array_equal(celosia.Runtime(program).run({"x": x}).outputs["y"], expected)
 
 
 def test_onnxruntimes_bytes_are_the_default() -> None:

@@ -161,6 +161,24 @@ def test_a_planted_fault_is_named(tmp_path_factory: pytest.TempPathFactory, plac
     assert node.output[0] == [n for n in onnx.load(path).graph.node if n.op_type == "Conv"][chosen].output[0]
 
 
+@pytest.mark.parametrize(
+    ("found", "wanted", "largest", "counts"),
+    [
+        ([-np.inf, np.nan, 1 + 1e-6, 2], [-np.inf, np.nan, 1, 2], 5e-7, False),
+        ([-np.inf, 1.1, 2], [-np.inf, 1, 2], 0.05, True),
+        ([-np.inf, 1, 2], [np.inf, 1, 2], None, True),
+        ([np.nan, 1, 2], [0, 1, 2], None, True),
+        ([0.0, 0.0], [-0.0, 0.0], 0, False),
+        ([1e-30, 0.0], [0.0, 0.0], None, True),
+    ],
+)
+def test_infinities_that_are_equal_are_no_difference(
+    found: list[float], wanted: list[float], largest: float | None, counts: bool
+) -> None:
+    told = comparing.largest_difference(np.array(found), np.array(wanted))
+    assert told == ((None if largest is None else pytest.approx(largest)), counts)
+
+
 def test_another_shape_is_a_difference() -> None:
     graph = comparing.Graph(
         onnx.helper.make_model(onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Neg(x) }"))

@@ -1,4 +1,4 @@
-"""The two models of the driver's tests."""
+"""The models of the driver's tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx
     x = b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
     x = b.conv(x, 12, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.output(x, real=True)
+    return b.model()
+
+
+def shifted() -> onnx.ModelProto:
+    """Products of two inputs [2, 8, 8], and a constant that is added to each: the accelerator takes it as a tensor."""
+    b = Builder("qdq", np.int8, seed=1)
+    x, y = b.input([2, 8, 8]), b.input([2, 8, 8])
+    product = b.quantise(b.node("MatMul", [b.real(x), b.real(y)]), (2, 8, 8), 0.1)
+    shift = b.constant("shift", np.linspace(-3, 3, 64, dtype=np.float32).reshape(1, 8, 8))
+    b.output(b.binary("Add", product, b.quantise(shift, (1, 8, 8), 0.03)))
     return b.model()
 
 

@@ -491,10 +491,15 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     assert "20 samples" in out and "images a second" in out
     report = json.loads(Path("r.json").read_text())
     assert (report["top1"], report["samples"], report["against"]) == (1.0, 20, None)
-    code, out, _ = celosia(f"{line} --device timed --samples 3")
-    assert code == 0 and "3 samples" in out and "cycles an image" in out
     code, _, err = celosia(f"{line} --samples 0")
     assert code == 2
+    Path("some").mkdir()
+    for number in range(3):
+        np.save(f"some/{number}.npy", images[number])
+    Path("some/1.npy").write_text("no array")
+    code, out, _ = celosia(f"eval {models.demo_model_path()} --data some --device timed")
+    assert code == 1 and "2 samples" in out and "cycles an image" in out
+    assert "left out: 1 of 3 samples, such as sample 1: " in out
     pytest.importorskip("onnxruntime")
     code, out, _ = celosia(f"{line} --against onnxruntime --samples 5")
     assert code == 0 and "0 of 5; bytes: 0 of 200" in out
@@ -566,6 +571,8 @@ WRONG = {
     "no input": (RUN, 1, r"input 'input_1' is missing; it is float32\[1, 3, 8, 8\]"),
     "an unknown input": (f"{RUN} -i y=models/x.npy", 1, "there is no input 'y'; the inputs are 'input_1'"),
     "an input twice": (f"{RUN} -i @x.npy -i input_1=models/x.npy", 1, "'input_1' is given twice"),
+    "a link to itself": ("compile loop.onnx -o p", 1, "loop.onnx cannot be read as ONNX: .*symbolic links"),
+    "too large a model": ("compile large.onnx -o p", 1, "large.onnx has 3,000,000,000 bytes, and ONNX reads"),
     "a nameless input": ("run @floats.onnx -i @a.npy", 1, "names no input; write NAME=models/a.npy.*'a', 'b'"),
     "no input file": (f"{RUN} -i input_1=no.npy", 1, "there is no file no.npy"),
     "an input folder": (f"{RUN} -i input_1=models", 1, "cannot read models"),
@@ -575,7 +582,7 @@ WRONG = {
     "an archive": (f"{RUN} -i some.npz", 1, r"must be float32\[1, 3, 8, 8\], not float64\[3\]"),
     "another shape": (f"{RUN} -i @a.npy", 1, r"must be float32\[1, 3, 8, 8\], not float32\[2, 3\]"),
     "another type": (f"{RUN} -i doubles.npy", 1, r"must be float32\[1, 3, 8, 8\], not float64\[1, 3, 8, 8\]"),
-    "a Program to compare": ("compare @program --random", 1, "program cannot be read as ONNX"),
+    "a Program to compare": ("compare @program --random", 1, "program is an archive, as Programs are; give the"),
     "no float model": ("compare @quantised.onnx --random --float no.onnx", 1, "there is no model at no.onnx"),
     "no data": ("eval @quantised.onnx --data no.npz", 1, "there is no folder or file no.npz with samples"),
     "data of another shape": ("eval @quantised.onnx --data some.npz", 1, "some.npz has no array 'input_1'"),
@@ -637,6 +644,9 @@ def _prepare(models: Path, folder: Path) -> None:
     (folder / "cut").write_bytes(good[: len(good) // 2])
     (folder / "text").write_text("hello\n")
     (folder / "empty").write_bytes(b"")
+    (folder / "loop.onnx").symlink_to(folder / "loop.onnx")
+    with (folder / "large.onnx").open("wb") as file:
+        file.truncate(3_000_000_000)
     (folder / "half.onnx").write_bytes(model[: len(model) // 2])
     (folder / "unknown.onnx").write_bytes(model.replace(b"Mul", b"Nul"))
     onnx_bytes = (models / "floats.onnx").read_bytes()

@@ -21,6 +21,7 @@ from small_models import Builder
 import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError
+from celosia.compiler.program.host.op import HostError
 from celosia.driver.calibration import CalibrationError, Input
 from celosia.driver.dataset import open_dataset
 from celosia.driver.evaluate import evaluate
@@ -223,6 +224,38 @@ def test_a_label_that_is_no_class(classifier: Path, samples: dict[str, Array]) -
     labels[5] = 10
     with pytest.raises(InputError, match="sample 5 has the label 10, and the model has 10 classes"):
         evaluate(classifier, samples, labels, config="tiny")
+
+
+@pytest.mark.parametrize(("device", "batches"), [("functional", 2), ("timed", 0)])
+def test_samples_that_fail_are_left_out(device: str, batches: int, tmp_path: Path) -> None:
+    """One of them is no place among the classes, and one cannot be read; the others of their batch count."""
+    x, y = (helper.make_tensor_value_info(*each) for each in (("x", TensorProto.INT64, [1, 1]), ("y", 1, [1, 20])))
+    none, one = (numpy_helper.from_array(np.full((1, size), size == 1, np.float32), f"{size}") for size in (20, 1))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["float", "20"], ["none"]),
+        helper.make_node("Pow", ["1", "float"], ["one"]),
+        helper.make_node("ScatterElements", ["none", "x", "one"], ["y"], axis=1),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y], [none, one])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "one_hot.onnx")
+    (folder := tmp_path / "samples").mkdir()
+    for number in range(20):
+        np.save(folder / f"{number:02}.npy", np.array([[77 if number == 17 else number]]))
+    (folder / "18.npy").write_text("no array")
+    labels, told = np.array([1, *range(1, 20)]), list[tuple[int, int]]()  # of which the first one is wrong
+    found = evaluate(
+        tmp_path / "one_hot.onnx", folder, labels, device=device, config="tiny", count=lambda *n: told.append(n)
+    )
+    assert (found["samples"], found["batch"], found["top1"], len(told)) == (18, 1, 17 / 18, 20 + batches)
+    assert told[-1] == (20, 20)
+    first, second = found["failed"]
+    assert first.startswith("sample 17: ") and "outside of an axis of 20" in first
+    assert second.startswith("sample 18: ") and "18.npy" in second
+    for number in range(20):
+        np.save(folder / f"{number:02}.npy", np.array([[77]]))
+    with pytest.raises(HostError, match="sample 0: "):
+        evaluate(tmp_path / "one_hot.onnx", folder, config="tiny", device=device)
 
 
 # Data sets ------------------------------------------------------------------------------------------------------

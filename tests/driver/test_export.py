@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from driver_models import floats, quantised
+from driver_models import floats, quantised, shifted
 from exported import IDENTITY, SOURCES, CForm, CImage, CState, Misbehaving, exported, mixed, runtime
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
@@ -59,7 +59,7 @@ def inputs_of(made: Exported, rng: np.random.Generator) -> list[Any]:
 def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, tmp_path: Path) -> None:
     """Their states are apart: they take turns, and each gives what it gives alone."""
     require(target)
-    sources = {"first": mixed(), "second": quantised()}
+    sources = {"first": mixed(), "second": shifted()}
     made = [exported(source, target, name) for name, source in sources.items()]
     here = [celosia.compile(source, "tiny", check=False) for source in sources.values()]
     made.append(export_program(made[0].model.program, made[0].target, "third"))  # with the kernels of the first
@@ -78,6 +78,7 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
             assert array.tobytes() == each.tobytes(), name
     assert bridge.close() == 0
     assert len(made[0].model.program.launches) == 2 and made[0].model.program.kernels
+    assert {pack.value for pack in here[1].launches[0].pack} & {*here[1].constants}
 
 
 @dataclass(frozen=True)
@@ -369,12 +370,14 @@ def test_names_that_c_has_for_something_else(tmp_path: Path) -> None:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
     program = exported(model, "x86_64", "sum").model.program
-    made = [export_program(replace(program, name=name), find_export_target("x86_64")) for name in NAMES]
-    assert len({each.model.name for each in made}) == len(NAMES)
+    target = find_export_target("x86_64")
+    made = [export_program(replace(program, name=name), target) for name in NAMES]
+    made += [export_program(program, target, name) for name in ("Total", "TOTAL", "total")]
+    assert len({each.model.name for each in made}) == len(made)
     for each in made:
         write(each, tmp_path)
     headers = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
-    headers += "".join(f'#include "{each.model.name}.h"\n' for each in made)
+    headers += "".join(f'#include "{(name := each.model.name)}.h"\nextern {name} an_{name};\n' for each in made)
     (tmp_path / "all.cc").write_text(headers)
     flags = "FLAGS=-Werror", "CFLAGS=-O0 -std=c11 -Wall -Wextra"
     for command in (["make", "-j2", *flags], ["c++", "-fsyntax-only", "-Wall", "-Werror", "all.cc"]):

@@ -22,6 +22,7 @@ import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
 
 Array = NDArray[Any]
 HUGE = 2**40
@@ -398,24 +399,82 @@ SCALES = [0.0, float("inf"), 1e-45, -1.0, float("nan"), 3e38]
 
 
 @pytest.mark.parametrize("scale", some(SCALES, SCALES[:2]))
-def test_scales(scale: float) -> None:
-    """No scale ends in anything but a result or a sentence."""
+def test_scales(scale: float, recwarn: pytest.WarningsRecorder) -> None:
+    """No scale, and not all of them, end in anything but a result or a sentence."""
     from driver_models import quantised
 
     for form in ("qdq", "qoperator"):
         proto = quantised(form=form)
-        for number, tensor in enumerate(proto.graph.initializer):
-            if tensor.name.startswith("scale"):
-                changed = onnx.ModelProto()
-                changed.CopyFrom(proto)
-                changed.graph.initializer[number].CopyFrom(
-                    numpy_helper.from_array(np.full_like(numpy_helper.to_array(tensor), scale), tensor.name)
-                )
-                try:
-                    runtime = Runtime(celosia.compile(changed, "tiny"))
-                    runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
-                except (ModelError, HostError) as error:
-                    assert "\n" not in str(error)
+        scales = [n for n, tensor in enumerate(proto.graph.initializer) if tensor.name.startswith("scale")]
+        for numbers in (*([each] for each in scales), scales):
+            changed = onnx.ModelProto()
+            changed.CopyFrom(proto)
+            for tensor in (changed.graph.initializer[number] for number in numbers):
+                array = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(numpy_helper.from_array(np.full_like(array, scale), tensor.name))
+            try:
+                runtime = Runtime(celosia.compile(changed, "tiny"))
+                runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
+            except (ModelError, HostError) as error:
+                assert "\n" not in str(error)
+    assert not [str(each.message) for each in recwarn]
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.05, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "operator",
+    ["MatMul(a, b)", "Add(a, b)", "GlobalAveragePool(a)", "ReduceMean(a, axes)", "LayerNormalization(a, ones)"],
+)
+def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.WarningsRecorder) -> None:
+    """Of an operand, and of the result: onnxruntime's bytes, if it has any, in either rounding."""
+    ort = pytest.importorskip("onnxruntime")
+    x, y = np.random.default_rng(0).integers(-128, 128, (2, 1, 8, 8, 8)).astype(np.int8)
+    constants = {"zero": np.int8(0), "axes": np.array([2, 3]), "ones": np.ones(8, np.float32)}
+    for number in (0, 1):
+        steps = {f"s{k}": np.float32(scale if k == number else 0.05) for k in (0, 1)}
+        proto = model(
+            f"""g (int8[1, 8, 8, 8] x, int8[1, 8, 8, 8] y) => (int8[1, 8, n, m] r) {{
+                a = DequantizeLinear(x, s0, zero) b = DequantizeLinear(y, s0, zero)
+                c = {operator} r = QuantizeLinear(c, s1, zero) }}""",
+            **constants, **steps,
+        )  # fmt: skip
+        options = ort.SessionOptions()
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        session = ort.InferenceSession(proto.SerializeToString(), options)
+        try:
+            (wanted,) = session.run(None, {"x": x, "y": y})
+        except Exception:  # QLinearGlobalAveragePool takes scales above 0 only
+            wanted = None
+        for rounding in ("onnxruntime", "correct"):
+            program = celosia.compile(proto, Config(norm=4), rounding=rounding, check=False)
+            found = Runtime(program, "functional").run({"x": x, "y": y}).outputs["r"]
+            np.testing.assert_array_equal(found, found if wanted is None else wanted, err_msg=f"{rounding}, {steps}")
+    assert not [str(each.message) for each in recwarn if "celosia" in each.filename]
+
+
+def test_a_convolution_without_channels() -> None:
+    proto = model(
+        """g (int8[1, 2, 4, 4] x) => (int8[1, n, 4, 4] y) {
+            a = DequantizeLinear(x, step, zero) w = DequantizeLinear(none, step, zero)
+            b = Conv(a, w) y = QuantizeLinear(b, step, zero) }""",
+        step=np.float32(0.05), zero=np.int8(0), none=np.zeros((0, 2, 1, 1), np.int8),
+    )  # fmt: skip
+    y = Runtime(celosia.compile(proto, "tiny")).run({"x": np.zeros((1, 2, 4, 4), np.int8)}).outputs["y"]
+    assert y.shape == (1, 0, 4, 4)
+
+
+@pytest.mark.parametrize("bounds", ["none, one", "one, none", "none, none"])
+def test_bounds_that_are_no_number_bound_nothing(bounds: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    proto = model(
+        f"""g (int8[1, 256] x) => (int8[1, 256] y) {{
+            a = DequantizeLinear(x, step, zero) b = Clip(a, {bounds}) y = QuantizeLinear(b, step, zero) }}""",
+        step=np.float32(0.05), zero=np.int8(3), one=np.float32(1), none=np.float32(np.nan),
+    )  # fmt: skip
+    x = np.arange(-128, 128).astype(np.int8)[None]
+    (wanted,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    found = Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("what", ["dilations", "strides"])

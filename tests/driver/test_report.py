@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_models import shifted
 from report_models import compiled, hostile
 from typer.testing import CliRunner
 
@@ -196,6 +197,14 @@ def test_layers_read_what_made_their_operands() -> None:
         "logits_DequantizeLinear": ["logits"],
     }  # fmt: skip
     assert [node.place for node in found].count("border") == 2 and found[-1].reads == (len(found) - 2,)
+
+
+def test_a_constant_that_a_launch_reads_is_no_node() -> None:
+    program = celosia.compile(shifted(), "tiny", check=False)
+    assert not {pack.value for pack in program.launches[0].pack} <= {*program.tensors}
+    found = nodes(program, explain.estimate(program))
+    reads = [[found[number].place for number in node.reads] for node in found if node.place == "accelerator"]
+    assert reads == [["cpu", "cpu"], ["cpu", "cpu"]], found
 
 
 @pytest.mark.parametrize("names", ["none", "same"])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,8 +123,10 @@ def test_a_program_without_launches_and_wrong_numbers() -> None:
     assert len(list(runtime.run_each([sample] * 3))) == 3
     with pytest.raises(InputError, match="sample 0: there are 2 inputs"):
         next(runtime.run_each([sample["a"]]))
-    with pytest.raises(InputError, match="in_flight must be at least 1, not 0"):
-        runtime.run_each([], 0)
+    wrong: Any
+    for wrong in (0, -1, 2.5, 1_000_000):
+        with pytest.raises(InputError, match=f"in_flight must be a whole number from 1 to 64, not {wrong}"):
+            runtime.run_each([], in_flight=wrong)
     with pytest.raises(ValueError, match=r"there is no device 'funtional' .did you mean 'functional'"):
         celosia.Runtime(runtime.program, "functional,funtional")
     with pytest.raises(ValueError, match="empty list"):

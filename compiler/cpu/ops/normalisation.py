@@ -14,6 +14,7 @@ from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
+from celosia.compiler.numerics.float32 import f32
 from celosia.compiler.program.traits import Kind
 
 
@@ -35,10 +36,18 @@ def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
     e = T.compute(x.shape, lambda *i: power(x[i] - at(m, i)), "exp")
     total = sum_in_lanes(e, axis) if x.dtype == "float32" else reduced(e, [axis], True, T.sum, "sum")
     if node.op == "LogSoftmax":
+        if x.dtype == "float64":
+            total = _at_least_a_little(total)
         log = T.compute(total.shape, lambda *i: call("log", total[i].astype("float64")).astype(x.dtype), "log")
         return T.compute(x.shape, lambda *i: x[i] - at(m, i) - at(log, i), "logsoftmax")
     scale = T.compute(total.shape, lambda *i: wrap(1, x.dtype) / total[i], "scale")
     return T.compute(x.shape, lambda *i: e[i] * at(scale, i), "softmax")
+
+
+def _at_least_a_little(total: Tensor) -> Tensor:
+    """As onnxruntime has it of doubles: not below 1e-20, and that where an infinite element makes it NaN."""
+    least = float(f32(1e-20))
+    return T.compute(total.shape, lambda *i: select(total[i] > least, total[i], least), "at_least")
 
 
 def number(x: Expr) -> Expr:

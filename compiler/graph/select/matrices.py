@@ -11,7 +11,7 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
-from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Lattice, Layer, Map, Pool, Window, summands
@@ -100,7 +100,7 @@ def product(p: Placement, node: ir.Node) -> None:
     for number in (1, 4, 6):
         scalar_of(node.inputs[number])
     scale = numerics.conv_scale(*(array_of(node.inputs[number]) for number in (1, 4, 6))).reshape(-1)
-    multiplier, shift = numerics.fold_scale(scale)
+    multiplier, shift = folded(scale)
     requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(node.inputs[7]))
     layers = [
         ActivationProduct(

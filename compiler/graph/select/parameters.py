@@ -49,17 +49,24 @@ def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.in
     return (weights.astype(np.int16) - shift).astype(np.int8)
 
 
+def folded(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """numerics.fold_scale. OnCpu where a scale is none."""
+    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
+        raise OnCpu("a scale that is negative or not finite; calibrate again")
+    return numerics.fold_scale(scale)
+
+
 def requantisation(
     scales: list[NDArray[Any]], zero_x: int, zero_y: int, weights: NDArray[np.int8], bias: NDArray[Any] | None
 ) -> Requantise:
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
+    if not weights.size:
+        raise OnCpu("it has no weights")
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
         raise OnCpu(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
-    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
-        raise OnCpu("a scale that is negative or not finite; calibrate again")
-    multiplier, shift = numerics.fold_scale(scale)
+    multiplier, shift = folded(scale)
     total = -zero_x * weights.reshape(out, -1).astype(np.int64).sum(axis=1)
     if bias is not None:
         total = total + np.broadcast_to(bias.reshape(-1), (out,)).astype(np.int64)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.forms import OnCpu, natural_form
-from celosia.compiler.graph.select.parameters import scalar_of, stored_zero, uniform, window_of
+from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Lattice, Pool, Window
@@ -80,7 +81,7 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     made = y.region(dims, 0, Lattice(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
-    multiplier, shift = numerics.fold_scale(factor(*scales, rows.count * columns.count))
+    multiplier, shift = folded(np.asarray(factor(*scales, rows.count * columns.count)))
     zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[4])
     bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
     requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
+from celosia.hw.config import PRESETS, Config
 
 pytest.importorskip("onnxruntime")
 
@@ -208,6 +210,20 @@ def test_what_is_remembered_of_layers_changes_no_price() -> None:
     model = branches(True, (0.04, 0.05))
     first, network = price(model, "pynq", records=None), network_of(model, "pynq", records=None)
     assert first == price(model, "pynq", records=None) and first.cycles == network.cycles(network.image, TIMED)
+
+
+def test_of_what_was_timed_not_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("celosia.compiler.compile")
+    held, model = module._timed(PRESETS["tiny"]), branches(True)
+    held["a chain"] = 1.0
+    price(model, "tiny")
+    assert "a chain" in held
+    monkeypatch.setattr(module, "MOST_TIMED", 0)
+    price(model, "tiny")
+    assert "a chain" not in held
+    for number in range(20):
+        module._timed(Config(trace_depth=number))
+    assert module._timed(PRESETS["tiny"]) is not held
 
 
 def test_padding_goes_into_the_convolution() -> None:

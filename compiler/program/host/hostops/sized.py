@@ -135,10 +135,12 @@ def matmul(op: HostOp, a: Array, b: Array) -> Any:
 
 @sized("Softmax", "LogSoftmax", since=13)
 def softmax(op: HostOp, x: Array) -> Any:
-    """Softmax or its logarithm along an axis."""
+    """Softmax or its logarithm along an axis; NotImplemented where onnxruntime's logarithm is one of no number."""
     axis = op.attr("axis", -1)
     if not x.size:
         return x
+    if op.op == "LogSoftmax" and x.dtype == np.float64 and not np.isfinite(x).all():
+        return NotImplemented
     shifted = x - x.max(axis, keepdims=True)
     total = np.exp(shifted).sum(axis, keepdims=True)
     return np.exp(shifted) / total if op.op == "Softmax" else shifted - np.log(total)
