@@ -225,7 +225,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
     if not layers:
         return 0
     read, made = {act.storage for layer in layers for act in inputs(layer)}, {layer.y.storage for layer in layers}
-    image = build(planner.cfg, [layers], [read - made], [{layers[-1].y.storage}], planner)
+    image = build(planner.cfg, [layers], [read - made], [{layers[-1].y.storage}], planner, cold=False)
     return predict(planner.cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
