@@ -60,7 +60,6 @@ def evaluate(
 
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
     the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
-
     What cannot be read, or fails in the run, is left out, and only where nothing else is there its error is raised.
 
     Returns plain data: samples that ran, `failed` (what was said of each other one), `batch` and `workers`, seconds,
@@ -86,17 +85,12 @@ def evaluate(
         engine = batched or _Engine(program, 1)
     session = oracle.session(Path(model)) if against else None
     say(f"running {len(dataset.samples)} samples on the {device} device")
-    most, counted = workers or (processors() if device == "rtl" else 1), count or (lambda done, total: None)
-    run = _run(engine, dataset.samples, device, most, counted, options)
-    if run.failed and engine.batch > 1:  # alone, so that the others of a batch are not lost
-        engine = _Engine(program, 1)
-        run = _run(engine, dataset.samples, device, most, counted, options)
+    run = _run([engine, _Engine(program, 1)], dataset.samples, device, workers, count, options)
     dataset = _without(dataset, run.failed)
     report = {
         "model": str(model), "config": program.config.to_dict(), "device": device, "samples": len(dataset.samples),
-        "failed": [str(error) for error in run.failed.values()], "batch": engine.batch, "workers": run.workers,
-        "seconds": run.seconds,
-        "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
+        "failed": [str(error) for error in run.failed.values()], "batch": run.batch, "workers": run.workers,
+        "seconds": run.seconds, "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
         "compile_seconds": program.compile_seconds, **_accuracy(run.outputs, dataset.labels), "against": None,
     }  # fmt: skip
     if session is not None:
@@ -175,6 +169,7 @@ class _Run:
 
     outputs: list[dict[str, Array]]
     failed: dict[int, Exception]
+    batch: int
     workers: int
     seconds: float
     cycles: float | None
@@ -205,6 +200,20 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
 
 
 def _run(
+    engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
+    count: Count | None, options: dict[str, Any],
+) -> _Run:  # fmt: skip
+    """By the first of `engines` with which no sample fails, else by the last, which takes them one by one: the others
+    of a batch are not lost."""
+    most = workers or (processors() if device == "rtl" else 1)
+    for engine in engines:
+        run = _run_by(engine, samples, device, most, count or (lambda done, total: None), options)
+        if not run.failed or engine.batch == 1:
+            break
+    return run
+
+
+def _run_by(
     engine: _Engine, samples: Samples, device: str, most: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
     """Samples are read here, in order, while devices run in threads of their own, `most` at most."""
@@ -235,7 +244,7 @@ def _run(
                     cycles += [each.cycles for each in result.counters if each.cycles is not None]
                 count(len(outputs) + len(failed), len(samples))
         seconds = time.perf_counter() - started
-    return _Run(outputs, failed, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
+    return _Run(outputs, failed, engine.batch, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
 
 
 def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
