@@ -63,7 +63,7 @@ def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProduct
 
 
 def _is_softmax(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Softmax"
+    return bool(node.op_type == "Softmax")
 
 
 class _Flow:
