@@ -338,7 +338,8 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
 def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
     """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
-    _name(model)
+    if choices.chosen:
+        _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
         between = between_products(model, everything=choices.chosen != "attention")
