@@ -46,7 +46,7 @@ class BetweenProducts:
 
 def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProducts:
     """What is between `model`'s products in attention: rotary positions, masks, softmaxes. everything: the residual
-    stream and norms, too, from the embeddings on. Every node of `model` has a name."""
+    stream and norms, too, from the embeddings on."""
     flow, found = _Flow(model, everything), BetweenProducts()
     scores = flow.read_by(_is_softmax)
     read = scores | flow.read_by(lambda node: node.op_type in (*PRODUCTS, *NORMS) if everything else flow.mixes(node))
@@ -54,7 +54,7 @@ def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProduct
         made = [name for name in flow.varying(node) if name in flow.made]
         if made and (_is_softmax(node) or (everything and node.op_type in NORMS)):
             found.operators.append(node.name)
-        elif made and node.name in flow.joining and node.output[0] in read:
+        elif made and node.output[0] in flow.joined and node.output[0] in read:
             found.operators.append(node.name)
             others = [name for name in flow.varying(node) if name not in flow.made]
             if node.op_type == "Add" and others and node.output[0] in scores:
@@ -63,19 +63,19 @@ def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProduct
 
 
 def _is_softmax(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Softmax"
+    return bool(node.op_type == "Softmax")
 
 
 class _Flow:
     """Which tensors are computed of which, single elements of single elements.
 
-    made: tensors that are computed so of products; where `everything`, of norms and embeddings, too. joining: names of
-    JOINS of two tensors that are not both functions of the same one, as those in GELU are.
+    made: tensors that are computed so of products; where `everything`, of norms and embeddings, too. joined: results
+    of JOINS of two tensors that are not both functions of the same one, as those in GELU are.
     """
 
     def __init__(self, model: onnx.ModelProto, everything: bool) -> None:
         self.nodes, self.constants = list(model.graph.node), {tensor.name for tensor in model.graph.initializer}
-        self.made, self.joining = set[str](), set[str]()
+        self.made, self.joined = set[str](), set[str]()
         of: dict[str, str] = {}
         for node in self.nodes:
             varying, through = self.varying(node), self._is_through(node)
@@ -84,7 +84,7 @@ class _Flow:
             if begins or (through and self.made.intersection(varying)):
                 self.made.update(node.output)
             if node.op_type in JOINS and len(sources) == 2:
-                self.joining.add(node.name)
+                self.joined.add(node.output[0])
             elif through and len(sources) == 1:
                 of.update(dict.fromkeys(node.output, *sources))
 

@@ -84,10 +84,9 @@ class QuantizerChoices:
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
     weights: int = WEIGHTS[0], activations: str = "int8", method: str = "minmax", operators: str | None = None,
-    samples: int | None = None,
-    exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
-    config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
-    told: Callable[[str], None] = lambda sentence: None,
+    samples: int | None = None, exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
+    progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
@@ -112,13 +111,12 @@ def quantize(
     (64, True)
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
-    a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (the same where weights have 8 bits),
-    `outputs_with_products` (the same of products alone, where attention or all of a decoder is quantised, else None),
+    a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
+    `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None),
     `four_bits` (`matrices` with weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised
     or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
     layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
-    is resized or converted. Raises ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, and
-    MissingLibrary without onnxruntime.
+    is resized or converted. ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
@@ -340,7 +338,8 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
 def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
     """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
-    _name(model)
+    if choices.chosen:
+        _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
         between = between_products(model, everything=choices.chosen != "attention")

@@ -321,7 +321,7 @@ def test_what_is_between_products(network: DecoderNetwork) -> None:
     assert found.masked == attention.masked and len(found.masked) == network.layers
 
 
-@pytest.mark.parametrize("operators", ["attention", "all"])
+@pytest.mark.parametrize("operators", [pytest.param("attention", marks=pytest.mark.thorough), "all"])
 def test_attention_and_all_in_bytes(operators: str, tmp_path: Path) -> None:
     """A mask of -10,000 leaves steps to the scores. Each tensor is onnxruntime's; with the hardware for it, and norms
     that are rounded correctly, a step is one launch."""
