@@ -436,7 +436,7 @@ MEMORIES = {
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", some(["8x8-bus16", "2x8x4-bus16-ports2"], ["2x8x4-bus16-ports2"]))
+@pytest.mark.parametrize("config", some(["8x8-bus16", "2x8x4-bus16-ports2", "taps3-ports2"], ["taps3-ports2"]))
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 def test_other_memories(memory: MemoryModel, config: str) -> None:
     for seed in range(4):
