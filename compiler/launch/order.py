@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
 from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
-from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, Untileable, inputs
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
@@ -34,9 +34,13 @@ Cycles = NDArray[np.float64]
 
 def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
     """The numbers of `layers` in such an order, and the names of those that stand behind others so: where that takes
-    fewer cycles, by the timing model."""
-    found = _hosts(cfg, planner, layers) if is_on("beside") else {}
-    behind = {host: own for host, own in found.items() if _gains(cfg, planner, layers, host, own)}
+    fewer cycles, by the timing model. As they are where one of them fits no tiling: whoever builds the launch says so,
+    and asks again without it."""
+    try:
+        found = _hosts(cfg, planner, layers) if is_on("beside") else {}
+        behind = {host: own for host, own in found.items() if _gains(cfg, planner, layers, host, own)}
+    except Untileable:
+        behind = {}
     moved = {number for own in behind.values() for number in own}
     order = [n for number in range(len(layers)) if number not in moved for n in (number, *behind.get(number, ()))]
     return order, {layers[number].name for number in moved}
