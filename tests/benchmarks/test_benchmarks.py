@@ -230,6 +230,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.met is False and "WRONG" in row.measured
 
 
+@pytest.mark.thorough
 def test_float_networks_on_one_thread_and_on_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(cpu.network_rows(tmp_path, ("detector",), 0.01, lambda text: None))
     assert [row.key for row in rows] == ["cpu/network/detector/1", "cpu/network/detector/2"]

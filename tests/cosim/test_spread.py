@@ -55,6 +55,7 @@ def spread(program: Program) -> list[bool]:
 
 
 @pytest.mark.rtl
+@pytest.mark.thorough  # one more simulator; the hardware's own tests have both ports
 def test_a_matrix_product_takes_both_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     device = RtlDevice(CFG, ZYNQ_HP, quiet=True)
     program = check(network(), device)
