@@ -78,6 +78,34 @@ echo > "$2"
 """
 
 
+HOLDS = """
+import sys
+from pathlib import Path
+from celosia.cache import locked
+with locked(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["leaves", "is killed"])
+def test_a_lock_is_waited_for_and_no_longer_than_its_holder_lives(end: str, tmp_path: Path) -> None:
+    path, seen = tmp_path / "lock", list[str]()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == "holds\n"
+
+        def waits() -> None:
+            seen.append("waits" if holder.poll() is None else "is late")
+            holder.kill() if end == "is killed" else holder.stdin.close()  # type: ignore[union-attr]
+
+        with cache.locked(path, waits):
+            seen.append("has it")
+    with cache.locked(path, lambda: seen.append("waits again")):
+        assert seen == ["waits", "has it"]
+
+
 @pytest.mark.rtl
 def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, log = tmp_path / "compiler", tmp_path / "compiler.log"
