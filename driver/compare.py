@@ -43,7 +43,8 @@ def compare(
     >>> sum(row["different"] for row in report["tensors"]), report["first"]
     (0, None)
 
-    inputs: one array for each input; their sizes are what the model is compiled for, where it leaves some open.
+    inputs: one array for each input, by its name; their sizes are what the model is compiled for, where it leaves some
+    open.
     float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
     `matching.match`).
     The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -158,27 +159,23 @@ def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[i
     images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
     if held:
         return [0] * (len(tiles) - 1) + [images * rows]
-    whole = 0
-    stored = np.zeros(images * rows + 1, np.int64)
-    boxes = []
-    for tile in tiles:
-        box = []
-        for move in tile.moves(loads=False):
-            (image, _), (first, end) = move.span(0, tile.env), move.span(axis, tile.env)
-            pieces = move.moved_pieces(tile.env)
-            if pieces:
-                box.append((image * rows + first, image * rows + end, pieces // (end - first)))
-        boxes.append(box)
+    boxes = [list(_stores(tile, rows, axis)) for tile in tiles]
+    left = np.zeros(images * rows, np.int64)
+    for first, end, pieces in chain(*boxes):
+        left[first:end] += pieces
+    done, whole = [], 0
     for box in boxes:
         for first, end, pieces in box:
-            stored[first:end] += pieces
-    full = stored[:-1].copy()
-    stored[:] = 0
-    done = []
-    for box in boxes:
-        for first, end, pieces in box:
-            stored[first:end] += pieces
-        while whole < len(full) and stored[whole] == full[whole]:
+            left[first:end] -= pieces
+        while whole < len(left) and not left[whole]:
             whole += 1
         done.append(whole)
     return done
+
+
+def _stores(tile: PipelineTile, rows: int, axis: int) -> Iterator[tuple[int, int, int]]:
+    """The first of the rows that it stores, counted through images of `rows`, the end of them, and pieces of each."""
+    for move in tile.moves(loads=False):
+        (image, _), (first, end) = move.span(0, tile.env), move.span(axis, tile.env)
+        if pieces := move.moved_pieces(tile.env):
+            yield image * rows + first, image * rows + end, pieces // (end - first)
