@@ -55,9 +55,10 @@ class Branchy:
         return self.op("Relu", y) if relu else y
 
     def pool(self, x: str, kernel: int = 3, stride: int = 1, kind: str = "MaxPool", pad: int | None = None) -> str:
-        """MaxPool or another, padded by half of an odd kernel."""
+        """MaxPool or another, padded by half of an odd kernel. Averages count the padding, as PyTorch's do."""
         pad = (kernel // 2) * (kernel % 2) if pad is None else pad
-        return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+        counted = {} if kind == "MaxPool" else {"count_include_pad": 1}
+        return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, **counted)
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
         """A product with a constant."""

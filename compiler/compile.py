@@ -15,6 +15,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
+from celosia.compiler.graph.averages import round_averages
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.channels import order_channels
@@ -332,6 +333,13 @@ def _for_hardware(cfg: Config) -> Iterator[GraphPass]:
         )
 
 
+ROUNDED = (
+    GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums),
+    GraphPass("averages", "averages of bytes that floats alone would round are rounded correctly", round_averages),
+)
+"""With rounding = "correct", behind all others."""
+
+
 def _passes(options: Options) -> Pipeline:
     """Those that are not left out. ModelError where a name is none, or one that nothing does without."""
     known = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
@@ -345,8 +353,7 @@ def _passes(options: Options) -> Pipeline:
         raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
     correctly = partial(_to_integers, norms=options.rounding == "correct")
     passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    rounded = GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums)
-    behind = [rounded] if options.rounding == "correct" else []
+    behind = ROUNDED if options.rounding == "correct" else ()
     return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
 
 

@@ -26,10 +26,6 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "onnxruntime has no integer operator and computes float32 in an order of its own (means, ConvTranspose, "
         "functions that become tables, 16-bit tensors); what lies within that rounding of a tie goes either way",
     ),
-    Exclusion(
-        "QLinearAveragePool", "QLinearAveragePool", 1, False,
-        "onnxruntime adds float32 and rounds after the zero point is added; the accelerator adds integers",
-    ),
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What the compiler makes of a model, run on a device beside onnxruntime.
 
 onnxruntime runs with session.qdqisint8allowed=1, with which every QDQ pattern becomes an integer operator. Where it
-computes in float nevertheless (Builder.inexact), outputs may differ by one step.
+computes in float nevertheless (Builder.inexact), outputs may differ by one step; so may averages where Builder.rounding
+asks for integers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def compare(b: Builder, device: Device, wanted: Sequence[Array] | None = None) -
     model = b.model()
     feed = feed_of(model)
     wanted = expected(model, feed) if wanted is None else wanted
-    program = celosia.compile(model, device.config)
+    program = celosia.compile(model, device.config, rounding=b.rounding)
     found = Runtime(program, device).run(feed, trace=False).outputs
     result = Agreement(program, sum(array.nbytes for array in wanted), {}, {})
     for (name, step), array in zip(b.steps.items(), wanted, strict=True):

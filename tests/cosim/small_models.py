@@ -50,6 +50,8 @@ class Builder:
         self.rng = np.random.default_rng(seed)
         self.one_sided = False
         """No weight is negative, and sums grow large."""
+        self.rounding = "onnxruntime"
+        """As `celosia.compile` takes it."""
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -330,10 +332,11 @@ class Builder:
         count_include_pad: int = 0,
     ) -> Tensor:  # fmt: skip
         """onnxruntime computes it in float, even as QLinearAveragePool."""
+        scale, rounded = x.scale * self.rng.choice([1, self.rng.uniform(0.4, 1)]), self.rounding == "correct"
         size = ((x.shape[2 + a] + pads[a] + pads[a + 2] - kernel[a]) // strides[a] + 1 for a in (0, 1))
         attrs: dict[str, Any] = dict(kernel_shape=list(kernel), strides=list(strides), pads=list(pads))
         attrs["count_include_pad"] = count_include_pad
-        return self._pool("AveragePool", x, (*x.shape[:2], *size), x.scale * self.rng.uniform(0.4, 1), True, attrs)
+        return self._pool("AveragePool", x, (*x.shape[:2], *size), scale, x.float_inside or rounded, attrs)
 
     def global_average(self, x: Tensor) -> Tensor:
         scale = x.scale * self.rng.uniform(0.1, 1)

@@ -396,19 +396,34 @@ def table(node: Node) -> Tensor:
 @op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements, but for a window that is the image."""
+    """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
+    `integers`: as the accelerator adds."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if window.whole:
         return global_average(node)
-    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    if node.attrs.get("integers"):
+        return _average_of_integers(node, x, window, ks)
+    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
     sy, zy = node.scalar(3, F32), node.scalar(4, F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
         mean = total / window.count(o).astype(F32)
         return saturate(round_even(mean / sy + zy), x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out), body, "average")
+
+
+def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
+    zx = node.scalar(2, "int32")
+    p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
+    sx, sy, zy = node.scalar(1, F32), node.scalar(3, F32), node.scalar(4, x.dtype)
+
+    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
+        scale = sx / (sy * window.count(o).astype(F32))
+        return requantize(T.sum(p[(n, c, *window.at(o, ks))], ks), scale, zy, x.dtype)
 
     return T.compute((*x.shape[:2], *window.out), body, "average")
 

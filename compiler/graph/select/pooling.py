@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.averages import adds_integers
 from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -17,7 +19,7 @@ from celosia.compiler.layer import Activation, Lattice, Pool, Window
 
 MOST_PARTS = 49
 """Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
-IN_FLOAT = "onnxruntime averages in float; a tie can differ by one step"
+IN_FLOATS = "onnxruntime averages in floats, which break ties as they happen to be rounded"
 
 
 def average(p: Placement, node: ir.Node) -> None:
@@ -26,13 +28,15 @@ def average(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     size = form.dims[2], form.dims[3]
-    windows = windows_of(node) if node.op_type == "QLinearAveragePool" else whole_image(size)
+    pool = node.op_type == "QLinearAveragePool"
+    if pool and not adds_integers(node):
+        raise OnCpu(f'{IN_FLOATS}; rounding="correct" makes them integers')
+    windows = windows_of(node) if pool else whole_image(size)
     window = window_of(windows)
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
-    exact = _is_exact(node, windows.whole, {a.count * b.count for a, b in product(rows, columns)})
-    note = "" if exact else IN_FLOAT
+    note = "" if pool or _is_exact(node, prod(size)) else f"{IN_FLOATS}; one can differ by one step"
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
@@ -42,12 +46,12 @@ def average(p: Placement, node: ir.Node) -> None:
         p.assemble(node, list(layers), reads, whole, y_form, note)
 
 
-def _is_exact(node: ir.Node, whole: bool, counts: set[int]) -> bool:
-    """Whether averages of so many pixels have onnxruntime's bytes: it adds integers, or floats that cannot tell."""
-    if node.op_type != "QLinearMean" and whole:
+def _is_exact(node: ir.Node, count: int) -> bool:
+    """Whether the average of a whole image has onnxruntime's bytes: it adds integers, or floats that cannot tell."""
+    if node.op_type != "QLinearMean":
         return True
     sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
-    return all(numerics.average_is_exact(sx, zero, sy, count) for count in counts)
+    return numerics.average_is_exact(sx, zero, sy, count)
 
 
 @dataclass(frozen=True)
