@@ -123,9 +123,9 @@ def compile(source: Source, options: Options) -> Program:
     see what each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two;
     by default onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"},
     or "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
-    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place. rounding: "correct" makes of normalisations
-    between bytes operators of integers, which round the real numbers; the others, and by default all, are onnxruntime's
-    floats, byte for byte (compiler/graph/norms.py).
+    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place. rounding: "correct" makes of normalisations,
+    sums and averages between bytes operators of integers, which round the real numbers; by default they are
+    onnxruntime's floats, byte for byte (compiler/graph/norms.py, sums.py, averages.py).
 
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another

@@ -56,9 +56,9 @@ def compare(
     found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `float`, the float model's tensor, and how it was
     `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
     differs though its operands do not. `rounded`: None, or with rounding="correct" how many `values` normalisations
-    have, how many of them are a step `apart` from onnxruntime's on the same bytes, how many values of `sums` are, and
-    the tensors `behind` these that have other values, which do not count as different. `inside`: tensors that an
-    integer operator or onnxruntime's fusion leaves out.
+    have, how many of them are a step `apart` from onnxruntime's on the same bytes, how many values of
+    `sums` and averages are, and the tensors `behind` these that have other values, which do not count as different.
+    `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
     `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
     the other. Raises what `compile` and `Runtime` do, InputError for a float model that is none, OracleError, and
     MissingLibrary without onnxruntime.
@@ -105,6 +105,10 @@ def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array])
     ]  # fmt: skip
 
 
+SUMS = ("Add", "QLinearAdd", "AveragePool", "QLinearAveragePool")
+"""What integers may round to the other side of a tie, beside normalisations."""
+
+
 def _rounded(graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, int]:
     """What `compare` says of what is rounded correctly. Those that are a step apart, and what is computed of these, do
     not differ then; but a normalisation is compared with onnxruntime's on the same bytes."""
@@ -119,7 +123,7 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Any])
             told["apart"] += int(np.sum(unequal))
             right = int(unequal.max(initial=0)) <= 1
         else:
-            is_sum = row["op"] in ("Add", "QLinearAdd") and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
+            is_sum = row["op"] in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
             told["sums"] += row["different"] * (is_sum and not behind)
             told["behind"] += row["different"] > 0 and behind
             right = behind or is_sum

@@ -55,7 +55,7 @@ def compare(
     The model is compiled so that each tensor which exists as one is returned; none stays on chip. onnxruntime runs with
     session.qdqisint8allowed=1, that is in integers. A tensor's SQNR is the power of the float model's tensor over that
     of the error; what is lost is lost against the worst operand. Ends with exit code 7 where a tensor differs; with
-    --rounding correct by more than a step of a normalisation, and what is computed of it.
+    --rounding correct by more than a step of a normalisation, sum or average, and what is computed of it.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ Rounding = Annotated[
     str | None,
     typer.Option(
         metavar="onnxruntime|correct",
-        help="How normalisations are rounded: as onnxruntime's floats are, or correctly, in integers.",
+        help="How normalisations, sums and averages are rounded: as onnxruntime's floats, or correctly, in integers.",
     ),
 ]
 Inputs = Annotated[
