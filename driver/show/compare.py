@@ -25,7 +25,7 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     if rounded := report["rounded"]:
         yield Text(
             f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations, and "
-            f"{rounded['sums']:,} of sums, lie a step beside onnxruntime's on the same bytes; "
+            f"{rounded['sums']:,} of sums and averages, lie a step beside onnxruntime's on the same bytes; "
             f"{rounded['behind']} tensors behind these have other values."
         )
     if report["first"] is not None:
