@@ -171,7 +171,7 @@ def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> 
         after = tidier.tidied(rewritten(graph, next(matches(rule, graph))))[0]
         made = OnnxWriter(after, model).write()
         assert not difference(model, made, opened), kind
-        assert price(made, "pynq").cycles < 0.95 * price(model, "pynq").cycles, kind
+        assert price(made, "pynq").total < 0.95 * price(model, "pynq").total, kind
 
 
 def test_an_integer_program_takes_many_steps_at_once() -> None:
