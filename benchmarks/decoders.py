@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ class DecoderNetwork:
     """A decoder in floats, with random weights: layers of attention and two products (GELU), or three (SwiGLU).
 
     rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
-    values. hidden: see HIDDEN. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64,
+    values. hidden: see HIDDEN. fused: attention, its cache, mask and rotary positions are one operator, as
+    onnxruntime-genai writes them; of places there are `most` then, and no input where they turn. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64,
     past_key_values.N.key and .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary],
     present.N.key and .value.
     """
@@ -38,6 +39,7 @@ class DecoderNetwork:
     rotary: bool = False
     seed: int = 0
     hidden: float = HIDDEN
+    fused: bool = False
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
     gated: set[str] = field(default_factory=set, init=False)
@@ -52,6 +54,12 @@ class DecoderNetwork:
     def norm(self) -> str:
         """The operator that normalises."""
         return "SimplifiedLayerNormalization" if self.rotary else "LayerNormalization"
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of the inputs that have something for each token."""
+        names = ("input_ids", "attention_mask", "position_ids")
+        return names[:2] if self.fused and self.rotary else names
 
     @property
     def channels(self) -> int:
@@ -73,21 +81,22 @@ class DecoderNetwork:
         x = self._op("Gather", self._normal(self.vocabulary, self.channels), "input_ids")
         if not self.rotary:
             x = self._sum(x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
-        turns, mask = self._turns() if self.rotary else (), self._mask()
+        attention = self._fused() if self.fused else self._plain()
         for layer in range(self.layers):
-            x = self._sum(x, self._attention(self._norm(x), mask, turns, layer))
+            x = self._sum(x, attention(self._norm(x), layer))
             x = self._sum(x, self._products(self._norm(x)))
         logits = self._linear(self._norm(x), self.channels, self.vocabulary)
         self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
         graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants, value_info=self.known)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        opsets = [helper.make_opsetid("", 17), *[helper.make_opsetid("com.microsoft", 1)] * self.fused]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
     def _interface(self) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
         def tensor(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
             return helper.make_tensor_value_info(name, kind, shape)
 
         whole = [(name, "total" if name == "attention_mask" else "steps")
-                 for name in ("input_ids", "attention_mask", "position_ids")]  # fmt: skip
+                 for name in self.counted]  # fmt: skip
         inputs = [tensor(name, 1, size, kind=TensorProto.INT64) for name, size in whole]
         outputs = [tensor("logits", 1, "steps", self.vocabulary)]
         for layer, kind in caches(self.layers):
@@ -103,6 +112,7 @@ class DecoderNetwork:
             "input_ids": random.integers(0, self.vocabulary, (1, steps)), "attention_mask": seen[None].astype(np.int64),
             "position_ids": valid + np.arange(steps)[None],
         }  # fmt: skip
+        made = {name: made[name] for name in self.counted}
         for layer, kind in caches(self.layers):
             cache = random.normal(size=(1, self.groups, past, self.inner)).astype(np.float32)
             made[f"past_key_values.{layer}.{kind}"] = cache
@@ -174,6 +184,33 @@ class DecoderNetwork:
 
     def _split(self, x: str, heads: int) -> str:
         return self._op("Transpose", self._op("Reshape", x, self._ints(1, -1, heads, self.inner)), perm=(0, 2, 1, 3))
+
+    def _plain(self) -> Callable[[str, int], str]:
+        turns, mask = self._turns() if self.rotary else (), self._mask()
+        return lambda x, layer: self._attention(x, mask, turns, layer)
+
+    def _fused(self) -> Callable[[str, int], str]:
+        """Attention of rows and the number of their layer, as one operator."""
+        last = self._op("Sub", self._op("ReduceSum", "attention_mask", self._ints(1)), self._ints(1))
+        shared = [self._op("Cast", x, to=TensorProto.INT32) for x in (last, self._size("attention_mask", 1))]
+        if self.rotary:
+            angles = np.arange(self.most)[:, None] * 10_000.0 ** -(np.arange(0, self.inner, 2) / self.inner)
+            shared += [self._constant(np.cos(angles)), self._constant(np.sin(angles))]
+
+        def attention(x: str, layer: int) -> str:
+            sides = [self._linear(x, self.channels, heads * self.inner)
+                     for heads in (self.heads, self.groups, self.groups)]  # fmt: skip
+            past, present = ([f"{name}.{layer}.{kind}" for kind in ("key", "value")]
+                             for name in ("past_key_values", "present"))  # fmt: skip
+            y = self._op(
+                "GroupQueryAttention", *sides, *past, *shared, domain="com.microsoft", num_heads=self.heads,
+                kv_num_heads=self.groups, do_rotary=int(self.rotary),
+            )  # fmt: skip
+            self.nodes[-1].output.extend(present)
+            self.known.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, [1, "steps", self.channels]))
+            return self._linear(y, self.channels, self.channels)
+
+        return attention
 
     def _attention(self, x: str, mask: str, turns: tuple[str, ...], layer: int) -> str:
         own = {}

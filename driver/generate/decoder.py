@@ -17,7 +17,8 @@ from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.generate.roles import CACHE_AXIS, roles_of
+from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.roles import CACHE_AXIS, Roles, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.generate.usage import SessionUsage
@@ -32,6 +33,8 @@ from celosia.sim.device import Device
 Array = NDArray[Any]
 LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
+COUNTING = ("Cast", "CumSum", "Sub", "Slice")
+"""What makes places of new tokens of a mask."""
 
 
 class Decoder:
@@ -59,9 +62,10 @@ class Decoder:
         proto = model if isinstance(model, onnx.ModelProto) else read(Path(model))
         self.name = "model" if isinstance(model, onnx.ModelProto) else Path(model).stem
         self.roles, self.vocabulary = roles_of(proto), vocabulary_of(proto)
+        proto = in_plain_operators(proto)
         self.config = Config.load(config) if isinstance(device, str) else device.config
         self._step = stepping(proto, self.roles)
-        self.length = _length(length, positions_of(proto, self.roles.positions))
+        self.length = _length(length, positions_of(proto, self.roles))
         self.chunk = max(1, min(chunk, self.length - 1))
         if isinstance(device, str):
             require_tools(device, proto)
@@ -271,13 +275,18 @@ def _length(wanted: int | None, most: int | None) -> int:
     return length
 
 
-def positions_of(proto: onnx.ModelProto, name: str) -> int | None:
+def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
     """How many positions the model has a row for; None where it computes what it needs of any."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
-    aliases = {name}
+    counted = {roles.mask}
+    """The mask, and places that are counted in it."""
+    aliases = {roles.positions} - {""}
     for node in proto.graph.node:
         if (traits(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
-        if node.op_type == "Gather" and name and node.input[1] in aliases and node.input[0] in tables:
+        if node.op_type in COUNTING and node.input[0] in counted:
+            counted.update(node.output)
+            aliases.update(node.output if node.op_type == "Slice" else ())
+        if node.op_type == "Gather" and node.input[1] in aliases and node.input[0] in tables:
             return int(tables[node.input[0]])
     return None

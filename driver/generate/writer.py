@@ -1,0 +1,53 @@
+"""Writing operators into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from celosia.compiler.expr.names import unused_name
+
+
+class GraphWriter:
+    """Writes `nodes`, which are to become those of `graph`, and constants into it; methods return names of tensors.
+    prefix: of the names of what is written."""
+
+    def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
+        self.graph, self.prefix, self.nodes = graph, prefix, list[onnx.NodeProto]()
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self.constants.update(zip(node.output, (each.t for each in node.attribute if each.name == "value")))
+        values = (*graph.input, *graph.initializer)
+        self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
+        self._shared: dict[Hashable, str] = {}
+
+    def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
+        """The first output of an operator; `called` is its name, if it must have one."""
+        y = called or unused_name(f"{self.prefix}/{kind}", self._taken)
+        self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
+        return y
+
+    def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """As `op`, but what is asked for twice is written once."""
+        key = (kind, inputs, *sorted(attributes.items()))
+        if key not in self._shared:
+            self._shared[key] = self.op(kind, *inputs, **attributes)
+        return self._shared[key]
+
+    def constant(self, values: Any, dtype: Any = np.int64) -> str:
+        """A constant, equal ones once."""
+        array = np.asarray(values, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._shared:
+            self._shared[key] = unused_name(f"{self.prefix}/constant", self._taken)
+            self.graph.initializer.append(numpy_helper.from_array(array, self._shared[key]))
+        return self._shared[key]
+
+    def ints(self, *values: int) -> str:
+        """[values]."""
+        return self.constant(values)

@@ -1,0 +1,157 @@
+"""Decoders whose attention has its cache inside one operator, as onnxruntime-genai writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from benchmarks.decoders import DecoderNetwork as Network
+from benchmarks.decoders import in_blocks, quantised
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import celosia
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.decoder import Decoder
+
+from ..oracle import opened
+
+Array = NDArray[Any]
+GPT = Network(heads=2, inner=16, wide=48, layers=2, vocabulary=30, most=40, fused=True)
+LLAMA = Network(heads=4, groups=2, inner=16, wide=40, layers=2, vocabulary=25, most=64, rotary=True, fused=True, seed=2)
+WIDE = replace(LLAMA, inner=32, layers=1)
+ONE = replace(LLAMA, layers=1)
+Change = Callable[[onnx.GraphProto], None]
+
+
+def fused(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if node.op_type in ("GroupQueryAttention", "MultiHeadAttention")]
+
+
+def having(**attributes: Any) -> Change:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in fused(graph):
+            kept = [each for each in node.attribute if each.name not in attributes]
+            del node.attribute[:]
+            node.attribute.extend([*kept, *(helper.make_attribute(*each) for each in attributes.items())])
+
+    return change
+
+
+def packed(graph: onnx.GraphProto) -> None:
+    """Queries, keys and values of one product."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for node in fused(graph):
+        products = [each for each in graph.node if each.output[0] in node.input[:3]]
+        whole = np.hstack([numpy_helper.to_array(weights[each.input[1]]) for each in products])
+        graph.initializer.append(numpy_helper.from_array(whole, f"{node.name}_whole"))
+        products[0].input[1] = f"{node.name}_whole"
+        for each in products[1:]:
+            graph.node.remove(each)
+        node.input[1:3] = ["", ""]
+
+
+def half_turned(graph: onnx.GraphProto) -> None:
+    """Half of each head's elements are not turned."""
+    for name in fused(graph)[0].input[7:9]:
+        (tensor,) = (each for each in graph.initializer if each.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, ::2].copy(), name))
+
+
+def biased(graph: onnx.GraphProto) -> None:
+    """Something is added to scores, of heads and columns, as with ALiBi."""
+    slopes = numpy_helper.from_array(np.float32([0.1, 0.2, 0.3, 0.4]).reshape(1, 4, 1, 1), "slopes")
+    seen = [
+        helper.make_node("Cast", ["attention_mask"], ["seen"], to=TensorProto.FLOAT),
+        helper.make_node("CumSum", ["seen", "one"], ["columns"]),
+        helper.make_node("Unsqueeze", ["columns", "axes"], ["wide"]),
+        helper.make_node("Mul", ["wide", "slopes"], ["bias_row"]),
+        helper.make_node("Expand", ["bias_row", "rows"], ["bias"]),
+    ]
+    steps = [
+        helper.make_node("Shape", ["input_ids"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "place"], ["steps"]),
+        helper.make_node("Concat", ["ones", "steps", "ones_behind"], ["rows"], axis=0),
+    ]
+    constants = {"one": np.int64(1), "axes": np.int64([1, 2]), "place": np.int64([1]), "ones": np.int64([1, 1]),
+                 "ones_behind": np.int64([1])}  # fmt: skip
+    graph.initializer.extend([slopes, *(numpy_helper.from_array(np.array(v), k) for k, v in constants.items())])
+    for node in reversed([*steps, *seen]):
+        graph.node.insert(0, node)
+    for node in fused(graph):
+        node.input.extend(["", "bias"])
+
+
+def placed(graph: onnx.GraphProto) -> None:
+    """Places of tokens are an input."""
+    graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, [1, "steps"]))
+    for node in fused(graph):
+        node.input.append("position_ids")
+
+
+def in_heads(graph: onnx.GraphProto) -> None:
+    """MultiHeadAttention, which has a bias and a mask of keys, and shows no token what comes behind it."""
+    bias = np.random.default_rng(3).normal(size=3 * GPT.channels).astype(np.float32)
+    graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    graph.node.insert(0, helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.INT32))
+    for node in fused(graph):
+        node.op_type = "MultiHeadAttention"
+        node.input[:] = [*node.input[:3], "bias", "mask", "", *node.input[3:5]]
+        del node.attribute[:]
+        node.attribute.extend([helper.make_attribute("num_heads", GPT.heads), helper.make_attribute("unidirectional", 1)])
+
+
+def changed(network: Network, *changes: Change) -> onnx.ModelProto:
+    model = network.model()
+    for change in changes:
+        change(model.graph)
+    return model
+
+
+class Growing:
+    """onnxruntime, which runs the model as it is, with a cache that grows."""
+
+    def __init__(self, model: onnx.ModelProto | Path, network: Network) -> None:
+        self.session, self.seen = opened(model, int8=True), 0
+        self.asked = [each.name for each in self.session.get_inputs()]
+        self.caches = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if "past" in name}
+
+    def feed(self, tokens: list[int]) -> Array:
+        """Logits of the last token."""
+        total = self.seen + len(tokens)
+        given = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, total), np.int64),
+                 "position_ids": np.arange(self.seen, total)[None]}  # fmt: skip
+        names = [each.name for each in self.session.get_outputs()]
+        given = {name: array for name, array in given.items() if name in self.asked}
+        found = dict(zip(names, self.session.run(names, given | self.caches)))
+        self.seen = total
+        self.caches = {name: found[name.replace("past_key_values", "present")] for name in self.caches}
+        logits: Array = found["logits"][0, -1]
+        return logits
+
+
+CHANGES = {
+    "learned positions": (GPT, ()), "turned": (LLAMA, ()), "packed": (ONE, (packed,)),
+    "neighbours": (ONE, (having(rotary_interleaved=1), placed)), "half": (WIDE, (half_turned,)),
+    "half of neighbours": (WIDE, (half_turned, having(rotary_interleaved=1))),
+    "window": (ONE, (having(local_window_size=4),)), "capped": (ONE, (having(softcap=2.0, scale=0.5),)),
+    "biased": (ONE, (biased,)), "heads of their own": (GPT, (in_heads,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_logits_are_onnxruntimes(name: str) -> None:
+    """Within the rounding of floats: of a prompt in pieces, and of tokens behind it, from a cache of fixed length."""
+    network, changes = CHANGES[name]
+    model = changed(network, *changes)
+    oracle, tokens = Growing(model, network), np.random.default_rng(1).integers(0, 25, 9).tolist()
+    with Decoder(model, config="tiny", length=16, chunk=4, check=False) as decoder:
+        session = decoder.session()
+        for given in (tokens, [3], [7], [1, 2]):
+            np.testing.assert_allclose(session.feed(given), oracle.feed(given), rtol=1e-4, atol=2e-5)
