@@ -29,6 +29,7 @@ from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.four_bits import with_four_bits
+from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, with_types
 from celosia.hw.config import Config, did_you_mean
@@ -126,6 +127,7 @@ def quantize(
     proto = _float_model(Path(model), exclude)
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
+        proto = in_plain_operators(proto)
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
         choices = replace(choices, operators=operators or "products", decoder=True)
     else:

@@ -66,8 +66,7 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
             _Grouped(writer, node, roles).write()
         else:
             _Multiple(writer, node, roles).write()
-    del made.graph.node[:]
-    made.graph.node.extend(writer.nodes)
+    writer.close()
     return made
 
 
@@ -205,28 +204,32 @@ class _Grouped(_Attention):
 
     def turned(self, x: str) -> str:
         """Pairs of elements turned by the angles of their places: x * cos + others * sin, where the others of a pair
-        have changed places, and the sines of the first ones their sign. Elements that no angle turns have cos 1, sin 0.
-        """
-        (cos, sin), pairs = (self.table(number) for number in (7, 8)), bool(self.attrs.get("rotary_interleaved", 0))
-        half = cos.shape[1]
+        have changed places, and the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
+        (cos, sin), half = (self.table(number) for number in (7, 8)), self.half()
         rest = self.size - 2 * half
-        if rest < 0 or cos.shape != sin.shape:
-            raise ModelError(
-                f"{_called(self.node)} turns heads of {self.size} elements by cosines {list(cos.shape)} and sines "
-                f"{list(sin.shape)}; they must be [places, {self.size // 2}] or less"
-            )
-        wide = (lambda a, b: np.stack([a, b], -1).reshape(len(a), -1)) if pairs else lambda a, b: np.hstack([a, b])
-        tables = [np.pad(wide(cos, cos), ((0, 0), (0, rest)), constant_values=1)]
-        tables.append(np.pad(wide(-sin, sin), ((0, 0), (0, rest))))
-        if pairs:
+        if self.attrs.get("rotary_interleaved", 0):
+            cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
             order = np.arange(self.size)
             order[: 2 * half] ^= 1
             others = self.op("Gather", x, self.writer.constant(order), axis=-1)
         else:
+            cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
             first, second, *end = self.parts(x, [half, half, *[rest] * (rest > 0)])
-            others = self.op("Concat", second, first, *end, axis=-1)
-        by = [self.at_places(table) for table in tables]
-        return self.op("Add", self.op("Mul", x, by[0]), self.op("Mul", others, by[1]))
+            others = self.op("Concat", self.op("Neg", second), first, *end, axis=-1)
+        cos, sin = (np.pad(each, ((0, 0), (0, rest)), constant_values=n) for each, n in ((cos, 1), (sin, 0)))
+        return self.op(
+            "Add", self.op("Mul", x, self.at_places(cos)), self.op("Mul", others, self.at_places(sin))
+        )  # fmt: skip
+
+    def half(self) -> int:
+        """How many pairs are turned."""
+        cos, sin = (self.table(number).shape for number in (7, 8))
+        if cos != sin or len(cos) != 2 or 2 * cos[1] > self.size:
+            raise ModelError(
+                f"{_called(self.node)} turns heads of {self.size} elements by cosines {list(cos)} and sines "
+                f"{list(sin)}; both must be [places, {self.size // 2}], or fewer columns"
+            )
+        return int(cos[1])
 
     def at_places(self, table: Array) -> str:
         """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.expr.names import unused_name
+from celosia.compiler.graph.functions import nodes
 
 
 class GraphWriter:
@@ -25,6 +26,15 @@ class GraphWriter:
         values = (*graph.input, *graph.initializer)
         self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
         self._shared: dict[Hashable, str] = {}
+
+    def close(self) -> None:
+        """Make `nodes` those of the graph, which keeps no constants that nobody reads."""
+        del self.graph.node[:]
+        self.graph.node.extend(self.nodes)
+        read = {name for node in nodes(self.graph) for name in node.input} | {each.name for each in self.graph.output}
+        kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(kept)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
         """The first output of an operator; `called` is its name, if it must have one."""
