@@ -194,13 +194,26 @@ class _Grouped(_Attention):
             raise ModelError(f"{_called(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
         sides = self.node.input[:3]
         if not _input(self.node, 1):
-            sides = self.parts(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
+            sides = self.apart(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
         q, k, v = (self.split(x, heads) for x, heads in zip(sides, (self.heads, groups, groups)))
         if self.attrs.get("do_rotary", 0):
             q, k = self.turned(q), self.turned(k)
         added = [bias] if (bias := _input(self.node, 10)) else []
         mask = self.hidden(self.in_order(self.attrs.get("local_window_size", -1)), np.finfo(self.dtype).min)
         self.attend(q, k, v, [*added, mask])
+
+    def apart(self, x: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of these sizes of the last axis: products of their own, where one by a constant makes x, whose results
+        then have scales of their own, too."""
+        node, constants = self.writer.makers.get(x, onnx.NodeProto()), self.writer.constants
+        if node.op_type not in ("MatMul", "Add") or node.input[1] not in constants:
+            return self.parts(x, sizes)
+        whole = numpy_helper.to_array(constants[node.input[1]])
+        if whole.ndim != (2 if node.op_type == "MatMul" else 1):
+            return self.parts(x, sizes)
+        parts = [self.writer.constant(part, part.dtype) for part in np.split(whole, np.cumsum(sizes)[:-1], axis=-1)]
+        others = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
+        return [self.op(node.op_type, other, part) for other, part in zip(others, parts)]
 
     def turned(self, x: str) -> str:
         """Pairs of elements turned by the angles of their places: x * cos + others * sin, where the others of a pair

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.expr.names import unused_name
-from celosia.compiler.graph.functions import nodes
+from celosia.compiler.graph.functions import nodes, subgraphs
+
+
+def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    for graph in subgraphs(node):
+        yield from nodes(graph)
 
 
 class GraphWriter:
@@ -23,18 +29,22 @@ class GraphWriter:
         for node in graph.node:
             if node.op_type == "Constant":
                 self.constants.update(zip(node.output, (each.t for each in node.attribute if each.name == "value")))
+        self.makers = {name: node for node in graph.node for name in node.output}
         values = (*graph.input, *graph.initializer)
         self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
         self._shared: dict[Hashable, str] = {}
 
     def close(self) -> None:
-        """Make `nodes` those of the graph, which keeps no constants that nobody reads."""
-        del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
-        read = {name for node in nodes(self.graph) for name in node.input} | {each.name for each in self.graph.output}
-        kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
-        del self.graph.initializer[:]
-        self.graph.initializer.extend(kept)
+        """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
+        read, kept = {each.name for each in self.graph.output}, list[onnx.NodeProto]()
+        for node in reversed(self.nodes):
+            if read.intersection(node.output):
+                kept.append(node)
+                read.update(name for each in (node, *_inside(node)) for name in each.input)
+        constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
+        del self.graph.node[:], self.graph.initializer[:]
+        self.graph.node.extend(reversed(kept))
+        self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
         """The first output of an operator; `called` is its name, if it must have one."""
@@ -52,7 +62,7 @@ class GraphWriter:
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
         """A constant, equal ones once."""
         array = np.asarray(values, dtype)
-        key = (array.dtype.str, array.shape, array.tobytes())
+        key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
         if key not in self._shared:
             self._shared[key] = unused_name(f"{self.prefix}/constant", self._taken)
             self.graph.initializer.append(numpy_helper.from_array(array, self._shared[key]))

@@ -51,7 +51,12 @@ def packed(graph: onnx.GraphProto) -> None:
         products = [each for each in graph.node if each.output[0] in node.input[:3]]
         whole = np.hstack([numpy_helper.to_array(weights[each.input[1]]) for each in products])
         graph.initializer.append(numpy_helper.from_array(whole, f"{node.name}_whole"))
-        products[0].input[1] = f"{node.name}_whole"
+        bias = np.random.default_rng(4).normal(size=whole.shape[1]).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(bias, f"{node.name}_bias"))
+        products[0].input[1], y = f"{node.name}_whole", products[0].output[0]
+        products[0].output[0] = f"{y}_product"
+        biased = helper.make_node("Add", [f"{y}_product", f"{node.name}_bias"], [y])
+        graph.node.insert(list(graph.node).index(products[0]) + 1, biased)
         for each in products[1:]:
             graph.node.remove(each)
         node.input[1:3] = ["", ""]
