@@ -27,7 +27,7 @@ from celosia.driver import quantize_report as reporting
 from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
-from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
+from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.four_bits import with_four_bits
 from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
@@ -128,6 +128,8 @@ def quantize(
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
         proto = in_plain_operators(proto)
+        if operators == "all":
+            proto = with_sums_apart(proto)
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
         choices = replace(choices, operators=operators or "products", decoder=True)
     else:
