@@ -24,7 +24,8 @@ class DecoderNetwork:
 
     rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
     values. hidden: see HIDDEN. fused: attention, its cache, mask and rotary positions are one operator, as
-    onnxruntime-genai writes them; of places there are `most` then, and no input where they turn. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64,
+    onnxruntime-genai writes them, of at most `most` places; where they turn, positions are no input. Inputs: input_ids,
+    position_ids [1, steps], attention_mask [1, total] int64,
     past_key_values.N.key and .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary],
     present.N.key and .value.
     """

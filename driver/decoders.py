@@ -99,14 +99,15 @@ def products_of(model: onnx.ModelProto) -> list[str]:
 
 
 SKIPS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
-"""Norms of sums, and which of their inputs is a bias that is added, too. Others begin with what is added, and go on with
-those of a norm."""
+"""Norms of sums, and which of their inputs is a bias that is added, too. The first two are added, those of the norm
+follow."""
 
 
 def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with the residual stream's sums beside the norms that hold them. It is changed.
 
-    y, _, _, sum = SkipLayerNormalization(x, skip, scale)    ->    sum = Add(x, skip)    y = LayerNormalization(sum, scale)
+    y, _, _, sum = SkipLayerNormalization(x, skip, scale)
+        ->      sum = Add(x, skip)      y = LayerNormalization(sum, scale)
     """
     writer = GraphWriter(model.graph, "sum")
     for node in model.graph.node:

@@ -127,9 +127,7 @@ def quantize(
     proto = _float_model(Path(model), exclude)
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
-        proto = in_plain_operators(proto)
-        if operators == "all":
-            proto = with_sums_apart(proto)
+        proto = _in_parts(proto, operators)
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
         choices = replace(choices, operators=operators or "products", decoder=True)
     else:
@@ -267,6 +265,12 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
     if not found:
         raise QuantizeError("the model has no inputs, so there is nothing to calibrate")
     return found
+
+
+def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
+    """A decoder without what onnxruntime has as one operator and its quantiser leaves float."""
+    plain = in_plain_operators(proto)
+    return with_sums_apart(plain) if operators == "all" else plain
 
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:

@@ -96,7 +96,7 @@ def _require_plain(node: onnx.NodeProto) -> None:
 
 
 class _Attention:
-    """What both operators have: heads, a cache, scores, softmax. ModelError where their cache is none of the model's."""
+    """What both operators have: heads, a cache, scores, softmax. ModelError where the cache is none of the model's."""
 
     def __init__(self, writer: GraphWriter, node: onnx.NodeProto, roles: Roles) -> None:
         self.writer, self.op, self.node, self.roles, self.attrs = writer, writer.op, node, roles, _attributes(node)
@@ -109,7 +109,7 @@ class _Attention:
         self.heads, self.size = int(self.attrs["num_heads"]), self.cache.size
         self.dtype = np.dtype(self.cache.dtype)
 
-    def float(self, value: Any) -> str:
+    def real(self, value: Any) -> str:
         """A constant of the type of queries, keys and values."""
         return self.writer.constant(value, self.dtype)
 
@@ -136,9 +136,9 @@ class _Attention:
         keys, values = self.repeated(k), self.repeated(v)
         scores = self.op("MatMul", q, self.op("Transpose", keys, perm=(0, 1, 3, 2)))
         scale = self.attrs.get("scale", 0.0) or 1 / np.sqrt(self.size)
-        scores = self.op("Mul", scores, self.float(scale))
+        scores = self.op("Mul", scores, self.real(scale))
         if cap := self.attrs.get("softcap", 0.0):
-            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, self.float(cap))), self.float(cap))
+            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, self.real(cap))), self.real(cap))
         for each in added:
             scores = self.op("Add", scores, each)
         mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), values)
@@ -156,7 +156,7 @@ class _Attention:
 
     def hidden(self, seen: str, value: float) -> str:
         """What is added to scores: nothing where `seen`, a tensor of bool, else `value`."""
-        return self.writer.once("Where", seen, self.float(0), self.float(value))
+        return self.writer.once("Where", seen, self.real(0), self.real(value))
 
     def own(self, x: str) -> str:
         """The last of x [batch, total]: of the tokens that are new."""
@@ -258,7 +258,8 @@ class _Grouped(_Attention):
                 f"{_called(self.node)} turns by {name!r}, which is no constant; export the model with constant cosines "
                 "and sines"
             )
-        return numpy_helper.to_array(self.writer.constants[name])
+        array: Array = numpy_helper.to_array(self.writer.constants[name])
+        return array
 
 
 class _Multiple(_Attention):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks.decoders import DecoderNetwork as Network
-from benchmarks.decoders import in_blocks, quantised
+from benchmarks.decoders import quantised
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from thorough import some
+from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.graph.importer import ModelError
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.cli import app
 from celosia.driver.generate.decoder import Decoder
+from celosia.hw.config import PRESETS
 
 from ..oracle import opened
 
@@ -60,6 +64,21 @@ def packed(graph: onnx.GraphProto) -> None:
         for each in products[1:]:
             graph.node.remove(each)
         node.input[1:3] = ["", ""]
+
+
+def skipping(graph: onnx.GraphProto) -> None:
+    """The residual stream's sums are part of the normalisations behind them."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for norm in [node for node in graph.node if node.op_type == "SimplifiedLayerNormalization"]:
+        added = makers[norm.input[0]]
+        if added.op_type != "Add":
+            continue
+        norm.op_type, norm.domain = "SkipSimplifiedLayerNormalization", "com.microsoft"
+        norm.output.extend(["", "", added.output[0]])
+        norm.input[:] = [*added.input, norm.input[1]]
+        del norm.attribute[:]
+        norm.attribute.append(helper.make_attribute("epsilon", 1e-6))
+        graph.node.remove(added)
 
 
 def half_turned(graph: onnx.GraphProto) -> None:
@@ -109,7 +128,9 @@ def in_heads(graph: onnx.GraphProto) -> None:
         node.op_type = "MultiHeadAttention"
         node.input[:] = [*node.input[:3], "bias", "mask", "", *node.input[3:5]]
         del node.attribute[:]
-        node.attribute.extend([helper.make_attribute("num_heads", GPT.heads), helper.make_attribute("unidirectional", 1)])
+        node.attribute.extend(
+            [helper.make_attribute("num_heads", GPT.heads), helper.make_attribute("unidirectional", 1)]
+        )
 
 
 def changed(network: Network, *changes: Change) -> onnx.ModelProto:
@@ -162,16 +183,113 @@ def test_logits_are_onnxruntimes(name: str) -> None:
             np.testing.assert_allclose(session.feed(given), oracle.feed(given), rtol=1e-4, atol=2e-5)
 
 
-def skipping(graph: onnx.GraphProto) -> None:
-    """The residual stream's sums are part of the normalisations behind them."""
-    makers = {name: node for node in graph.node for name in node.output}
-    for norm in [node for node in graph.node if node.op_type == "SimplifiedLayerNormalization"]:
-        added = makers[norm.input[0]]
-        if added.op_type != "Add":
-            continue
-        norm.op_type, norm.domain = "SkipSimplifiedLayerNormalization", "com.microsoft"
-        norm.output.extend(["", "", added.output[0]])
-        norm.input[:] = [*added.input, norm.input[1]]
-        del norm.attribute[:]
-        norm.attribute.append(helper.make_attribute("epsilon", 1e-6))
-        graph.node.remove(added)
+IN_BYTES = replace(LLAMA, inner=32, wide=48, layers=1)
+CASES = [("products", (), 5), ("all", (packed, skipping), 1)]
+
+
+@pytest.mark.parametrize(("operators", "changes", "launches"), some(CASES, CASES[:1]))
+def test_quantised_they_are_plain(operators: str, changes: tuple[Change, ...], launches: int, tmp_path: Path) -> None:
+    """Products of attention are quantised, too, caches are bytes, and logits onnxruntime's."""
+    onnx.save(changed(IN_BYTES, *changes), tmp_path / "float.onnx")
+    tokens, path = np.random.default_rng(0).integers(0, 25, (4, 8)), tmp_path / "int8.onnx"
+    report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, path, operators=operators, config="tiny")
+    assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"] > 0
+    cfg = replace(PRESETS["pynq"], softmax=4, norm=8)
+    with Decoder(path, config=cfg, length=8, chunk=4, rounding="correct", check=False) as decoder:
+        session, oracle = decoder.session(), Growing(path, IN_BYTES)
+        for given in ([1, 2, 3, 4], [5]):
+            np.testing.assert_array_equal(session.feed(given), oracle.feed(given))
+        assert len(decoder.program().launches) == launches
+        assert {each.dtype for each in decoder.program().inputs if "past" in each.name} == {"int8"}
+
+
+def test_quantised_around_attention(tmp_path: Path) -> None:
+    """By onnxruntime's tools, which leave attention in floats: logits are its own, to the last bit."""
+    path = quantised(IN_BYTES, tmp_path, past=10)
+    with Decoder(path, "functional", config="pynq", length=12, chunk=4, check=False) as decoder:
+        session, oracle = decoder.session(), Growing(path, IN_BYTES)
+        for given in ([1, 2, 3, 4, 5], [6], [7]):
+            np.testing.assert_array_equal(session.feed(given), oracle.feed(given))
+
+
+def test_compiled_for_given_sizes() -> None:
+    """`celosia.compile` has the operator itself, on the CPU."""
+    model = changed(ONE, packed, skipping)
+    feed = ONE.feed(2, 3, seed=0)
+    program = celosia.compile(model, "tiny", shapes={name: array.shape for name, array in feed.items()})
+    found, session = celosia.Runtime(program).run(feed).outputs, opened(model)
+    for value, expected in zip(session.get_outputs(), session.run(None, feed)):
+        np.testing.assert_allclose(found[value.name], expected, rtol=1e-4, atol=1e-5)
+
+
+# What cannot be run step by step ----------------------------------------------------------------------------------
+
+
+def with_input(number: int, name: str) -> Change:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in fused(graph):
+            node.input.extend([""] * (number + 1 - len(node.input)))
+            node.input[number] = name
+
+    return change
+
+
+def counting_from_one(graph: onnx.GraphProto) -> None:
+    """The number of tokens that are seen in the place of the last one's."""
+    (last,) = (node for node in graph.node if node.op_type == "Sub")
+    last.op_type = "Identity"
+    del last.input[1]
+
+
+def of_an_input(graph: onnx.GraphProto) -> None:
+    graph.input.append(helper.make_tensor_value_info("lengths_mask", TensorProto.INT32, [1]))
+    with_input(5, "lengths_mask")(graph)
+
+
+def computed(graph: onnx.GraphProto) -> None:
+    graph.node.insert(0, helper.make_node("Identity", ["c1"], ["angles"]))
+    with_input(7, "angles")(graph)
+
+
+def cut(graph: onnx.GraphProto) -> None:
+    """The cache's rows, but for the first."""
+    name = "past_key_values.0.key"
+    graph.node.insert(0, helper.make_node("Identity", [name], ["later"]))
+    fused(graph)[0].input[3] = "later"
+
+
+REFUSED = {
+    "a sink": (having(smooth_softmax=1), "has smooth_softmax = 1, which cannot be run step by step"),
+    "sinks of heads": (with_input(11, "c0"), "takes 'c0', which cannot be run step by step"),
+    "all see all": (having(causal=0), "has causal = 0, which"),
+    "other heads": (having(kv_num_heads=4), "has 4 heads of queries, and its cache 2 of keys"),
+    "lengths": (counting_from_one, "which is not the last place of the mask 'attention_mask'"),
+    "lengths of the user": (of_an_input, "one input for the mask|which is not the last place"),
+    "angles that are computed": (computed, "turns by 'angles', which is no constant"),
+    "angles of other heads": (with_input(8, "c0"), "both must be"),
+    "a cache that is cut": (cut, "has a cache 'later', which is no input"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_attention_that_is_refused(name: str) -> None:
+    change, message = REFUSED[name]
+    with pytest.raises(ModelError, match=message):
+        Decoder(changed(ONE, change))
+
+
+def test_opsets_without_what_plain_operators_need() -> None:
+    model = ONE.model()
+    model.opset_import[0].version = 12
+    with pytest.raises(ModelError, match="needs opset 13, not 12"):
+        Decoder(model)
+
+
+def test_a_sequence_has_the_places_of_the_table(tmp_path: Path) -> None:
+    onnx.save(ONE.model(), tmp_path / "decoder.onnx")
+    assert Decoder(tmp_path / "decoder.onnx").length == ONE.most
+    line = f"generate {tmp_path / 'decoder.onnx'} --config tiny --quiet --no-check -n 3 "
+    refused = CliRunner().invoke(app, shlex.split(line + "--ids 1,2 --length 65"))
+    assert refused.exit_code == 1 and "positions for 64 tokens, not for 65" in " ".join(refused.stderr.split())
+    done = CliRunner().invoke(app, shlex.split(line + "--ids 1,2 --length 8"))
+    assert done.exit_code == 0 and len(done.stdout.split()) == 5
