@@ -61,8 +61,8 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by name: "products", those of "attention" or of a "decoder", too; ""
-        where it takes all that it can."""
+        """Which operators the quantiser is told by name: "products", those of "rotary" positions, of "attention" or of a
+        "decoder", too; "" where it takes all that it can."""
         if self.operators != "all":
             return self.operators
         return "decoder" if self.decoder else ""
@@ -97,10 +97,10 @@ def quantize(
     or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). method: how
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
     "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
-    others; "attention" is products, masks, softmaxes and rotary positions, of decoders "all" is these, the residual
-    stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean, std: of
-    images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model
-    become those of the samples, but for decoders, whose stay open.
+    others; "rotary" is products and rotary positions, "attention" masks and softmaxes, too, of decoders "all" is these,
+    the residual stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean,
+    std: of images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of
+    the model become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -350,7 +350,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
-        between = between_products(model, everything=choices.chosen != "attention")
+        between = between_products(model, choices.chosen or OPERATORS[0])
         try:
             ranges = score_ranges(model, between.masked, samples)
         except OracleError as error:
