@@ -46,7 +46,9 @@ class DecoderNetwork:
     gated: set[str] = field(default_factory=set, init=False)
     """Names of the products of SwiGLU."""
     attending: set[str] = field(default_factory=set, init=False)
-    """Names of products and sums in attention: of rotary positions, scales and masks."""
+    """Names of products and sums in attention: of scales and masks."""
+    turning: set[str] = field(default_factory=set, init=False)
+    """Those of rotary positions."""
     stream: set[str] = field(default_factory=set, init=False)
     """Names of the sums of the residual stream."""
     known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
@@ -180,7 +182,7 @@ class DecoderNetwork:
                      for a, b in ((0, half), (half, self.inner)))  # fmt: skip
         turned = self._op("Concat", self._op("Neg", high), low, axis=3)
         both = self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
-        self.attending.update(node.name for node in self.nodes[-3:])
+        self.turning.update(node.name for node in self.nodes[-3:])
         return both
 
     def _split(self, x: str, heads: int) -> str:
@@ -270,11 +272,13 @@ DEMO = "gpt_topics"
 
 
 def quantised(
-    decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False, norms: bool = False
-) -> Path:
+    decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False,
+    norms: bool = False, rotary: bool = False,
+) -> Path:  # fmt: skip
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
-    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax. norms: of
-    these and the residual stream, too, so that all is in bytes between the embeddings and the logits."""
+    activations symmetric. rotary: of rotary positions, too. attention: of all that is in attention: these, masks,
+    softmax. norms: of all that and the residual stream, so that all is in bytes between the embeddings and the logits.
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
@@ -290,8 +294,10 @@ def quantised(
     model = decoder.model()
     onnx.save(model, folder / "float.onnx")
     kinds, taken = ["MatMul", "Sigmoid", "Mul"], decoder.gated
+    if rotary or attention:
+        kinds, taken = [*kinds, "Add"], taken | decoder.turning
     if attention:
-        kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.attending
+        kinds, taken = [*kinds, "Softmax"], taken | decoder.attending
     if norms:
         kinds, taken = [*kinds, decoder.norm], taken | decoder.stream
     quantize_static(

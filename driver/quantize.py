@@ -61,7 +61,7 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by name: "products", those of "rotary" positions, of "attention" or of a
+        """Which operators the quantiser is told by name: "products", those of "rotary" positions, "attention" or a
         "decoder", too; "" where it takes all that it can."""
         if self.operators != "all":
             return self.operators
