@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
 COUNTING = ("Cast", "CumSum", "Sub", "Slice")
 """What makes places of new tokens of a mask."""
+TABLES = {"Gather": 0, "RotaryEmbedding": 2}
+"""Operators whose second input is places in a table, and which of their inputs that is."""
 
 
 class Decoder:
@@ -214,7 +217,7 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> Array:
         """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
         the sequence is then as it was."""
-        tokens, decoder = [int(token) for token in tokens], self.decoder
+        tokens, decoder = _whole(tokens), self.decoder
         self.check(tokens)
         while len(tokens) > 1:
             self._run(tokens[: decoder.chunk], decoder.chunk)
@@ -265,6 +268,17 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
     return held
 
 
+def _whole(tokens: Sequence[int]) -> list[int]:
+    """`tokens`, of any type of whole numbers. InputError for others."""
+    found = []
+    for token in tokens:
+        try:
+            found.append(index(token))
+        except TypeError:
+            raise InputError(f"token {token!r} is no whole number; a vocabulary makes tokens of text") from None
+    return found
+
+
 def _length(wanted: int | None, most: int | None) -> int:
     """InputError where a sequence is too short to be one, or longer than the model's positions."""
     length = min(LENGTH, most or LENGTH) if wanted is None else wanted
@@ -287,6 +301,7 @@ def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
         if node.op_type in COUNTING and node.input[0] in counted:
             counted.update(node.output)
             aliases.update(node.output if node.op_type == "Slice" else ())
-        if node.op_type == "Gather" and node.input[1] in aliases and node.input[0] in tables:
-            return int(tables[node.input[0]])
+        place = TABLES.get(node.op_type)
+        if place is not None and node.input[1] in aliases and node.input[place] in tables:
+            return int(tables[node.input[place]])
     return None

@@ -119,18 +119,29 @@ def placed(graph: onnx.GraphProto) -> None:
         node.input.append("position_ids")
 
 
+def turned_before(graph: onnx.GraphProto) -> None:
+    """Queries and keys are turned by operators of their own."""
+    for node in fused(graph):
+        for number in (0, 1):
+            x, y = node.input[number], f"{node.name}_turned_{number}"
+            turn = helper.make_node(
+                "RotaryEmbedding", [x, "position_ids", *node.input[7:9]], [y], domain="com.microsoft"
+            )
+            graph.node.insert(list(graph.node).index(node), turn)
+            node.input[number] = y
+
+
 def in_heads(graph: onnx.GraphProto) -> None:
     """MultiHeadAttention, which has a bias and a mask of keys, and shows no token what comes behind it."""
-    bias = np.random.default_rng(3).normal(size=3 * GPT.channels).astype(np.float32)
+    heads = helper.get_node_attr_value(fused(graph)[0], "num_heads")
+    bias = np.random.default_rng(3).normal(size=3 * heads * GPT.inner).astype(np.float32)
     graph.initializer.append(numpy_helper.from_array(bias, "bias"))
     graph.node.insert(0, helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.INT32))
     for node in fused(graph):
         node.op_type = "MultiHeadAttention"
         node.input[:] = [*node.input[:3], "bias", "mask", "", *node.input[3:5]]
         del node.attribute[:]
-        node.attribute.extend(
-            [helper.make_attribute("num_heads", GPT.heads), helper.make_attribute("unidirectional", 1)]
-        )
+        node.attribute.extend([helper.make_attribute("num_heads", heads), helper.make_attribute("unidirectional", 1)])
 
 
 def changed(network: Network, *changes: Change) -> onnx.ModelProto:
@@ -168,6 +179,7 @@ CHANGES = {
     "half of neighbours": (WIDE, (half_turned, having(rotary_interleaved=1))),
     "window": (ONE, (having(local_window_size=4),)), "capped": (ONE, (having(softcap=2.0, scale=0.5),)),
     "biased": (ONE, (biased,)), "heads of their own": (GPT, (in_heads,)),
+    "heads of their own, turned": (replace(ONE, groups=4), (placed, turned_before, in_heads)),
 }  # fmt: skip
 
 
@@ -288,6 +300,8 @@ def test_opsets_without_what_plain_operators_need() -> None:
 def test_a_sequence_has_the_places_of_the_table(tmp_path: Path) -> None:
     onnx.save(ONE.model(), tmp_path / "decoder.onnx")
     assert Decoder(tmp_path / "decoder.onnx").length == ONE.most
+    own = changed(replace(ONE, groups=4), placed, turned_before, in_heads)
+    assert Decoder(own).length == ONE.most
     line = f"generate {tmp_path / 'decoder.onnx'} --config tiny --quiet --no-check -n 3 "
     refused = CliRunner().invoke(app, shlex.split(line + "--ids 1,2 --length 65"))
     assert refused.exit_code == 1 and "positions for 64 tokens, not for 65" in " ".join(refused.stderr.split())
