@@ -132,6 +132,12 @@ class Decoder:
             self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
         return self._runtimes[steps]
 
+    @property
+    def returns_last(self) -> bool:
+        """Whether of several tokens the model returns logits of the last alone."""
+        logits = next(each.shape for each in self.program(self.chunk).outputs if each.name == self.roles.logits)
+        return logits[1] < self.chunk
+
     def _known(self, program: Program) -> int:
         return next(each.shape[-1] for each in program.outputs if each.name == self.roles.logits)
 
@@ -219,10 +225,12 @@ class Session:
         the sequence is then as it was."""
         tokens, decoder = _whole(tokens), self.decoder
         self.check(tokens)
-        while len(tokens) > 1:
+        while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
             self._run(tokens[: decoder.chunk], decoder.chunk)
             tokens = tokens[decoder.chunk :]
-        return self._run(tokens, 1) if tokens else self.logits
+        for token in tokens:
+            self._run([token], 1)
+        return self.logits
 
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
@@ -241,7 +249,7 @@ class Session:
                 return
             logits = self.feed([token])
 
-    def _run(self, tokens: list[int], steps: int) -> Array:
+    def _run(self, tokens: list[int], steps: int) -> None:
         """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
         seen = seen_tokens(decoder.length - 1, before, steps, count)
@@ -256,8 +264,8 @@ class Session:
             room[...] = rows[:, :, : room.shape[CACHE_AXIS]]
         self.tokens += tokens
         self.usage.add(steps, result.report, count)
-        self.logits = result.outputs[roles.logits][0, count - 1]
-        return self.logits
+        logits = result.outputs[roles.logits][0]
+        self.logits = logits[min(count, len(logits)) - 1]
 
 
 def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:

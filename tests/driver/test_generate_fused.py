@@ -144,6 +144,17 @@ def in_heads(graph: onnx.GraphProto) -> None:
         node.attribute.extend([helper.make_attribute("num_heads", heads), helper.make_attribute("unidirectional", 1)])
 
 
+def last_alone(graph: onnx.GraphProto) -> None:
+    """Logits of the last token alone."""
+    (head,) = (node for node in graph.node if node.output[0] == graph.node[-1].input[0])
+    for name, value in (("from", -1), ("to", np.iinfo(np.int64).max), ("along", 1)):
+        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    last = helper.make_node("Slice", [head.input[0], "from", "to", "along"], ["last_row"])
+    graph.node.insert(len(graph.node) - 2, last)
+    head.input[0] = "last_row"
+    graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+
+
 def changed(network: Network, *changes: Change) -> onnx.ModelProto:
     model = network.model()
     for change in changes:
@@ -180,6 +191,7 @@ CHANGES = {
     "window": (ONE, (having(local_window_size=4),)), "capped": (ONE, (having(softcap=2.0, scale=0.5),)),
     "biased": (ONE, (biased,)), "heads of their own": (GPT, (in_heads,)),
     "heads of their own, turned": (replace(ONE, groups=4), (placed, turned_before, in_heads)),
+    "the last alone": (ONE, (last_alone,)),
 }  # fmt: skip
 
 
