@@ -31,7 +31,7 @@ from celosia.driver.decoders import completed, is_decoder, products_of, with_flo
 from celosia.driver.four_bits import with_four_bits
 from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
-from celosia.driver.oracle import MissingLibrary, OracleError, with_types
+from celosia.driver.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
@@ -150,7 +150,7 @@ def _int8(
     fitting, measured = _split(samples)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
-        prepared, result = _prepared(float_model, Path(scratch)), Path(scratch) / "int8.onnx"
+        prepared, result = _prepared(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
         products = None
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
@@ -295,14 +295,17 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
     return samples.pick(k for k in range(len(samples)) if k not in held), samples.pick(held)
 
 
-def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred."""
+def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay where
+    they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
     onnx.save(proto, source)
     try:
-        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+        if decoder:
+            session(proto, "BASIC", save=source, int8=False, without=["TransposeOptimizer"])
+        quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
     onnx.save(with_types(onnx.load(prepared)), prepared)

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.functions import opset_of
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.generate.places import require_places
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, roles_of
+from celosia.driver.generate.rotary import Rotary
 from celosia.driver.generate.writer import GraphWriter
 
-Array = NDArray[Any]
 GROUPED, MULTIPLE = "GroupQueryAttention", "MultiHeadAttention"
 PASTS = {GROUPED: (3, 4), MULTIPLE: (6, 7)}
 """The inputs of each that are a cache."""
@@ -106,20 +105,12 @@ class _Attention:
             if past not in caches:
                 raise ModelError(f"{_called(node)} has a cache {past!r}, which is no input; export it as one")
         self.cache: Cache = caches[self.pasts[0]]
-        self.heads, self.size = int(self.attrs["num_heads"]), self.cache.size
+        self.heads, self.size = int(self.attrs.get("num_heads", 0)), self.cache.size
         self.dtype = np.dtype(self.cache.dtype)
 
     def real(self, value: Any) -> str:
         """A constant of the type of queries, keys and values."""
         return self.writer.constant(value, self.dtype)
-
-    def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of these sizes of the last axis."""
-        ends, last = np.cumsum(sizes).tolist(), self.writer.ints(-1)
-        return [
-            self.op("Slice", x, self.writer.ints(end - size), self.writer.ints(end), last)
-            for size, end in zip(sizes, ends)
-        ]
 
     def split(self, x: str, heads: int) -> str:
         """[batch, heads, steps, size] of [batch, steps, heads * size]."""
@@ -190,14 +181,17 @@ class _Grouped(_Attention):
     def write(self) -> None:
         """Write it."""
         groups = self.cache.heads
-        if self.attrs["kv_num_heads"] != groups or self.heads % groups:
+        if self.attrs.get("kv_num_heads") != groups or not self.heads or self.heads % groups:
             raise ModelError(f"{_called(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
         sides = self.node.input[:3]
         if not _input(self.node, 1):
             sides = self.apart(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
         q, k, v = (self.split(x, heads) for x, heads in zip(sides, (self.heads, groups, groups)))
         if self.attrs.get("do_rotary", 0):
-            q, k = self.turned(q), self.turned(k)
+            tables, pairs = [_input(self.node, number) for number in (7, 8)], self.attrs.get("rotary_interleaved", 0)
+            places = _input(self.node, 9) or self.own(self.places())
+            rotary = Rotary(self.writer, _called(self.node), tables, self.size, bool(pairs), places)
+            q, k = rotary.turned(q), rotary.turned(k)
         added = [bias] if (bias := _input(self.node, 10)) else []
         mask = self.hidden(self.in_order(self.attrs.get("local_window_size", -1)), np.finfo(self.dtype).min)
         self.attend(q, k, v, [*added, mask])
@@ -207,59 +201,13 @@ class _Grouped(_Attention):
         then have scales of their own, too."""
         node, constants = self.writer.makers.get(x, onnx.NodeProto()), self.writer.constants
         if node.op_type not in ("MatMul", "Add") or node.input[1] not in constants:
-            return self.parts(x, sizes)
+            return self.writer.parts(x, sizes)
         whole = numpy_helper.to_array(constants[node.input[1]])
         if whole.ndim != (2 if node.op_type == "MatMul" else 1):
-            return self.parts(x, sizes)
+            return self.writer.parts(x, sizes)
         parts = [self.writer.constant(part, part.dtype) for part in np.split(whole, np.cumsum(sizes)[:-1], axis=-1)]
         others = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
         return [self.op(node.op_type, other, part) for other, part in zip(others, parts)]
-
-    def turned(self, x: str) -> str:
-        """Pairs of elements turned by the angles of their places: x * cos + others * sin, where the others of a pair
-        have changed places, and the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
-        (cos, sin), half = (self.table(number) for number in (7, 8)), self.half()
-        rest = self.size - 2 * half
-        if self.attrs.get("rotary_interleaved", 0):
-            cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
-            order = np.arange(self.size)
-            order[: 2 * half] ^= 1
-            others = self.op("Gather", x, self.writer.constant(order), axis=-1)
-        else:
-            cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
-            first, second, *end = self.parts(x, [half, half, *[rest] * (rest > 0)])
-            others = self.op("Concat", self.op("Neg", second), first, *end, axis=-1)
-        cos, sin = (np.pad(each, ((0, 0), (0, rest)), constant_values=n) for each, n in ((cos, 1), (sin, 0)))
-        return self.op(
-            "Add", self.op("Mul", x, self.at_places(cos)), self.op("Mul", others, self.at_places(sin))
-        )  # fmt: skip
-
-    def half(self) -> int:
-        """How many pairs are turned."""
-        cos, sin = (self.table(number).shape for number in (7, 8))
-        if cos != sin or len(cos) != 2 or 2 * cos[1] > self.size:
-            raise ModelError(
-                f"{_called(self.node)} turns heads of {self.size} elements by cosines {list(cos)} and sines "
-                f"{list(sin)}; both must be [places, {self.size // 2}], or fewer columns"
-            )
-        return int(cos[1])
-
-    def at_places(self, table: Array) -> str:
-        """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""
-        places = _input(self.node, 9) or self.own(self.places())
-        rows = self.writer.once("Gather", self.writer.constant(table, self.dtype), places)
-        return self.writer.once("Unsqueeze", rows, self.writer.ints(1))
-
-    def table(self, number: int) -> Array:
-        """Cosines or sines [places, half], which must be constant."""
-        name = _input(self.node, number)
-        if name not in self.writer.constants:
-            raise ModelError(
-                f"{_called(self.node)} turns by {name!r}, which is no constant; export the model with constant cosines "
-                "and sines"
-            )
-        array: Array = numpy_helper.to_array(self.writer.constants[name])
-        return array
 
 
 class _Multiple(_Attention):
@@ -272,9 +220,9 @@ class _Multiple(_Attention):
         if not all(sides) or self.cache.heads != self.heads:
             raise ModelError(f"{_called(self.node)} has not {self.heads} heads of queries, keys and values each")
         if bias := _input(self.node, 3):
-            parts = self.parts(bias, [self.heads * self.size] * 3)
+            parts = self.writer.parts(bias, [self.heads * self.size] * 3)
             sides = [self.op("Add", x, part) for x, part in zip(sides, parts)]
-        q, k, v = (self.split(x, self.heads) for x in sides)
+        q, k, v = (self.turned(x) for x in sides)
         hidden, added = self.attrs.get("mask_filter_value", MASKED), []
         if mask := _input(self.node, 4):
             seen = self.writer.once("Cast", mask, to=TensorProto.BOOL)
@@ -284,3 +232,18 @@ class _Multiple(_Attention):
         if self.attrs.get("unidirectional", 0):
             added.append(self.hidden(self.in_order(0), np.finfo(self.dtype).min))
         self.attend(q, k, v, added)
+
+    def turned(self, x: str) -> str:
+        """Heads of x; where RotaryEmbedding turned them, plain operators do."""
+        node = self.writer.makers.get(x, onnx.NodeProto())
+        attrs = _attributes(node)
+        known = all(name in self.writer.constants for name in node.input[2:4]) and not attrs.get(
+            "is_packed_batching", 0
+        )
+        if node.op_type != "RotaryEmbedding" or not known or node.input[1] != self.roles.positions:
+            return self.split(x, self.heads)
+        pairs = bool(attrs.get("interleaved", 0))
+        rotary = Rotary(self.writer, _called(node), node.input[2:4], self.size, pairs, self.roles.positions)
+        whole = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
+        heads = self.split(node.input[0] if whole else x, self.heads)
+        return rotary.turned(heads) if whole else heads

@@ -21,8 +21,8 @@ def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -
     """ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places of the
     mask."""
     for number, what, wanted in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
-        name = node.input[number]
-        if _of_mask(proto, name, roles) != wanted:
+        name = node.input[number] if number < len(node.input) else ""
+        if not name or _of_mask(proto, name, roles) != wanted:
             raise ModelError(
                 f"{node.op_type} ({node.name or node.output[0]}) takes {name!r}, which is not the {what} of the mask "
                 f"{roles.mask!r}; export the model as onnxruntime-genai does"

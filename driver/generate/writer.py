@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -71,3 +71,8 @@ class GraphWriter:
     def ints(self, *values: int) -> str:
         """[values]."""
         return self.constant(values)
+
+    def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of these sizes of the last axis."""
+        ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
+        return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]

@@ -144,6 +144,11 @@ def in_heads(graph: onnx.GraphProto) -> None:
         node.attribute.extend([helper.make_attribute("num_heads", heads), helper.make_attribute("unidirectional", 1)])
 
 
+def unbiased(graph: onnx.GraphProto) -> None:
+    for node in fused(graph):
+        node.input[3] = ""
+
+
 def last_alone(graph: onnx.GraphProto) -> None:
     """Logits of the last token alone."""
     (head,) = (node for node in graph.node if node.output[0] == graph.node[-1].input[0])
@@ -208,19 +213,24 @@ def test_logits_are_onnxruntimes(name: str) -> None:
 
 
 IN_BYTES = replace(LLAMA, inner=32, wide=48, layers=1)
-CASES = [("products", (), 5), ("all", (packed, skipping), 1)]
+CASES = [
+    ("products", IN_BYTES, (), 5), ("all", IN_BYTES, (packed, skipping), 1),
+    ("rotary", replace(IN_BYTES, groups=4), (placed, turned_before, in_heads, unbiased), 4),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("operators", "changes", "launches"), some(CASES, CASES[:1]))
-def test_quantised_they_are_plain(operators: str, changes: tuple[Change, ...], launches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operators", "network", "changes", "launches"), some(CASES, CASES[:1]))
+def test_quantised_they_are_plain(
+    operators: str, network: Network, changes: tuple[Change, ...], launches: int, tmp_path: Path
+) -> None:  # fmt: skip
     """Products of attention are quantised, too, caches are bytes, and logits onnxruntime's."""
-    onnx.save(changed(IN_BYTES, *changes), tmp_path / "float.onnx")
+    onnx.save(changed(network, *changes), tmp_path / "float.onnx")
     tokens, path = np.random.default_rng(0).integers(0, 25, (4, 8)), tmp_path / "int8.onnx"
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, path, operators=operators, config="tiny")
     assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"] > 0
     cfg = replace(PRESETS["pynq"], softmax=4, norm=8)
     with Decoder(path, config=cfg, length=8, chunk=4, rounding="correct", check=False) as decoder:
-        session, oracle = decoder.session(), Growing(path, IN_BYTES)
+        session, oracle = decoder.session(), Growing(path, network)
         for given in ([1, 2, 3, 4], [5]):
             np.testing.assert_array_equal(session.feed(given), oracle.feed(given))
         assert len(decoder.program().launches) == launches
