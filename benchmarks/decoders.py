@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ class DecoderNetwork:
     """A decoder in floats, with random weights: layers of attention and two products (GELU), or three (SwiGLU).
 
     rotary: positions turn queries and keys, else a table of `most` is added to the tokens. groups: heads of keys and
-    values. hidden: see HIDDEN. Inputs: input_ids, position_ids [1, steps], attention_mask [1, total] int64,
+    values. hidden: see HIDDEN. fused: attention, its cache, mask and rotary positions are one operator, as
+    onnxruntime-genai writes them, of at most `most` places; where they turn, positions are no input. Inputs: input_ids,
+    position_ids [1, steps], attention_mask [1, total] int64,
     past_key_values.N.key and .value float32 [1, groups, past, inner]; outputs: logits float32 [1, steps, vocabulary],
     present.N.key and .value.
     """
@@ -38,12 +40,15 @@ class DecoderNetwork:
     rotary: bool = False
     seed: int = 0
     hidden: float = HIDDEN
+    fused: bool = False
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
     constants: list[onnx.TensorProto] = field(default_factory=list, init=False)
     gated: set[str] = field(default_factory=set, init=False)
     """Names of the products of SwiGLU."""
     attending: set[str] = field(default_factory=set, init=False)
-    """Names of products and sums in attention: of rotary positions, scales and masks."""
+    """Names of products and sums in attention: of scales and masks."""
+    turning: set[str] = field(default_factory=set, init=False)
+    """Those of rotary positions."""
     stream: set[str] = field(default_factory=set, init=False)
     """Names of the sums of the residual stream."""
     known: list[onnx.ValueInfoProto] = field(default_factory=list, init=False)
@@ -52,6 +57,12 @@ class DecoderNetwork:
     def norm(self) -> str:
         """The operator that normalises."""
         return "SimplifiedLayerNormalization" if self.rotary else "LayerNormalization"
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of the inputs that have something for each token."""
+        names = ("input_ids", "attention_mask", "position_ids")
+        return names[:2] if self.fused and self.rotary else names
 
     @property
     def channels(self) -> int:
@@ -73,21 +84,22 @@ class DecoderNetwork:
         x = self._op("Gather", self._normal(self.vocabulary, self.channels), "input_ids")
         if not self.rotary:
             x = self._sum(x, self._op("Gather", self._normal(self.most, self.channels), "position_ids"))
-        turns, mask = self._turns() if self.rotary else (), self._mask()
+        attention = self._fused() if self.fused else self._plain()
         for layer in range(self.layers):
-            x = self._sum(x, self._attention(self._norm(x), mask, turns, layer))
+            x = self._sum(x, attention(self._norm(x), layer))
             x = self._sum(x, self._products(self._norm(x)))
         logits = self._linear(self._norm(x), self.channels, self.vocabulary)
         self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
         graph = helper.make_graph(self.nodes, "decoder", *self._interface(), self.constants, value_info=self.known)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        opsets = [helper.make_opsetid("", 17), *[helper.make_opsetid("com.microsoft", 1)] * self.fused]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
     def _interface(self) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
         def tensor(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
             return helper.make_tensor_value_info(name, kind, shape)
 
         whole = [(name, "total" if name == "attention_mask" else "steps")
-                 for name in ("input_ids", "attention_mask", "position_ids")]  # fmt: skip
+                 for name in self.counted]  # fmt: skip
         inputs = [tensor(name, 1, size, kind=TensorProto.INT64) for name, size in whole]
         outputs = [tensor("logits", 1, "steps", self.vocabulary)]
         for layer, kind in caches(self.layers):
@@ -103,6 +115,7 @@ class DecoderNetwork:
             "input_ids": random.integers(0, self.vocabulary, (1, steps)), "attention_mask": seen[None].astype(np.int64),
             "position_ids": valid + np.arange(steps)[None],
         }  # fmt: skip
+        made = {name: made[name] for name in self.counted}
         for layer, kind in caches(self.layers):
             cache = random.normal(size=(1, self.groups, past, self.inner)).astype(np.float32)
             made[f"past_key_values.{layer}.{kind}"] = cache
@@ -169,11 +182,38 @@ class DecoderNetwork:
                      for a, b in ((0, half), (half, self.inner)))  # fmt: skip
         turned = self._op("Concat", self._op("Neg", high), low, axis=3)
         both = self._op("Add", self._op("Mul", x, turns[0]), self._op("Mul", turned, turns[1]))
-        self.attending.update(node.name for node in self.nodes[-3:])
+        self.turning.update(node.name for node in self.nodes[-3:])
         return both
 
     def _split(self, x: str, heads: int) -> str:
         return self._op("Transpose", self._op("Reshape", x, self._ints(1, -1, heads, self.inner)), perm=(0, 2, 1, 3))
+
+    def _plain(self) -> Callable[[str, int], str]:
+        turns, mask = self._turns() if self.rotary else (), self._mask()
+        return lambda x, layer: self._attention(x, mask, turns, layer)
+
+    def _fused(self) -> Callable[[str, int], str]:
+        """Attention of rows and the number of their layer, as one operator."""
+        last = self._op("Sub", self._op("ReduceSum", "attention_mask", self._ints(1)), self._ints(1))
+        shared = [self._op("Cast", x, to=TensorProto.INT32) for x in (last, self._size("attention_mask", 1))]
+        if self.rotary:
+            angles = np.arange(self.most)[:, None] * 10_000.0 ** -(np.arange(0, self.inner, 2) / self.inner)
+            shared += [self._constant(np.cos(angles)), self._constant(np.sin(angles))]
+
+        def attention(x: str, layer: int) -> str:
+            sides = [self._linear(x, self.channels, heads * self.inner)
+                     for heads in (self.heads, self.groups, self.groups)]  # fmt: skip
+            past, present = ([f"{name}.{layer}.{kind}" for kind in ("key", "value")]
+                             for name in ("past_key_values", "present"))  # fmt: skip
+            y = self._op(
+                "GroupQueryAttention", *sides, *past, *shared, domain="com.microsoft", num_heads=self.heads,
+                kv_num_heads=self.groups, do_rotary=int(self.rotary),
+            )  # fmt: skip
+            self.nodes[-1].output.extend(present)
+            self.known.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, [1, "steps", self.channels]))
+            return self._linear(y, self.channels, self.channels)
+
+        return attention
 
     def _attention(self, x: str, mask: str, turns: tuple[str, ...], layer: int) -> str:
         own = {}
@@ -232,11 +272,13 @@ DEMO = "gpt_topics"
 
 
 def quantised(
-    decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False, norms: bool = False
-) -> Path:
+    decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False,
+    norms: bool = False, rotary: bool = False,
+) -> Path:  # fmt: skip
     """The file of the model after onnxruntime's static quantisation of its products, those of SwiGLU included;
-    activations symmetric. attention: of all that is in attention, too: rotary positions, masks, softmax. norms: of
-    these and the residual stream, too, so that all is in bytes between the embeddings and the logits."""
+    activations symmetric. rotary: of rotary positions, too. attention: of all that is in attention: these, masks,
+    softmax. norms: of all that and the residual stream, so that all is in bytes between the embeddings and the logits.
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class DecoderSamples(CalibrationDataReader):  # type: ignore[misc]
@@ -252,8 +294,10 @@ def quantised(
     model = decoder.model()
     onnx.save(model, folder / "float.onnx")
     kinds, taken = ["MatMul", "Sigmoid", "Mul"], decoder.gated
+    if rotary or attention:
+        kinds, taken = [*kinds, "Add"], taken | decoder.turning
     if attention:
-        kinds, taken = [*kinds, "Add", "Softmax"], taken | decoder.attending
+        kinds, taken = [*kinds, "Softmax"], taken | decoder.attending
     if norms:
         kinds, taken = [*kinds, decoder.norm], taken | decoder.stream
     quantize_static(

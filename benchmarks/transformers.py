@@ -52,6 +52,8 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
         elif name in DECODERS:
             for lanes in (0, LANES):
                 yield _step(name, replace(cfg, softmax=lanes), memory, say)
+            if DECODERS[name].rotary:
+                yield _step(name, cfg, memory, say, rotary=True)
             yield _rounded_step(name, replace(cfg, softmax=LANES, norm=NORM), memory, say)
         elif name in ATTENTIONS:
             for lanes in (0, LANES, MOST_LANES):
@@ -155,19 +157,19 @@ def _attention(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str],
     )  # fmt: skip
 
 
-def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None]) -> Row:
+def _step(name: str, cfg: Config, memory: MemoryModel, say: Callable[[str], None], rotary: bool = False) -> Row:
     """Steps of a decoder behind a prompt, against onnxruntime with a cache that grows; attention in bytes where the
-    accelerator has a softmax."""
+    accelerator has a softmax. rotary: rotary positions in bytes."""
     network = DECODERS[name]
     say(f"{name}: quantising, compiling, running")
     with tempfile.TemporaryDirectory() as folder:
-        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0)
+        path = decoders.quantised(network, Path(folder), past=TOKENS - 1, attention=cfg.softmax > 0, rotary=rotary)
         details, text = _steps(path, network, cfg, memory)
     kept = not details["different"] and details["share"] >= 0.999 and details["bus"] >= 0.95
     kept &= details["launches"] <= 3 * network.layers
     command = f"python -m benchmarks transformers --models {name} --config {cfg.name} --memory {memory.name}"
     what = f"{name}, a step at {PROMPT} to {TOKENS} tokens, on {_on(cfg)}, timed: bytes loaded over the bus"
-    key = f"transformers/{name}/step" + "/softmax" * (cfg.softmax > 0)
+    key = f"transformers/{name}/step" + "/softmax" * (cfg.softmax > 0) + "/rotary" * rotary
     return Row(key, what, "≥ 95%, ≥ 99.9%, ≤ 3 a layer, 0 differ", text, kept, command, details)
 
 

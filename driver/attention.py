@@ -44,15 +44,16 @@ class BetweenProducts:
     masked: list[MaskedScores] = field(default_factory=list)
 
 
-def between_products(model: onnx.ModelProto, everything: bool) -> BetweenProducts:
-    """What is between `model`'s products in attention: rotary positions, masks, softmaxes. everything: the residual
-    stream and norms, too, from the embeddings on."""
+def between_products(model: onnx.ModelProto, which: str) -> BetweenProducts:
+    """What is between `model`'s products in attention. which: "rotary" positions; masks and softmaxes, too, for
+    "attention"; else also the residual stream and norms, from the embeddings on."""
+    everything = which not in ("rotary", "attention")
     flow, found = _Flow(model, everything), BetweenProducts()
-    scores = flow.read_by(_is_softmax)
+    scores = flow.read_by(_is_softmax) if which != "rotary" else set[str]()
     read = scores | flow.read_by(lambda node: node.op_type in (*PRODUCTS, *NORMS) if everything else flow.mixes(node))
     for node in model.graph.node:
         made = [name for name in flow.varying(node) if name in flow.made]
-        if made and (_is_softmax(node) or (everything and node.op_type in NORMS)):
+        if made and ((scores and _is_softmax(node)) or (everything and node.op_type in NORMS)):
             found.operators.append(node.name)
         elif made and node.output[0] in flow.joined and node.output[0] in read:
             found.operators.append(node.name)

@@ -25,9 +25,9 @@ WEIGHTS = (8, 4, 2, 1)
 """Bits of weights; the first is the default."""
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges come from samples, and onnxruntime's names for it; the first is the default."""
-OPERATORS = ("all", "products", "attention")
-"""What is quantised: every operator that can be, products only, or these and what is between them in attention; of
-decoders all is what lies between embeddings and logits."""
+OPERATORS = ("all", "products", "rotary", "attention")
+"""What is quantised: every operator that can be, products only, these and rotary positions, or all that is between
+products in attention; of decoders all is what lies between embeddings and logits."""
 SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
 """How `celosia optimise` searches."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")

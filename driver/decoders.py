@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.program.traits import Kind
 from celosia.driver.calibration import CalibrationError, Input
+from celosia.driver.generate.writer import GraphWriter
 
 Array = NDArray[Any]
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """Names that exporters give to what all decoders take and return."""
 CACHES = "past"
 """What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
+EPSILON = 1e-12
+"""Of SKIPS, if they have none."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 
@@ -93,6 +96,37 @@ def products_of(model: onnx.ModelProto) -> list[str]:
         elif traits(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
             of[node.output[0]] = sources.pop()
     return found
+
+
+SKIPS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
+"""Norms of sums, and which of their inputs is a bias that is added, too. The first two are added, those of the norm
+follow."""
+
+
+def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with the residual stream's sums beside the norms that hold them. It is changed.
+
+    y, _, _, sum = SkipLayerNormalization(x, skip, scale)
+        ->      sum = Add(x, skip)      y = LayerNormalization(sum, scale)
+    """
+    writer = GraphWriter(model.graph, "sum")
+    for node in model.graph.node:
+        statistics = [name for name in node.output[1:3] if name]
+        if node.op_type not in SKIPS or statistics:
+            writer.nodes.append(node)
+            continue
+        x, skip, *others = node.input
+        bias = others[SKIPS[node.op_type] - 2 :]
+        called = [*node.output, "", "", ""][3]
+        if any(bias):
+            x, skip = writer.op("Add", x, skip), bias[0]
+        total = writer.op("Add", x, skip, called=called)
+        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), EPSILON)
+        scales = others[: SKIPS[node.op_type] - 2]
+        kind = node.op_type.removeprefix("Skip")
+        writer.op(kind, total, *scales, called=node.output[0], axis=-1, epsilon=epsilon)
+    writer.close()
+    return model
 
 
 def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:

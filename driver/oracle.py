@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,15 @@ def require() -> None:
 
 
 def session(
-    model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True
-) -> Any:
+    model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True,
+    without: Sequence[str] = (),
+) -> Any:  # fmt: skip
     """An onnxruntime.InferenceSession of `model` on the CPU.
 
-    level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "DISABLE_ALL". save: where its
-    optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in bytes; False
-    is onnxruntime's default, and the model as it is. Raises MissingLibrary, OracleError.
+    level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
+    where its optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in
+    bytes; False is onnxruntime's default, and the model as it is. without: names of optimisations to leave out. Raises
+    MissingLibrary, OracleError.
     """
     require()
     import onnxruntime
@@ -58,12 +60,14 @@ def session(
     model = _with_sound_names(_widened(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
 
 
-_LEVELS = {"ALL": "ENABLE_ALL", "EXTENDED": "ENABLE_EXTENDED"}
+_LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}
 
 
 def _widened(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:

@@ -27,10 +27,11 @@ from celosia.driver import quantize_report as reporting
 from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
-from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
+from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.four_bits import with_four_bits
+from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
-from celosia.driver.oracle import MissingLibrary, OracleError, with_types
+from celosia.driver.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
@@ -60,8 +61,8 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by name: "products", those of "attention" or of a "decoder", too; ""
-        where it takes all that it can."""
+        """Which operators the quantiser is told by name: "products", those of "rotary" positions, "attention" or a
+        "decoder", too; "" where it takes all that it can."""
         if self.operators != "all":
             return self.operators
         return "decoder" if self.decoder else ""
@@ -96,10 +97,10 @@ def quantize(
     or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). method: how
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
     "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
-    others; "attention" is products, masks, softmaxes and rotary positions, of decoders "all" is these, the residual
-    stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean, std: of
-    images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model
-    become those of the samples, but for decoders, whose stay open.
+    others; "rotary" is products and rotary positions, "attention" masks and softmaxes, too, of decoders "all" is these,
+    the residual stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean,
+    std: of images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of
+    the model become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -126,6 +127,7 @@ def quantize(
     proto = _float_model(Path(model), exclude)
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
+        proto = _in_parts(proto, operators)
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
         choices = replace(choices, operators=operators or "products", decoder=True)
     else:
@@ -148,7 +150,7 @@ def _int8(
     fitting, measured = _split(samples)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
-        prepared, result = _prepared(float_model, Path(scratch)), Path(scratch) / "int8.onnx"
+        prepared, result = _prepared(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
         products = None
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
@@ -265,6 +267,12 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
     return found
 
 
+def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
+    """A decoder without what onnxruntime has as one operator and its quantiser leaves float."""
+    plain = in_plain_operators(proto)
+    return with_sums_apart(plain) if operators == "all" else plain
+
+
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
     """`proto` with the sizes of `inputs` for those that it leaves open."""
     if all(None not in each.shape for each in _inputs(proto)):
@@ -287,14 +295,17 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
     return samples.pick(k for k in range(len(samples)) if k not in held), samples.pick(held)
 
 
-def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred."""
+def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay where
+    they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
     onnx.save(proto, source)
     try:
-        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+        if decoder:
+            session(proto, "BASIC", save=source, int8=False, without=["TransposeOptimizer"])
+        quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
     onnx.save(with_types(onnx.load(prepared)), prepared)
@@ -342,7 +353,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
-        between = between_products(model, everything=choices.chosen != "attention")
+        between = between_products(model, choices.chosen or OPERATORS[0])
         try:
             ranges = score_ranges(model, between.masked, samples)
         except OracleError as error:

@@ -28,6 +28,7 @@ LOSES_DB, TOLD = 3.0, 3
 SAMPLES_ENOUGH = 100
 WHY_NOT = {
     "products": "it is no product",
+    "rotary": "it is no product, and no rotary position",
     "attention": "it is no product, and no sum or softmax in attention",
     "decoder": "it is no product, sum, norm or softmax between embeddings and logits",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.generate.roles import CACHE_AXIS, roles_of
+from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.roles import CACHE_AXIS, Roles, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.generate.usage import SessionUsage
@@ -32,6 +34,10 @@ from celosia.sim.device import Device
 Array = NDArray[Any]
 LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
+COUNTING = ("Cast", "CumSum", "Sub", "Slice")
+"""What makes places of new tokens of a mask."""
+TABLES = {"Gather": 0, "RotaryEmbedding": 2}
+"""Operators whose second input is places in a table, and which of their inputs that is."""
 
 
 class Decoder:
@@ -59,9 +65,10 @@ class Decoder:
         proto = model if isinstance(model, onnx.ModelProto) else read(Path(model))
         self.name = "model" if isinstance(model, onnx.ModelProto) else Path(model).stem
         self.roles, self.vocabulary = roles_of(proto), vocabulary_of(proto)
+        proto = in_plain_operators(proto)
         self.config = Config.load(config) if isinstance(device, str) else device.config
         self._step = stepping(proto, self.roles)
-        self.length = _length(length, positions_of(proto, self.roles.positions))
+        self.length = _length(length, positions_of(proto, self.roles))
         self.chunk = max(1, min(chunk, self.length - 1))
         if isinstance(device, str):
             require_tools(device, proto)
@@ -124,6 +131,12 @@ class Decoder:
                 )
             self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
         return self._runtimes[steps]
+
+    @property
+    def returns_last(self) -> bool:
+        """Whether of several tokens the model returns logits of the last alone."""
+        logits = next(each.shape for each in self.program(self.chunk).outputs if each.name == self.roles.logits)
+        return logits[1] < self.chunk
 
     def _known(self, program: Program) -> int:
         return next(each.shape[-1] for each in program.outputs if each.name == self.roles.logits)
@@ -210,12 +223,14 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> Array:
         """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
         the sequence is then as it was."""
-        tokens, decoder = [int(token) for token in tokens], self.decoder
+        tokens, decoder = _whole(tokens), self.decoder
         self.check(tokens)
-        while len(tokens) > 1:
+        while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
             self._run(tokens[: decoder.chunk], decoder.chunk)
             tokens = tokens[decoder.chunk :]
-        return self._run(tokens, 1) if tokens else self.logits
+        for token in tokens:
+            self._run([token], 1)
+        return self.logits
 
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
@@ -234,7 +249,7 @@ class Session:
                 return
             logits = self.feed([token])
 
-    def _run(self, tokens: list[int], steps: int) -> Array:
+    def _run(self, tokens: list[int], steps: int) -> None:
         """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
         seen = seen_tokens(decoder.length - 1, before, steps, count)
@@ -249,8 +264,8 @@ class Session:
             room[...] = rows[:, :, : room.shape[CACHE_AXIS]]
         self.tokens += tokens
         self.usage.add(steps, result.report, count)
-        self.logits = result.outputs[roles.logits][0, count - 1]
-        return self.logits
+        logits = result.outputs[roles.logits][0]
+        self.logits = logits[min(count, len(logits)) - 1]
 
 
 def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
@@ -259,6 +274,17 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
     places = np.arange(past + steps)
     held: NDArray[np.bool_] = (places < before) | ((places >= past) & (places < past + count))
     return held
+
+
+def _whole(tokens: Sequence[int]) -> list[int]:
+    """`tokens`, of any type of whole numbers. InputError for others."""
+    found = []
+    for token in tokens:
+        try:
+            found.append(index(token))
+        except TypeError:
+            raise InputError(f"token {token!r} is no whole number; a vocabulary makes tokens of text") from None
+    return found
 
 
 def _length(wanted: int | None, most: int | None) -> int:
@@ -271,13 +297,19 @@ def _length(wanted: int | None, most: int | None) -> int:
     return length
 
 
-def positions_of(proto: onnx.ModelProto, name: str) -> int | None:
+def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
     """How many positions the model has a row for; None where it computes what it needs of any."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
-    aliases = {name}
+    counted = {roles.mask}
+    """The mask, and places that are counted in it."""
+    aliases = {roles.positions} - {""}
     for node in proto.graph.node:
         if (traits(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
-        if node.op_type == "Gather" and name and node.input[1] in aliases and node.input[0] in tables:
-            return int(tables[node.input[0]])
+        if node.op_type in COUNTING and node.input[0] in counted:
+            counted.update(node.output)
+            aliases.update(node.output if node.op_type == "Slice" else ())
+        place = TABLES.get(node.op_type)
+        if place is not None and node.input[1] in aliases and node.input[place] in tables:
+            return int(tables[node.input[place]])
     return None

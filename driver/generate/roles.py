@@ -4,7 +4,7 @@ input_ids            int [1, steps]                 tokens that have not been se
 attention_mask       int [1, total]                 1 for tokens that are seen; total = past + steps
 position_ids         int [1, steps]                 places of the new tokens, counted from 0; may be missing
 past_key_values...   float [1, heads, past, size]   keys or values of each layer
-logits               float [1, steps, vocabulary]
+logits               float [1, steps, vocabulary]   or of the last token alone
 present...           float [1, heads, total, size]  the past ones, and behind them those of the new tokens
 """
 

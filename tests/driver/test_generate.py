@@ -172,6 +172,8 @@ def test_where_a_sequence_ends(files: dict[str, Path]) -> None:
             ([], "no tokens"),
             ([30], "token 30 is none"),
             ([-1], "-1"),
+            ([1.5], "token 1.5 is no whole number"),
+            ("ab", "token 'a' is no whole number; a vocabulary"),
         ]:
             with pytest.raises(InputError, match=message):
                 session.feed(tokens)

@@ -297,7 +297,7 @@ def test_operators_are_a_choice(tmp_path: Path) -> None:
     assert {row["perplexity"] for row in report["outputs"]} == {None}
     with pytest.raises(QuantizeError, match="no MatMul and no Gemm"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", exclude=[matmul], **options)
-    with pytest.raises(ValueError, match="operators are all, products or attention, not 'some'"):
+    with pytest.raises(ValueError, match="operators are all, products, rotary or attention, not 'some'"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", operators="some")
 
 
@@ -313,9 +313,11 @@ def test_what_is_between_products(network: DecoderNetwork) -> None:
     softmaxes, norms = (
         {node.name for node in model.graph.node if node.op_type == op} for op in ("Softmax", network.norm)
     )
-    attention = between_products(model, everything=False)
-    assert set(attention.operators) == (network.attending & of_two) | softmaxes
-    found = between_products(model, everything=True)
+    attention = between_products(model, "attention")
+    assert set(attention.operators) == (network.attending & of_two) | network.turning | softmaxes
+    rotary = between_products(model, "rotary")
+    assert set(rotary.operators) == network.turning and not rotary.masked
+    found = between_products(model, "all")
     gates = network.gated & of_two if network.rotary else set()
     assert set(found.operators) - gates == set(attention.operators) | norms | network.stream
     assert found.masked == attention.masked and len(found.masked) == network.layers
@@ -356,3 +358,17 @@ def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
     with celosia.Decoder(tmp_path / "int8.onnx", length=16) as decoder:
         assert len(decoder.program().launches) == 4 + 1
         assert {each.dtype for each in decoder.program().inputs if "past" in each.name} == {"int8"}
+
+
+def test_rotary_positions_in_bytes_take_no_launch_of_their_own(tmp_path: Path) -> None:
+    """Three launches a layer, on a Config without softmax: scores and normalisations are floats. Each head has keys of
+    its own, of which onnxruntime would otherwise make heads behind rotary positions."""
+    network = replace(ROTARY, groups=2)
+    onnx.save(network.model(), tmp_path / "float.onnx")
+    tokens, made = np.random.default_rng(0).integers(0, 20, (4, 16)), tmp_path / "int8.onnx"
+    report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, made, operators="rotary", config="tiny")
+    left = {row["op"]: row["reason"] for row in report["operators"] if not row["quantised"]}
+    assert left["Softmax"] == WHY_NOT["rotary"]
+    assert compare(made, network.feed(3, 13, seed=1, valid=9), config="pynq", check=False)["different"] == 0
+    with celosia.Decoder(made, length=16, check=False) as decoder:
+        assert len(decoder.program().launches) == 3 + 1

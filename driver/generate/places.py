@@ -1,0 +1,51 @@
+"""Whether an operator with a cache inside it takes the places of tokens from the model's mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from celosia.compiler.graph.dimensions import inputs_of
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.generate.roles import Roles
+
+LAST, TOTAL = 5, 6
+"""Inputs of GroupQueryAttention: the last place of what is seen, and the number of places."""
+SEEN = (1, 1, 1, 1, 0)
+"""A mask, of which SEEN_LAST is the last place."""
+SEEN_LAST = 3
+
+
+def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
+    """ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places of the
+    mask."""
+    for number, what, wanted in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
+        name = node.input[number] if number < len(node.input) else ""
+        if not name or _of_mask(proto, name, roles) != wanted:
+            raise ModelError(
+                f"{node.op_type} ({node.name or node.output[0]}) takes {name!r}, which is not the {what} of the mask "
+                f"{roles.mask!r}; export the model as onnxruntime-genai does"
+            )
+
+
+def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
+    """The number `name` where the mask is SEEN; None where it is none, or needs more than the mask."""
+    from onnx.reference import ReferenceEvaluator
+
+    wanted, nodes = {name}, list[onnx.NodeProto]()
+    for node in reversed(proto.graph.node):
+        if wanted.intersection(node.output):
+            nodes.insert(0, node)
+            wanted.update(node.input)
+    given = [value for value in inputs_of(proto).values() if value.name in wanted]
+    if [value.name for value in given] != [roles.mask]:
+        return None
+    constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted]
+    graph = helper.make_graph(nodes, "places", given, [onnx.ValueInfoProto(name=name)], constants)
+    try:
+        model = helper.make_model(graph, opset_imports=proto.opset_import)
+        (found,) = ReferenceEvaluator(model).run(None, {roles.mask: np.array([SEEN]).astype(roles.kinds[roles.mask])})
+    except Exception:  # the evaluator raises many classes
+        return None
+    return int(found.reshape(-1)[0]) if np.size(found) == 1 else None

@@ -1,0 +1,59 @@
+"""Rotary positions in plain operators: pairs of elements of heads, turned by the angles of their places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from celosia.compiler.graph.importer import ModelError
+from celosia.driver.generate.writer import GraphWriter
+
+Array = NDArray[Any]
+
+
+class Rotary:
+    """Turns heads of `size` elements. owner: the operator that did, for errors. tables: names of cosines and sines
+    [places, half], constants. pairs: neighbours are turned, not halves. places: of new tokens [batch, steps].
+    ModelError where tables are none for such heads."""
+
+    def __init__(
+        self, writer: GraphWriter, owner: str, tables: list[str], size: int, pairs: bool, places: str
+    ) -> None:  # fmt: skip
+        self.writer, self.size, self.pairs, self.places = writer, size, pairs, places
+        for name in tables:
+            if name not in writer.constants:
+                raise ModelError(
+                    f"{owner} turns by {name!r}, which is no constant; export the model with constant cosines and sines"
+                )
+        self.cos, self.sin = (numpy_helper.to_array(writer.constants[name]) for name in tables)
+        if self.cos.shape != self.sin.shape or self.cos.ndim != 2 or 2 * self.cos.shape[1] > size:
+            raise ModelError(
+                f"{owner} turns heads of {size} elements by cosines {list(self.cos.shape)} and sines "
+                f"{list(self.sin.shape)}; both must be [places, {size // 2}], or fewer columns"
+            )
+        self.half = self.cos.shape[1]
+
+    def turned(self, x: str) -> str:
+        """x [batch, heads, steps, size]: x * cos + others * sin, where the others of a pair have changed places, and
+        the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
+        op, half, rest = self.writer.op, self.half, self.size - 2 * self.half
+        cos, sin = self.cos, self.sin
+        if self.pairs:
+            cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
+            order = np.arange(self.size)
+            order[: 2 * half] ^= 1
+            others = op("Gather", x, self.writer.constant(order), axis=-1)
+        else:
+            cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
+            first, second, *end = self.writer.parts(x, [half, half, *[rest] * (rest > 0)])
+            others = op("Concat", op("Neg", second), first, *end, axis=-1)
+        cos, sin = (np.pad(each, ((0, 0), (0, rest)), constant_values=n) for each, n in ((cos, 1), (sin, 0)))
+        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", others, self._at_places(sin)))
+
+    def _at_places(self, table: Array) -> str:
+        """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""
+        rows = self.writer.once("Gather", self.writer.constant(table, table.dtype), self.places)
+        return self.writer.once("Unsqueeze", rows, self.writer.ints(1))

@@ -1,0 +1,78 @@
+"""Writing operators into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from celosia.compiler.expr.names import unused_name
+from celosia.compiler.graph.functions import nodes, subgraphs
+
+
+def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    for graph in subgraphs(node):
+        yield from nodes(graph)
+
+
+class GraphWriter:
+    """Writes `nodes`, which are to become those of `graph`, and constants into it; methods return names of tensors.
+    prefix: of the names of what is written."""
+
+    def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
+        self.graph, self.prefix, self.nodes = graph, prefix, list[onnx.NodeProto]()
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self.constants.update(zip(node.output, (each.t for each in node.attribute if each.name == "value")))
+        self.makers = {name: node for node in graph.node for name in node.output}
+        values = (*graph.input, *graph.initializer)
+        self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
+        self._shared: dict[Hashable, str] = {}
+
+    def close(self) -> None:
+        """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
+        read, kept = {each.name for each in self.graph.output}, list[onnx.NodeProto]()
+        for node in reversed(self.nodes):
+            if read.intersection(node.output):
+                kept.append(node)
+                read.update(name for each in (node, *_inside(node)) for name in each.input)
+        constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
+        del self.graph.node[:], self.graph.initializer[:]
+        self.graph.node.extend(reversed(kept))
+        self.graph.initializer.extend(constants)
+
+    def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
+        """The first output of an operator; `called` is its name, if it must have one."""
+        y = called or unused_name(f"{self.prefix}/{kind}", self._taken)
+        self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
+        return y
+
+    def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """As `op`, but what is asked for twice is written once."""
+        key = (kind, inputs, *sorted(attributes.items()))
+        if key not in self._shared:
+            self._shared[key] = self.op(kind, *inputs, **attributes)
+        return self._shared[key]
+
+    def constant(self, values: Any, dtype: Any = np.int64) -> str:
+        """A constant, equal ones once."""
+        array = np.asarray(values, dtype)
+        key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
+        if key not in self._shared:
+            self._shared[key] = unused_name(f"{self.prefix}/constant", self._taken)
+            self.graph.initializer.append(numpy_helper.from_array(array, self._shared[key]))
+        return self._shared[key]
+
+    def ints(self, *values: int) -> str:
+        """[values]."""
+        return self.constant(values)
+
+    def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of these sizes of the last axis."""
+        ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
+        return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]
