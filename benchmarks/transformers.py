@@ -18,6 +18,7 @@ from benchmarks.encoders import ATTENTIONS, ENCODERS, quantised, sample
 from benchmarks.four_bits import floats, of_held_out
 from benchmarks.rows import Row
 from celosia.driver.compare import compare
+from celosia.driver.generate.decoder import Session
 from celosia.driver.oracle import session
 from celosia.driver.quantize import quantize
 from celosia.hw.config import Config
@@ -202,16 +203,9 @@ def _steps(
     path: Path, network: decoders.DecoderNetwork, cfg: Config, memory: MemoryModel, rounding: str = "onnxruntime"
 ) -> tuple[dict[str, Any], str]:
     """Details of a row, and its text: of steps behind a prompt, with the likeliest tokens."""
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
-    with celosia.Decoder(
-        path, "timed", config=cfg, length=TOKENS, rounding=rounding, options={"memory": memory}
-    ) as decoder:
-        run = decoder.session()
-        found = [run.feed(prompt)]
-        while run.length < TOKENS:
-            found.append(run.feed([int(np.argmax(found[-1]))]))
+    run, found = generated(path, "timed", cfg, rounding, {"memory": memory})
     expected = growing(path, network, run.tokens)
-    usage, wrong = run.usage.report(), int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
+    usage, wrong = run.usage.report(), int(np.sum(found != expected[PROMPT - 1 :]))
     steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
     least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
     details = {
@@ -246,6 +240,20 @@ def _in_bytes(say: Callable[[str], None]) -> Row:
         + ", ".join(f"{kind} {value:.4f}" for kind, value in details.items()),
         more <= MOST_PERPLEXITY, f"python -m benchmarks transformers --models {DEMO}", {**details, "more": more},
     )  # fmt: skip
+
+
+def generated(
+    path: Path, device: str, cfg: Config, rounding: str, options: dict[str, Any], prompt: int = PROMPT,
+    until: int = TOKENS,
+) -> tuple[Session, Any]:  # fmt: skip
+    """A session on `device`, of a random prompt and the likeliest tokens behind it, `until` there are so many, with
+    room for TOKENS; and logits [1 + until - prompt, vocabulary], from those behind the prompt on."""
+    with celosia.Decoder(path, device, config=cfg, length=TOKENS, rounding=rounding, options=options) as decoder:
+        run = decoder.session()
+        found = [run.feed(np.random.default_rng(1).integers(0, decoder.known, prompt).tolist())]
+        while run.length < until:
+            found.append(run.feed([int(np.argmax(found[-1]))]))
+    return run, np.array(found)
 
 
 def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:
