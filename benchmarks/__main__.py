@@ -39,6 +39,7 @@ from benchmarks import (
     names,
     simspeed,
     streams,
+    trained,
     tune,
     tune_cpu,
 )
@@ -73,7 +74,7 @@ KNOWN_MODELS = tuple(
             *encoders.ENCODERS,
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
-            decoders.DEMO,
+            *trained.TRAINED,
             "fc_1000x512",
             "fc_1000x512_2",
             "fc_1000x512_1",

@@ -14,9 +14,9 @@ import onnx
 import celosia
 from benchmarks import decoders
 from benchmarks.decoders import DECODERS, DecoderNetwork
-from benchmarks.encoders import ATTENTIONS, ENCODERS, Encoder, quantised, sample
+from benchmarks.encoders import ATTENTIONS, ENCODERS, LANES, NORM, Encoder, quantised, sample
 from benchmarks.rows import Row
-from benchmarks.transformers import LANES, NORM, TOKENS, generated, growing
+from benchmarks.transformers import TOKENS, generated, growing
 from celosia.driver.oracle import session
 from celosia.driver.quantize import quantize
 from celosia.hw.config import Config

@@ -349,7 +349,7 @@ Smooth = Annotated[
     str | None,
     typer.Option(
         "--smooth", metavar="ALPHA|auto",
-        help="Move what a few channels of activations are larger by into weights: 0 (nothing of it) to 1 (all), or auto.",
+        help="Move what a few channels of activations are larger by into weights: 0 (nothing) to 1 (all), or auto.",
     ),
 ]  # fmt: skip
 Exclude = Annotated[

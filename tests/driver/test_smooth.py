@@ -116,7 +116,9 @@ def test_an_encoder_loses_less(tmp_path: Path, operators: str) -> None:
     )
     (without, smoothed) = (report[key][0]["sqnr_db"] for key in ("outputs_without_smoothing", "outputs"))
     assert smoothed > without + 3
-    plain = celosia.quantize(tmp_path / "float.onnx", given, tmp_path / "plain.onnx", operators=operators, config="tiny")
+    plain = celosia.quantize(
+        tmp_path / "float.onnx", given, tmp_path / "plain.onnx", operators=operators, config="tiny"
+    )
     assert plain["outputs"] == report["outputs_without_smoothing"] and plain["smooth"] is None
 
 
