@@ -166,7 +166,7 @@ class _SmoothGraph:
             for place, name in enumerate(node.input):
                 self.readers.setdefault(name, []).append((node, place))
         inferred = onnx.shape_inference.infer_shapes(model).graph
-        self.widths = {
+        self.widths: dict[str, int] = {
             value.name: value.type.tensor_type.shape.dim[-1].dim_value
             for value in (*inferred.input, *inferred.value_info, *inferred.output)
             if value.type.tensor_type.shape.dim
@@ -289,7 +289,7 @@ class _SmoothGraph:
         """Whether channels stay what they are: rows go elsewhere."""
         if not traits(node.op_type).view or node.input[0] not in self.widths:
             return False
-        return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0])
+        return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 
 
 def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`celosia quantize --smooth`: the float model computes the same, and int8 loses less where a few channels are large."""
+"""`celosia quantize --smooth`: the float model computes the same, int8 loses less where a few channels are large."""
 
 from __future__ import annotations
 
@@ -109,16 +109,13 @@ def test_what_is_alike_is_left_alone() -> None:
 
 @pytest.mark.parametrize("operators", ["products", "all"])
 def test_an_encoder_loses_less(tmp_path: Path, operators: str) -> None:
-    onnx.save(encoder(), tmp_path / "float.onnx")
-    given = {"x": np.stack([sample["x"] for sample in samples(8)])}
-    report = celosia.quantize(
-        tmp_path / "float.onnx", given, tmp_path / "int8.onnx", operators=operators, smooth="auto", config="tiny"
-    )
-    (without, smoothed) = (report[key][0]["sqnr_db"] for key in ("outputs_without_smoothing", "outputs"))
+    source, made, options = tmp_path / "float.onnx", tmp_path / "int8.onnx", {"operators": operators, "config": "tiny"}
+    onnx.save(encoder(), source)
+    given: dict[str, Any] = {"x": np.stack([sample["x"] for sample in samples(8)])}
+    report = celosia.quantize(source, given, made, smooth="auto", **options)
+    without, smoothed = (report[key][0]["sqnr_db"] for key in ("outputs_without_smoothing", "outputs"))
     assert smoothed > without + 3
-    plain = celosia.quantize(
-        tmp_path / "float.onnx", given, tmp_path / "plain.onnx", operators=operators, config="tiny"
-    )
+    plain = celosia.quantize(source, given, made, **options)
     assert plain["outputs"] == report["outputs_without_smoothing"] and plain["smooth"] is None
 
 
@@ -153,7 +150,7 @@ def test_bad_input(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text} {{y = MatMul(x, w)}}')
     onnx.save(model, tmp_path / "float.onnx")
     given = {"x": np.ones((4, 4), np.float32)}
-    with pytest.raises(QuantizeError, match="nothing to smooth.*leave --smooth out"):
+    with pytest.raises(QuantizeError, match=r"nothing to smooth.*leave --smooth out"):
         celosia.quantize(tmp_path / "float.onnx", given, tmp_path / "int8.onnx", smooth="auto")
     for wrong in ("much", 2, "nan"):
         with pytest.raises(ValueError, match=f"smoothing takes auto or a number from 0 to 1, not {wrong!r}"):
