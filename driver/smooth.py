@@ -108,7 +108,7 @@ def is_smoothable(model: onnx.ModelProto) -> bool:
 def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
     """Powers of two [channels]; 1 for channels of nothing, and the median of the others."""
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
-    used = (largest > 0) & (heaviest > 0)
+    used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
     factors = np.ones(len(largest))
     if used.any():
         exponents = alpha * np.log2(largest[used]) - (1 - alpha) * np.log2(heaviest[used])
@@ -204,7 +204,7 @@ class _SmoothGraph:
             self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
             return
         self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
-        own = f"{name}_of_{operand.node.output[0]}"
+        own = f"{name}_{operand.place}_of_{operand.node.output[0]}"
         operand.node.input[operand.place] = own
         self.graph.initializer.append(numpy_helper.from_array(array, own))
         self.constants[own], self.readers[own] = self.graph.initializer[-1], [(operand.node, operand.place)]
