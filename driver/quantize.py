@@ -109,9 +109,9 @@ def quantize(
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
     "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
     others; "attention" is products, masks, softmaxes and rotary positions, of decoders "all" is these, the residual
-    stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean, std: of
-    images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model
-    become those of the samples, but for decoders, whose stay open.
+    stream and norms. smooth: alpha, or "auto", of smooth.py. samples: use no more than these. exclude: names of
+    operators that stay float. mean, std: of images, for pixels in 0..1. config: the accelerator whose share of the work
+    is reported. Dynamic sizes of the model become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -125,15 +125,14 @@ def quantize(
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
     `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
-    (`places`, their number, and which are `changed`) and `outputs_without_smoothing` (both None without it),
-    `four_bits` (`matrices` with weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised
-    or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
+    (what `smooth.smooth` returns) and `outputs_without_smoothing` (both None without it), `four_bits` (`matrices` with
+    weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
     layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
     is resized or converted. ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    choices = QuantizerChoices(
+    given = QuantizerChoices(
         per_channel, activations, method, operators or OPERATORS[0], tuple(exclude), weights, smooth
     )
     _check(model, output)
@@ -142,11 +141,11 @@ def quantize(
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
-        choices = replace(choices, operators=operators or "products", decoder=True)
+        given = replace(given, operators=operators or "products", decoder=True)
     else:
         chosen = open_samples(calibration, inputs, samples, pixels)
         proto = _of_sizes(proto, chosen.inputs)
-    quantised, report = _int8(proto, chosen, choices, decoder, say)
+    quantised, report = _int8(proto, chosen, given, decoder, say)
     if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
