@@ -125,27 +125,26 @@ def quantize(
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
     `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
-    (what `smooth.smooth` returns) and `outputs_without_smoothing` (both None without it), `four_bits` (`matrices` with
-    weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
-    layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
-    is resized or converted. ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
+    (what smooth.py returns) and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of
+    4 bits or less, and their `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of
+    the multiplications), and where an output is worse than POOR `losing` (the layers that lose most) and `advice` (what
+    to try), else both empty. told: called with a sentence for each image that is resized or converted. ModelError,
+    CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    given = QuantizerChoices(
-        per_channel, activations, method, operators or OPERATORS[0], tuple(exclude), weights, smooth
-    )
+    choices = QuantizerChoices(per_channel, activations, method, operators or "all", tuple(exclude), weights, smooth)
     _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if decoder := is_decoder(inputs):
         chosen = open_samples(calibration, inputs, samples, pixels, completed)
-        given = replace(given, operators=operators or "products", decoder=True)
+        choices = replace(choices, operators=operators or "products", decoder=True)
     else:
         chosen = open_samples(calibration, inputs, samples, pixels)
         proto = _of_sizes(proto, chosen.inputs)
-    quantised, report = _int8(proto, chosen, given, decoder, say)
+    quantised, report = _int8(proto, chosen, choices, decoder, say)
     if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
