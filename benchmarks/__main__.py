@@ -39,6 +39,7 @@ from benchmarks import (
     names,
     simspeed,
     streams,
+    trained,
     tune,
     tune_cpu,
 )
@@ -73,7 +74,7 @@ KNOWN_MODELS = tuple(
             *encoders.ENCODERS,
             *encoders.ATTENTIONS,
             *decoders.DECODERS,
-            decoders.DEMO,
+            *trained.TRAINED,
             "fc_1000x512",
             "fc_1000x512_2",
             "fc_1000x512_1",
@@ -118,7 +119,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", help="preset or file (default: pynq; of timed: each of four, of tune: all)")
     parser.add_argument(
         "--device", choices=("rtl", "timed", "functional"),
-        help="of exactness and models (default: rtl), of onchip (default: timed), and of superoptimise",
+        help="of exactness and models (default: rtl), of onchip (default: timed), of superoptimise and transformers",
     )  # fmt: skip
     parser.add_argument("--memory", default=ZYNQ_HP.name, choices=tuple(MEMORY_MODELS), help="of the RTL and timed")
     parser.add_argument(
@@ -260,8 +261,10 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
 
     def transformer_rows() -> Iterable[Row]:
-        from benchmarks import transformers  # with onnxruntime's quantiser
+        from benchmarks import one_layer, transformers  # with onnxruntime's quantiser
 
+        if options.device == "rtl":
+            return one_layer.rows(models, options.config, memory, say)
         return transformers.rows(models, options.config, memory, say)
 
     def packed_rows() -> Iterable[Row]:

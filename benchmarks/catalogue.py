@@ -366,6 +366,61 @@ IN_BYTES = tuple(
         ("attention", "attention in bytes, too"), ("all", "everything in bytes between embeddings and logits"),
     )
 )  # fmt: skip
+SMOOTHED = tuple(
+    Figure(
+        f"{name}-{kind}", f"the demo GPT{larger}, {what}: perplexity of what was held out", "", ("driver",),
+        f"{BENCH} transformers --models gpt_outliers", (f"transformers/{name}",), of(kind),
+    )
+    for name, larger in (("gpt_outliers", " with a few larger channels"), ("gpt_plain", ""))
+    for kind, what in (
+        ("float", "floats"), ("products", "products in bytes"), ("products-smooth", "the same with `--smooth auto`"),
+        ("all", "everything in bytes"), ("all-smooth", "the same with `--smooth auto`"),
+    )
+)  # fmt: skip
+VIT = tuple(
+    Figure(
+        f"vit-{part}", f"the vision transformer on 10,000 images of Fashion-MNIST: {what}", unit,
+        ("driver", "models"), f"{BENCH} transformers --models vit_fashion --config pynq --memory zynq-hp",
+        ("transformers/vit_fashion",), of(part), most=most,
+    )
+    for part, what, unit, most in (
+        ("float", "accuracy of floats", "%", None), ("int8", "accuracy of bytes", "%", None),
+        ("points", "points that bytes cost", "", 0.5),
+    )
+) + tuple(
+    Figure(
+        f"vit-{kind}-{part}", f"the same, an image, on `pynq` with {on}: {what}", "", MACHINE,
+        f"{BENCH} transformers --models vit_fashion --config pynq --memory zynq-hp",
+        (f"transformers/vit_fashion/{kind}",), of(value), most=most,
+    )
+    for kind, on, launches in (("softmax", "softmax = 4", 26), ("rounded", "softmax = 4, norm = 8, rounded", 1))
+    for part, what, value, most in (
+        ("cycles", "cycles over products / 256", "ratio", 1.12), ("launches", "launches", "launches", launches),
+        ("different", "logits of 20 images that differ from onnxruntime's", "different", None),
+        ("apart", "values of norms a step beside onnxruntime's", "apart", None),
+    )
+    if part != ("different" if kind == "rounded" else "apart")
+)  # fmt: skip
+ONE_LAYER = tuple(
+    Figure(
+        f"rtl-{name}-{kind}-{part}", f"{label}, on `pynq` with softmax = 4, norm = 8, {how}: {what}", unit,
+        ("compiler", "hw"), f"{BENCH} transformers --device rtl --models {name} --config pynq --memory zynq-hp",
+        (f"transformers/{name}/rtl/{kind}",), of(value), most=most,
+    )
+    for name, label in (
+        ("attention_64", "attention alone, 64 tokens"), ("minilm_64", "a layer of MiniLM-L6, 64 tokens"),
+        ("minilm_128", "the same, 128 tokens"), ("deit_tiny", "a layer of DeiT-tiny"),
+        ("gpt_10m", "two steps of a layer of the GPT of 10.6 M and its logits"),
+        ("llama_10m", "the same of the Llama-like one"),
+    )
+    for kind, how in (("softmax", "norms on the CPU"), ("rounded", "rounded"))
+    for part, what, unit, value, most in (
+        ("cycles", "cycles of the RTL", "cycles", "rtl", None),
+        ("timed", "by the timing model", "cycles", "timed", None),
+        ("different", "values that differ", "", "different", 0),
+    )
+    if (name, kind) != ("attention_64", "rounded")
+)  # fmt: skip
 ATTENTION = tuple(
     Figure(
         f"attention-{tokens}", f"attention, 12 heads of 32, {tokens} tokens, on `pynq`: cycles over products / 256", "",
@@ -707,7 +762,7 @@ FIGURES = {
     "Schedules that come with Celosia": GAIN,
     "Layers beside convolutions": BESIDE,
     "Rewritten graphs": REWRITTEN,
-    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS, *IN_BYTES),
+    "Transformers": (*TRANSFORMERS, *SOFTMAX, *ROUNDED, *ATTENTION, *DECODERS, *IN_BYTES, *SMOOTHED, *VIT, *ONE_LAYER),
     "Weights of four bits in hardware": (*PACKED, *SUMS),
     "Weights of four bits": FOUR_BITS,
     "Products of one and two bits": BITS,

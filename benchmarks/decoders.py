@@ -267,9 +267,6 @@ DECODERS = {
 }
 """A GPT of 10.6 million parameters, and one with normalised squares, rotary positions, grouped queries and SwiGLU."""
 
-DEMO = "gpt_topics"
-"""The trained one of models/."""
-
 
 def quantised(
     decoder: DecoderNetwork, folder: Path, steps: int = 1, past: int = 127, attention: bool = False,

@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Floats = NDArray[np.float32]
+LANES = 4
+"""Of softmax on the accelerator."""
+NORM, APART = 8, 1e-5
+"""Lanes of norms, where rounding is "correct": one launch then; and values of norms that are a step beside
+onnxruntime's, at most."""
 
 
 @dataclass

@@ -13,31 +13,25 @@ import onnx
 
 import celosia
 from benchmarks import decoders
-from benchmarks.decoders import DECODERS, DEMO
-from benchmarks.encoders import ATTENTIONS, ENCODERS, quantised, sample
-from benchmarks.four_bits import floats, of_held_out
+from benchmarks.decoders import DECODERS
+from benchmarks.encoders import APART, ATTENTIONS, ENCODERS, LANES, NORM, quantised, sample
 from benchmarks.rows import Row
+from benchmarks.trained import TRAINED
 from celosia.driver.compare import compare
+from celosia.driver.generate.decoder import Session
 from celosia.driver.oracle import session
 from celosia.driver.quantize import quantize
 from celosia.hw.config import Config
-from celosia.models import gpt_path
-from celosia.models.train_gpt import CALIBRATION_WINDOWS, read_tokens, windows
 from celosia.sim.memory import MemoryModel
 
 TOKENS, PROMPT = 128, 112
 """Of a decoder's sequence, and of its prompt."""
-MOST_PERPLEXITY = 3
-"""Percent of the demo's perplexity that bytes may add."""
 TARGETS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
 LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
 """At most, with softmax on the accelerator."""
-LANES, MOST_LANES = 4, 8
-"""Of that softmax; and of the one beside which attention alone is bound by its products, up to 512 tokens."""
-NORM, APART = 8, 1e-5
-"""Lanes of norms, where rounding is "correct": one launch then; and values of norms that are a step beside
-onnxruntime's, at most."""
+MOST_LANES = 8
+"""Of a softmax beside which attention alone is bound by its products, up to 512 tokens."""
 ROUNDED = {"minilm_64": 1.08, "minilm_128": 1.08, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most, in one launch."""
 
@@ -46,9 +40,9 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
     """A row for each network, or those of `models`: encoders with symmetric int8 activations, with uint8 ones, with
     softmax on the accelerator, and with norms there, too, that are rounded correctly."""
     cfg = Config.load(config or "pynq")
-    for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS, DEMO):
-        if name == DEMO:
-            yield _in_bytes(say)
+    for name in models or (*ENCODERS, *ATTENTIONS, *DECODERS, *TRAINED):
+        if name in TRAINED:
+            yield from TRAINED[name](cfg, memory, say)
         elif name in DECODERS:
             for lanes in (0, LANES):
                 yield _step(name, replace(cfg, softmax=lanes), memory, say)
@@ -204,16 +198,9 @@ def _steps(
     path: Path, network: decoders.DecoderNetwork, cfg: Config, memory: MemoryModel, rounding: str = "onnxruntime"
 ) -> tuple[dict[str, Any], str]:
     """Details of a row, and its text: of steps behind a prompt, with the likeliest tokens."""
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
-    with celosia.Decoder(
-        path, "timed", config=cfg, length=TOKENS, rounding=rounding, options={"memory": memory}
-    ) as decoder:
-        run = decoder.session()
-        found = [run.feed(prompt)]
-        while run.length < TOKENS:
-            found.append(run.feed([int(np.argmax(found[-1]))]))
+    run, found = generated(path, "timed", cfg, rounding, {"memory": memory})
     expected = growing(path, network, run.tokens)
-    usage, wrong = run.usage.report(), int(np.sum(np.array(found) != expected[PROMPT - 1 :]))
+    usage, wrong = run.usage.report(), int(np.sum(found != expected[PROMPT - 1 :]))
     steps, share, bus = usage["steps"], usage["share"], usage["bandwidth"]
     least = steps["runs"] * network.bytes_of_a_step(TOKENS) / (steps["cycles"] * cfg.bus_bytes)
     details = {
@@ -227,27 +214,18 @@ def _steps(
     )
 
 
-def _in_bytes(say: Callable[[str], None]) -> Row:
-    """The demo GPT's perplexity of what was held out, by what `quantize` makes bytes of. Its float model is the int8
-    one without roundings of activations: see four_bits.py."""
-    tokens, held_out, _ = read_tokens()
-    windows_of, details = windows(tokens), dict[str, Any]()
-    chosen = windows_of[np.linspace(0, len(windows_of) - 1, CALIBRATION_WINDOWS).astype(int)]
-    with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        onnx.save(floats(gpt_path()), source)
-        details["float"] = of_held_out(source, windows(held_out))
-        for operators in ("products", "attention", "all"):
-            say(f"{DEMO}, {operators}: quantising, measuring")
-            quantize(source, {"input_ids": chosen}, made, operators=operators)
-            details[operators] = of_held_out(made, windows(held_out))
-    more = 100 * (details["all"] / details["float"] - 1)
-    return Row(
-        f"transformers/{DEMO}", "the demo GPT: percent of perplexity that everything in bytes adds",
-        f"≤ {MOST_PERPLEXITY}%", f"{more:.2f}%; perplexity "
-        + ", ".join(f"{kind} {value:.4f}" for kind, value in details.items()),
-        more <= MOST_PERPLEXITY, f"python -m benchmarks transformers --models {DEMO}", {**details, "more": more},
-    )  # fmt: skip
+def generated(
+    path: Path, device: str, cfg: Config, rounding: str, options: dict[str, Any], prompt: int = PROMPT,
+    until: int = TOKENS,
+) -> tuple[Session, Any]:  # fmt: skip
+    """A session on `device`, of a random prompt and the likeliest tokens behind it, `until` there are so many, with
+    room for TOKENS; and logits [1 + until - prompt, vocabulary], from those behind the prompt on."""
+    with celosia.Decoder(path, device, config=cfg, length=TOKENS, rounding=rounding, options=options) as decoder:
+        run = decoder.session()
+        found = [run.feed(np.random.default_rng(1).integers(0, decoder.known, prompt).tolist())]
+        while run.length < until:
+            found.append(run.feed([int(np.argmax(found[-1]))]))
+    return run, np.array(found)
 
 
 def growing(path: Path, network: decoders.DecoderNetwork, tokens: list[int]) -> Any:

@@ -28,7 +28,27 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 OPERATORS = ("all", "products", "rotary", "attention")
 """What is quantised: every operator that can be, products only, these and rotary positions, or all that is between
 products in attention; of decoders all is what lies between embeddings and logits."""
+AUTO = "auto"
+"""Of --smooth: alpha is found for each place."""
+
 SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
 """How `celosia optimise` searches."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
 """What models are exported for; the first is the default."""
+
+
+def alpha_of(given: float | str) -> float | str:
+    """What --smooth says: AUTO, or a number from 0 to 1. ValueError for anything else.
+
+    >>> alpha_of("0.5"), alpha_of("auto")
+    (0.5, 'auto')
+    """
+    try:
+        alpha = None if given == AUTO else float(given)
+    except ValueError:
+        alpha = -1.0
+    if alpha is None:
+        return AUTO
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"smoothing takes {AUTO} or a number from 0 to 1, not {given!r}")
+    return alpha

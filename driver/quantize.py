@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +27,14 @@ from celosia.compiler.program.files import OutputError, check_writable, replacin
 from celosia.driver import quantize_report as reporting
 from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.four_bits import with_four_bits
 from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
 from celosia.driver.oracle import MissingLibrary, OracleError, session, with_types
+from celosia.driver.smooth import is_smoothable
+from celosia.driver.smooth import smooth as smooth_floats
 from celosia.hw.config import Config, did_you_mean
 
 Array = NDArray[Any]
@@ -57,7 +60,14 @@ class QuantizerChoices:
     operators: str
     exclude: tuple[str, ...]
     weights: int = WEIGHTS[0]
+    smooth: float | str | None = None
     decoder: bool = False
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether activations have no zero point: with one a product of two of them takes three times as long, as
+        docs/attention.md says."""
+        return bool(self.chosen) and self.activations == ACTIVATIONS[0]
 
     @property
     def chosen(self) -> str:
@@ -80,13 +90,15 @@ class QuantizerChoices:
             raise ValueError(
                 f"weights of {self.weights} bits have a scale for each output channel; leave --per-tensor out"
             )
+        if self.smooth is not None:
+            alpha_of(self.smooth)
 
 
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
     weights: int = WEIGHTS[0], activations: str = "int8", method: str = "minmax", operators: str | None = None,
-    samples: int | None = None, exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
+    smooth: float | str | None = None, samples: int | None = None, exclude: Sequence[str] = (),
+    mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
     progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
@@ -98,9 +110,9 @@ def quantize(
     ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
     "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
     others; "rotary" is products and rotary positions, "attention" masks and softmaxes, too, of decoders "all" is these,
-    the residual stream and norms. samples: use no more than these. exclude: names of operators that stay float. mean,
-    std: of images, for pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of
-    the model become those of the samples, but for decoders, whose stay open.
+    the residual stream and norms. smooth: alpha, or "auto", of smooth.py. samples: use no more than these. exclude:
+    names of operators that stay float. mean, std: of images, for pixels in 0..1. config: the accelerator whose share of
+    the work is reported. Dynamic sizes of the model become those of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -113,15 +125,16 @@ def quantize(
 
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
-    `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None),
-    `four_bits` (`matrices` with weights of 4 bits or less, and their `sqnr_db`; None without), `operators` (quantised
-    or why not), `accelerator` (its share of the multiplications), and where an output is worse than POOR `losing` (the
-    layers that lose most) and `advice` (what to try), else both empty. told: called with a sentence for each image that
-    is resized or converted. ModelError, CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
+    `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
+    (what smooth.py returns) and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of
+    4 bits or less, and their `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of
+    the multiplications), and where an output is worse than POOR `losing` (the layers that lose most) and `advice` (what
+    to try), else both empty. told: called with a sentence for each image that is resized or converted. ModelError,
+    CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    choices = QuantizerChoices(per_channel, activations, method, operators or OPERATORS[0], tuple(exclude), weights)
+    choices = QuantizerChoices(per_channel, activations, method, operators or "all", tuple(exclude), weights, smooth)
     _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
@@ -151,7 +164,14 @@ def _int8(
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
         prepared, result = _prepared(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
-        products = None
+        products = plain = smoothed = None
+        if choices.smooth is not None:
+            say("quantising without smoothing, to compare")
+            shutil.copy(prepared, rough := Path(scratch) / "rough.onnx")  # for masks in it are bounded
+            _quantise(rough, result, fitting, choices)
+            plain = _measured(float_model, onnx.load(result), measured, decoder)
+            say("smoothing")
+            smoothed = _smoothed(prepared, fitting, choices)
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
             _quantise(prepared, result, fitting, replace(choices, operators="products"))
@@ -169,10 +189,11 @@ def _int8(
             outputs = _measured(float_model, quantised, measured, decoder)
         poor = reporting.poor(outputs)
         losing = reporting.losing(prepared, result, next(iter(measured))) if poor else []
-    tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting)) if poor else []
+        smoothable = poor and choices.smooth is None and is_smoothable(onnx.load(prepared))
+    tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting), smoothable) if poor else []
     return quantised, {
         "weights": choices.weights, "four_bits": four, "outputs_with_int8_weights": eight,
-        "outputs_with_products": products,
+        "outputs_with_products": products, "smooth": smoothed, "outputs_without_smoothing": plain,
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
         "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
         "outputs": outputs, "operators": reporting.operators(quantised, choices.chosen, choices.exclude),
@@ -296,8 +317,8 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay where
-    they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay
+    where they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
@@ -310,6 +331,22 @@ def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
     onnx.save(with_types(onnx.load(prepared)), prepared)
     return prepared
+
+
+def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
+    """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
+    model = onnx.load(prepared)
+    try:
+        found = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.symmetric, choices.per_channel)
+    except OracleError as error:
+        raise QuantizeError(str(error)) from None
+    if not found["places"]:
+        raise QuantizeError(
+            "there is nothing to smooth: products by constants are all that reads a norm, or a product, nowhere in the "
+            "model; leave --smooth out"
+        )
+    onnx.save(model, prepared)
+    return found
 
 
 def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
@@ -373,8 +410,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
     if not names:  # which would stand for all of them
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
     kinds = {node.op_type for node in model.graph.node if node.name in names}
-    # With zero points a product of two activations takes three times as long: docs/attention.md
-    options = {"ActivationSymmetric": choices.activations == "int8", "TensorQuantOverrides": scores}
+    options = {"ActivationSymmetric": choices.symmetric, "TensorQuantOverrides": scores}
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
 
 

@@ -113,7 +113,9 @@ def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[di
     return list(best.values())[:TOLD]
 
 
-def advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int) -> list[str]:
+def advice(
+    losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int, smoothable: bool
+) -> list[str]:  # fmt: skip
     """What to try where the result is poor, the cheapest first."""
     found = []
     if not per_channel:
@@ -122,6 +124,8 @@ def advice(losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, 
         found.append(f"more samples for --calibration, as the model sees them in use: {samples} are few")
     others = [name for name in ("percentile", "entropy", "minmax") if name != method]
     found.append(f"other ranges: --method {others[0]}, or {others[1]}")
+    if smoothable:
+        found.append("--smooth auto, where a few channels are much larger than the others")
     if losing:
         found.append(f"keep what loses most in floats, on the CPU: --exclude {losing[0]['name']}")
     found.append("train the model with quantisation, so that it gets used to it: docs/pytorch.md")

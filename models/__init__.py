@@ -1,6 +1,7 @@
-"""The demo model, ResNet-8 trained on Fashion-MNIST, and 100 test images for it; the demo decoder, a small GPT.
+"""The demo model, ResNet-8 trained on Fashion-MNIST, and 100 test images for it; the demo decoder, a small GPT; a
+vision transformer in floats.
 
-train_resnet8.py and train_gpt.py make these files; README.md gives the accuracy and the commands.
+train_resnet8.py, train_gpt.py and train_vit.py make these files; README.md gives the accuracy and the commands.
 """
 
 from importlib.resources import files
@@ -42,6 +43,11 @@ def gpt_path() -> Path:
     in the file's metadata is a JSON list of the characters that tokens stand for.
     """
     return Path(str(files(__package__) / "gpt_topics_int8.onnx"))
+
+
+def vit_path() -> Path:
+    """The float vision transformer. Input `image`: float32 [1, 1, 32, 32]; output `logits`: float32 [1, 10]."""
+    return Path(str(files(__package__) / "vit_fashion.onnx"))
 
 
 def demo_images() -> tuple[NDArray[np.float32], NDArray[np.uint8], list[str]]:

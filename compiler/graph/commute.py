@@ -10,7 +10,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.ops import named
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant
+from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
 from celosia.compiler.program.traits import Moves
 
 MOVING_OPS = named("moves", Moves.ALL)
@@ -30,7 +30,9 @@ class Commute:
         if not node.inputs or not node.outputs:
             return False
         if is_op(node, *MOVING_OPS):
-            return self._sink(node) or self._hoist(node)
+            # Each of several readers gets a pair of its own, that cancels: a QuantizeLinear in front of all would not.
+            shared = node.inputs[0] is not None and only_use(node.inputs[0]) is None
+            return (shared and self._hoist(node)) or self._sink(node) or self._hoist(node)
         if is_op(node, *MOVING):  # as onnxruntime's do, so that what stands before becomes an integer operator
             return self._hoist(node) or (len(node.outputs) == 1 and self._sink(node))
         return is_op(node, *CHOOSING_OPS) and self._hoist(node)

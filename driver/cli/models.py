@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
@@ -345,6 +345,13 @@ Kinds = Annotated[
     str | None,
     opt.one_of("--operators", names=OPERATORS, help="What is quantised; by default products for decoders, else all."),
 ]
+Smooth = Annotated[
+    str | None,
+    typer.Option(
+        "--smooth", metavar="ALPHA|auto",
+        help="Move what a few channels of activations are larger by into weights: 0 (nothing) to 1 (all), or auto.",
+    ),
+]  # fmt: skip
 Exclude = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
 ]
@@ -360,6 +367,7 @@ def quantize(
     activations: Activations = ACTIVATIONS[0],
     method: Method = "minmax",
     operators: Kinds = None,
+    smooth: Smooth = None,
     samples: opt.Samples = None,
     exclude: Exclude = None,
     mean: opt.Mean = None,
@@ -376,9 +384,14 @@ def quantize(
       celosia quantize model.onnx --calibration photos/ --mean 0.5 --std 0.5 -o model_int8.onnx --report report.json
       celosia quantize decoder.onnx --calibration tokens.npz -o decoder_int8.onnx
       celosia quantize decoder.onnx --calibration tokens.npz --weights 4 -o decoder_w4.onnx
+      celosia quantize decoder.onnx --calibration tokens.npz --smooth auto -o decoder_int8.onnx
     """
     if per_tensor and int(weights) < WEIGHTS[0]:
         raise typer.BadParameter(f"--per-tensor: weights of {weights} bits have a scale for each output channel")
+    try:
+        alpha = None if smooth is None else alpha_of(smooth)
+    except ValueError as error:
+        raise typer.BadParameter(f"--smooth: {error}") from None
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model, calibration], output, report)
         from celosia.driver.quantize import quantize as quantize_model
@@ -386,7 +399,7 @@ def quantize(
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,),
-            weights=int(weights), config=config, progress=stages, told=common.telling_once(quiet),
+            weights=int(weights), smooth=alpha, config=config, progress=stages, told=common.telling_once(quiet),
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

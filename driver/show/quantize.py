@@ -23,6 +23,9 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         yield _errors("The same with weights of 8 bits", report["outputs_with_int8_weights"])
         sqnr = "" if four["sqnr_db"] is None else f"; together {four['sqnr_db']:.1f} dB above their error"
         yield Text(f"{four['matrices']} matrices of weights have {report['weights']} bits{sqnr}.")
+    if (smoothed := report["smooth"]) is not None:
+        yield _errors("The same without smoothing", report["outputs_without_smoothing"])
+        yield Text(f"{len(smoothed['changed'])} of {smoothed['places']} places where it is possible are smoothed.")
     if (products := report["outputs_with_products"]) is not None:
         yield _errors("The same with products in bytes, and nothing else", products)
     if report["advice"]:

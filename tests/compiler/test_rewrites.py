@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_text import after, lines, proto
+from oracle import opened
 
 import celosia
 from celosia.compiler import compile as compiler
@@ -200,3 +201,40 @@ def test_models_without_shapes_keep_their_operators() -> None:
     )
     found = Runtime(celosia.compile(model, "tiny")).run({"x": np.ones(4, np.float32), "n": np.array([4])}).outputs["y"]
     assert found.tolist() == [-1] * 4
+
+
+def test_what_several_views_read_stays_bytes() -> None:
+    """Quantisers that write a matrix for each product put a pair behind each view of a norm's bytes: all cancel."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (int8[1, 8, 16] x8) => (int8[8, 16] y8)
+    <float s = {0.05}, int8 z = {1}, float ws = {0.01}, int8 wz = {0}, int64[2] rows = {-1, 16}>
+    {
+        x = DequantizeLinear(x8, s, z)
+        r = Relu(x)
+        r8 = QuantizeLinear(r, s, z)
+        rf = DequantizeLinear(r8, s, z)
+        a = Reshape(rf, rows)
+        b = Reshape(rf, rows)
+        a8 = QuantizeLinear(a, s, z)
+        b8 = QuantizeLinear(b, s, z)
+        af = DequantizeLinear(a8, s, z)
+        bf = DequantizeLinear(b8, s, z)
+        w = DequantizeLinear(w8, ws, wz)
+        v = DequantizeLinear(v8, ws, wz)
+        p = MatMul(af, w)
+        q = MatMul(bf, v)
+        p8 = QuantizeLinear(p, s, z)
+        q8 = QuantizeLinear(q, s, z)
+        pf = DequantizeLinear(p8, s, z)
+        qf = DequantizeLinear(q8, s, z)
+        y = Add(pf, qf)
+        y8 = QuantizeLinear(y, s, z)
+    }"""
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for name in ("w8", "v8"):
+        array = random.integers(-128, 128, (16, 16)).astype(np.int8)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    program = celosia.compile(model, "tiny")
+    assert {row["op"] for row in program.placements if row["place"] == "cpu"} == {"Reshape"}
+    x = random.integers(-128, 128, (1, 8, 16)).astype(np.int8)
+    (expected,) = opened(model, int8=True).run(None, {"x8": x})
+    np.testing.assert_array_equal(celosia.Runtime(program).run({"x8": x}).outputs["y8"], expected)
