@@ -50,6 +50,8 @@ def _value(tile: Tile, args: list[Values], program: KernelRun) -> Any:
             return np.where(*args)
         case "cast":
             return cast(args[0], tile.args[0].dtype, tile.dtype)
+        case "reduce" if more["name"] == "ordered_sum":
+            return np.take(np.add.accumulate(args[0].astype(tile.dtype), axis=more["axis"]), -1, more["axis"])
         case "reduce":
             return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
         case "dot":
