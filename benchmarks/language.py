@@ -18,7 +18,7 @@ import celosia.language as cl
 from benchmarks.cpu import Say, error
 from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Row
-from celosia.compiler.language.accelerator import image_of
+from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.oracle import session
@@ -185,7 +185,7 @@ def _layer(
     kernel[grid](*args, **chosen)
     del os.environ["CELOSIA_INTERPRET"]
     different = int(np.count_nonzero(found != y))
-    variant.image = image_of(variant.cfg, variant.layer, Planner(variant.cfg), say)
+    variant.image = image_of(variant.cfg, variant.layers, Planner(variant.cfg))
     own = variant(arrays, device)
     ratio = ours["cycles"] / own["cycles"]
     measured = (

@@ -1,4 +1,4 @@
-"""A traced kernel as a layer of the accelerator.
+"""A traced kernel on the accelerator.
 
 What is recognised in the kernel is a `layer` like those of a model, whose tile is that of a program; scratchpads,
 tokens and loads ahead are the compiler's.
@@ -7,37 +7,25 @@ tokens and loads ahead are the compiler's.
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.recognise import recognise
+from celosia.compiler.language.heads import SoftmaxLayers
+from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles
+from celosia.compiler.language.recognise import Recognised, recognise
+from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
-from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import (
-    Activation,
-    Conv,
-    Epilogue,
-    Layer,
-    Map,
-    Pool,
-    Requantise,
-    Residual,
-    Untileable,
-    inputs,
-)
+from celosia.compiler.launch.image import Image
+from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Requantise, Residual
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.decide import Fixed
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point, why_not
-from celosia.compiler.vthread.verify import Run, verify_provenance
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
 from celosia.hw.config import Config
-from celosia.sim.timing import predict
 
 TIMEOUT = 1 << 40
 
@@ -50,12 +38,15 @@ def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return images, shape[-1], shape[-3], shape[-2]
 
 
-class KernelLayer:
-    """The layer of a kernel on a Config, for the arrays of a call."""
+class KernelLayer(LoweredKernel):
+    """A sum of products, a maximum or a map, which is one layer."""
 
-    def __init__(self, cfg: Config, name: str, program: KernelRun, at: str) -> None:
-        self.cfg, self.name, self.at = cfg, name, at
-        self.found = recognise(program)
+    found: Recognised
+
+    def __init__(self, cfg: Config, name: str, found: Recognised, at: str) -> None:
+        super().__init__(cfg, name, at)
+        self.found = found
+        self.constants = [each for each in (found.w, found.par, found.table) if each is not None]
         for each in (self.found.x, self.found.y):
             if not 2 <= len(each.shape) <= 4:
                 fail(f"the accelerator has matrices and images; {each.name} has {len(each.shape)} dimensions", at)
@@ -63,10 +54,23 @@ class KernelLayer:
             array: Activation.alone(cfg, array.name, *dims_of(array.shape))
             for array in (self.found.x, self.found.y, self.found.residual) if array is not None
         }  # fmt: skip
-        self.planner: Planner | None = None
 
-    def layer(self, arrays: dict[ArrayArgument, NDArray[Any]]) -> Layer:
-        """The layer with the values of the call's table and parameters."""
+    def form(self, array: ArrayArgument) -> Form:
+        if len(array.shape) != 2:
+            raise OnCpu("its images have their channels last; the accelerator's have them first")
+        return Form((*array.shape, 1, 1))  # type: ignore[arg-type]
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        images, channels, rows, columns = self.acts[array].dims
+        return np.asarray(values.reshape(images, rows, columns, channels).transpose(0, 3, 1, 2))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        return np.asarray(values.transpose(0, 2, 3, 1).reshape(self.found.y.shape))
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        return [self._layer(arrays)]
+
+    def _layer(self, arrays: Arrays) -> Layer:
         f = self.found
         clip = f.more.get("clip", (-128, 127))
         table = None if f.table is None else arrays[f.table].copy()
@@ -94,58 +98,31 @@ class KernelLayer:
         epilogue = Epilogue(clip, table, residual)
         return Conv(self.name, x, y, np.ascontiguousarray(weights), requantise, f.window, 1, f.pad, epilogue)
 
-    def decide(self, layer: Layer) -> list[Decisions]:
-        """The tile of a program; loop order and pieces of the sum by the compiler's estimate."""
-        return [self._decide(d.problem) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
-
     def _decide(self, p: Problem) -> Decisions:
         cfg, tile = self.cfg, self.found.tile
         if tile[-1] % cfg.block_out and tile[-1] < self.found.y.shape[-1]:
-            self._refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
+            self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
         n = min(-(-tile[-1] // cfg.block_out), p.out_blocks)
         if len(tile) == 2:
             if tile[0] % cfg.batch and tile[0] < self.found.y.shape[0]:
-                self._refuse(f"rows of a block come in multiples of the batch, {cfg.batch}, and not {tile[0]}")
+                self.refuse(f"rows of a block come in multiples of the batch, {cfg.batch}, and not {tile[0]}")
             y, x = 1, min(-(-tile[0] // cfg.batch), p.columns)
         else:
             y, x = min(tile[-3], p.rows), min(tile[-2], p.columns)
-        reasons = {
-            (d := point(cfg, p, n, y, x, k, order)): why_not(cfg, p, d)
+        fitting = self.fitting(p, [
+            point(cfg, p, n, y, x, k, order)
             for order in (("weights", "input", "split", "pieces") if p.in_blocks else ("rows",))
             for k in (parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)])
-        }
-        fitting = [d for d, reason in reasons.items() if reason is None]
-        if not fitting:
-            self._refuse(f"a block of {list(tile)} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+        ])  # fmt: skip
         return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 
-    def _refuse(self, sentence: str) -> NoReturn:
-        fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
-    def image(self, layer: Layer) -> Image:
-        """Its instructions, verified. LanguageError where it does not fit."""
-        if self.planner is None:
-            self.planner = Planner(self.cfg, Fixed(self.decide(layer)))
-        return image_of(self.cfg, layer, self.planner, self._refuse)
-
-
-def image_of(cfg: Config, layer: Layer, planner: Planner, refuse: Any) -> Image:
-    """The instructions of one layer, verified; `refuse` is called with a sentence where it does not fit."""
-    given, made = {act.storage for act in inputs(layer)}, {layer.y.storage}
-    try:
-        image = build(cfg, [[layer]], [given], [made], planner)
-    except (LayerErrors, Untileable) as error:
-        refuse(f"it does not fit: {error}")
-    (launch,) = image.launches
-    run = Run(image.code(launch), [layer], launch.layer_of, given, made)
-    verify_provenance(cfg, [run], image.addresses, image.constants_address, image.constants, image.size)
-    return image
-
-
-def cycles(cfg: Config, image: Image) -> int:
-    """By the timing model."""
-    (launch,) = image.launches
-    return predict(cfg, image.code(launch).tobytes(), address=launch.address).cycles
+def lowered(cfg: Config, name: str, program: KernelRun, at: str) -> LoweredKernel:
+    """The layers of a traced kernel on a Config. LanguageError where there are none."""
+    found = recognise(program)
+    if isinstance(found, SoftmaxKernel):
+        return SoftmaxLayers(cfg, name, found, at)
+    return KernelLayer(cfg, name, found, at)
 
 
 class AcceleratorVariant:
@@ -153,19 +130,18 @@ class AcceleratorVariant:
 
     def __init__(self, kernel: Any, program: KernelRun, given: dict[ArrayArgument, int]) -> None:
         self.kernel, self.cfg = kernel, kernel.machine
-        self.lowered = KernelLayer(self.cfg, kernel.name, program, kernel.at)
+        self.lowered = lowered(self.cfg, kernel.name, program, kernel.at)
         self.given = given
         self.constants: list[NDArray[Any]] = []
         self.image: Image | None = None
-        self.layer: Layer | None = None
+        self.layers: list[Layer] = []
 
     def prepare(self, arrays: list[Any]) -> Image:
         """The program, for these weights."""
-        f = self.lowered.found
-        fixed = [arrays[self.given[a]] for a in (f.w, f.par, f.table) if a is not None]
+        fixed = [arrays[self.given[a]] for a in self.lowered.constants]
         if self.image is None or not all(map(np.array_equal, fixed, self.constants)):
-            self.layer = self.lowered.layer({a: arrays[n] for a, n in self.given.items()})
-            self.image = self.lowered.image(self.layer)
+            self.layers = self.lowered.layers({a: arrays[n] for a, n in self.given.items()})
+            self.image = self.lowered.image(self.layers)
             self.constants = [each.copy() for each in fixed]
         return self.image
 
@@ -182,15 +158,13 @@ class AcceleratorVariant:
         machine.write(image.constants_address, image.constants)
         for array, act in self.lowered.acts.items():
             if array is not self.lowered.found.y:
-                images, channels, rows, columns = act.dims
-                values = arrays[self.given[array]].reshape(images, rows, columns, channels).transpose(0, 3, 1, 2)
+                values = self.lowered.placed(array, arrays[self.given[array]])
                 machine.write(image.addresses[act.storage], pack_activation(cfg, values, act.storage_groups))
         counters = machine.run(launch.address, launch.count, TIMEOUT)
         y = self.lowered.found.y
         act, out = self.lowered.acts[y], arrays[self.given[y]]
         data = machine.read(image.addresses[act.storage], act.size(cfg))
-        result = unpack_activation(cfg, data, act.dims, act.storage_groups)
-        out[...] = result.transpose(0, 2, 3, 1).reshape(out.shape)
+        out[...] = self.lowered.taken(unpack_activation(cfg, data, act.dims, act.storage_groups))
         return {
             "target": "accelerator", "device": device if isinstance(device, str) else type(device).__name__,
             "config": cfg.name, "cycles": counters.cycles, "instructions": launch.count,

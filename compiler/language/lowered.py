@@ -1,0 +1,110 @@
+"""Layers of a kernel, whose tile is that of a program, and the instructions that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.layer import Activation, Layer, Untileable, inputs
+from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.compiler.vthread.verify import Run, verify_provenance
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+Arrays = dict[ArrayArgument, NDArray[Any]]
+"""The arrays of a call."""
+
+
+class Found(Protocol):
+    """What was recognised in a kernel: it writes y, blocks of the shape `tile` each."""
+
+    y: ArrayArgument
+    tile: tuple[int, ...]
+
+
+class LoweredKernel:
+    """A kernel on a Config. acts: where the arrays lie that change from call to call, y among them. constants: those
+    that are part of its layers. planner: what decides them, once there are some."""
+
+    found: Found
+    acts: dict[ArrayArgument, Activation]
+    constants: list[ArrayArgument]
+
+    def __init__(self, cfg: Config, name: str, at: str) -> None:
+        self.cfg, self.name, self.at = cfg, name, at
+        self.planner: Planner | None = None
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        """In the order of a launch, with the values of the call's constants."""
+        raise NotImplementedError
+
+    def decide(self, layer: Layer) -> list[Decisions]:
+        """The tile of a program."""
+        return [self._decide(d.problem) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
+
+    def _decide(self, p: Problem) -> Decisions:
+        raise NotImplementedError
+
+    def form(self, array: ArrayArgument) -> Form:
+        """How the array is an activation, for those of a graph. OnCpu where it is none."""
+        raise NotImplementedError
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        """The array as its activation, [images, channels, height, width]."""
+        return np.asarray(self.form(array).info.arrange(values))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        """y of its activation."""
+        y = self.found.y
+        return np.asarray(self.form(y).info.restore(values, y.shape))
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """LanguageError."""
+        fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
+
+    def fitting(self, p: Problem, points: Sequence[Decisions]) -> list[Decisions]:
+        """Those of `points` that fit. LanguageError where there are none."""
+        reasons = {d: why_not(self.cfg, p, d) for d in points}
+        found = [d for d, reason in reasons.items() if reason is None]
+        if not found:
+            block = list(self.found.tile)
+            self.refuse(f"a block of {block} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+        return found
+
+    def image(self, layers: Sequence[Layer]) -> Image:
+        """The instructions of `layers`, verified. LanguageError where they do not fit."""
+        try:
+            if self.planner is None:
+                alike = all(type(layer) is type(layers[0]) for layer in layers)
+                decided = Fixed(self.decide(layers[0])) if alike else None
+                self.planner = Planner(self.cfg, decided)
+            return image_of(self.cfg, layers, self.planner)
+        except (LayerErrors, Untileable) as error:
+            self.refuse(f"it does not fit: {error}")
+
+
+def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
+    """The instructions of the layers of a launch, verified. LayerErrors, Untileable."""
+    made = {layers[-1].y.storage}
+    given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
+    image = build(cfg, [list(layers)], [given], [made], planner)
+    (launch,) = image.launches
+    run = Run(image.code(launch), list(layers), launch.layer_of, given, made)
+    verify_provenance(cfg, [run], image.addresses, image.constants_address, image.constants, image.size)
+    return image
+
+
+def cycles(cfg: Config, image: Image) -> int:
+    """By the timing model."""
+    (launch,) = image.launches
+    return predict(cfg, image.code(launch).tobytes(), address=launch.address).cycles
