@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.language.attention import AttentionKernel
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.heads import SoftmaxLayers
+from celosia.compiler.language.heads import AttentionLayers, SoftmaxLayers
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles
 from celosia.compiler.language.recognise import Recognised, recognise
 from celosia.compiler.language.rows import SoftmaxKernel
@@ -122,6 +123,8 @@ def lowered(cfg: Config, name: str, program: KernelRun, at: str) -> LoweredKerne
     found = recognise(program)
     if isinstance(found, SoftmaxKernel):
         return SoftmaxLayers(cfg, name, found, at)
+    if isinstance(found, AttentionKernel):
+        return AttentionLayers(cfg, name, found, at)
     return KernelLayer(cfg, name, found, at)
 
 

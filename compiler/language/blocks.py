@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from celosia.compiler.language.bounds import UnknownScalar, values
 from celosia.compiler.language.errors import LanguageError, fail
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, scopes, stores
-from celosia.compiler.language.views import in_order, order, viewed
+from celosia.compiler.language.views import in_order, order, regrouped, viewed
 
 Values = tuple[NDArray[Any], ...]
 """Of each offset: an axis for each of three of the grid, and one for each loop."""
@@ -23,6 +24,15 @@ def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Whether the two are the same once broadcast."""
     x, y = np.broadcast_arrays(a, b)
     return np.array_equal(x, y)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What the vector unit does behind a requantise, or to a load: a table, then a residual."""
+
+    table: Tile | None
+    residual: Tile | None
+    rescale: dict[str, Any]
 
 
 class BlockReader:
@@ -53,11 +63,23 @@ class BlockReader:
         starts, self.shape, steps = self.store.block
         self.starts, self.y = self.values(starts, self.store.at), self.store.array
         if set(steps) != {1}:
-            self.refuse(f"the accelerator writes every element of a block, and this has the steps {list(steps)}{ON_CPU}")
+            self.refuse(
+                f"the accelerator writes every element of a block, and this has the steps {list(steps)}{ON_CPU}"
+            )
         self._once()
 
     def refuse(self, sentence: str) -> NoReturn:
         fail(sentence, self.store.at)
+
+    def behind(self, value: Tile) -> tuple[Behind, Tile]:
+        """What follows, and what it follows."""
+        table, residual, rescale = None, None, {}
+        if value.op == "residual":
+            rescale, (value, residual) = value.more, value.args
+            value = regrouped(value)
+        if value.op == "lookup":
+            value, table = value.args
+        return Behind(table, residual, rescale), regrouped(value)
 
     def values(self, starts: Sequence[Tile], at: str) -> Values:
         try:
@@ -113,12 +135,7 @@ class BlockReader:
         load, starts, dims = self.load(tile, "the parameters of requantise")
         array, y = load.more["array"], self.store.array
         same = np.array_equal(order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size))
-        if (
-            array.shape != y.shape[-1:]
-            or dims != self.shape[-1:]
-            or not same
-            or not equal(starts[-1], self.starts[-1])
-        ):
+        if array.shape != y.shape[-1:] or dims != self.shape[-1:] or not same or not equal(starts[-1], self.starts[-1]):
             fail(
                 f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
                 f"{list(array.shape)} is read elsewhere", load.at

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form
-from celosia.compiler.graph.select.matrices import form_of_matrices
+from celosia.compiler.graph.beside import beside_softmaxes
+from celosia.compiler.graph.select import Choice
+from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.language.attention import AttentionKernel, HeadProduct
 from celosia.compiler.language.lowered import Arrays, LoweredKernel
 from celosia.compiler.language.rows import Softmax as SoftmaxOfRows
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.layer import Activation, Layer, Softmax
+from celosia.compiler.layer import (
+    Activation,
+    ActivationProduct,
+    Block,
+    Epilogue,
+    Layer,
+    Requantise,
+    Residual,
+    Softmax,
+    Untileable,
+)
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.space import Decisions, Problem, point
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.space import Decisions, Problem, candidates, point
 from celosia.hw.config import Config
 
 
@@ -50,6 +67,124 @@ class SoftmaxLayers(LoweredKernel):
             )
             for n in range(count)
         ]  # fmt: skip
+
+    def _decide(self, p: Problem) -> Decisions:
+        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.found.tile[-2])])
+        return found
+
+
+class AttentionLayers(LoweredKernel):
+    """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
+
+    found: AttentionKernel
+
+    def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
+        super().__init__(cfg, name, at)
+        self.found = found
+        if not cfg.softmax or not multiplies(cfg):
+            self.refuse(
+                "attention on the accelerator takes a Config with softmax, batch = 1 and block_in = block_out; "
+                'target="cpu" runs it'
+            )
+        self.constants = constants_of(found.rows)
+        self.sides = {found.x.array: (found.x, 1, -found.scores.offsets[0]), found.y: (found.out, 1, 0)}
+        for made in (found.scores, found.mixed):
+            self.sides[made.w.array] = made.w, cfg.block_out, -made.offsets[1]
+            if made.bias is not None:
+                self.sides[made.bias.array] = made.bias, 1, 0
+            self.constants += [each for each in (made.scales, made.table) if each is not None]
+        self.acts = {array: Activation.alone(cfg, array.name, *self._form(array).dims) for array in self.sides}
+
+    def _form(self, array: ArrayArgument) -> Form:
+        """Of the array as [heads, rows, columns]."""
+        side, block, pad = self.sides[array]
+        return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
+
+    def form(self, array: ArrayArgument) -> Form:
+        side = self.sides[array][0]
+        if side.beside and (side.pixels != "rows" or side.columns % self.cfg.group):
+            raise OnCpu(f"the columns of {array.name} are several heads, which the host would have to take apart")
+        return self._form(array)
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        side = self.sides[array][0]
+        whole = values.reshape(side.rows, side.heads, -1).swapaxes(0, 1) if side.beside else values
+        return np.asarray(self._form(array).info.arrange(whole.reshape(side.shape)))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        y, shape = self.found.out, self.found.y.shape
+        whole = self._form(y.array).info.restore(values, y.shape)
+        return np.asarray(whole.swapaxes(0, 1) if y.beside else whole).reshape(shape)
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        f, heads = self.found, self.found.out.heads
+        pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
+        scores, shares = (
+            Activation.alone(self.cfg, f"{self.name}.{what}", 1, heads * each, 1, pixels) for what in ("scores", "shares")
+        )  # fmt: skip
+        first = self._product(f.scores, self.acts[f.x.array], f.x.columns, scores, f.rows.count, arrays)
+        rows = Softmax(self.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        last = self._product(f.mixed, shares, f.rows.count, self.acts[f.y], f.out.columns, arrays)
+        block = Block((first, rows, last))
+        if self._is_block(block):
+            return [block]
+        found = [
+            self._head(layer, n, *channels)
+            for layer, channels in ((first, (f.x.columns, f.rows.count)), (rows, (f.rows.count,) * 2),
+                                    (last, (f.rows.count, f.out.columns)))
+            for n in range(heads)
+        ]  # fmt: skip
+        choices = [Choice(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
+        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+
+    def _product(
+        self, made: HeadProduct, x: Activation, inner: int, y: Activation, columns: int, arrays: Arrays
+    ) -> ActivationProduct:
+        """Of all heads."""
+        (bias, multiplier, shift), more = pack.unpack_parameters(arrays[made.scales]), made.requantise
+        wide = [np.broadcast_to(each, columns) for each in (bias, multiplier, shift)]
+        requantise = Requantise(
+            wide[0].astype(np.int32), wide[1].astype(np.uint32), wide[2].astype(np.uint8), int(more["zero_point"])
+        )
+        table = None if made.table is None else arrays[made.table].copy()
+        residual = None
+        if made.bias is not None:
+            r = made.rescale
+            scales = r["scale_v"], r["scale_b"], r["scale_c"], r["shift"]
+            residual = Residual(self.acts[made.bias.array], *scales, *r["clip"])
+        return ActivationProduct(
+            self.name, x, self.acts[made.w.array], y, *made.offsets, requantise,
+            Epilogue(more["clip"], table, residual), heads=self.found.out.heads,
+        )  # fmt: skip
+
+    def _is_block(self, block: Block) -> bool:
+        """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
+        f = self.found
+        if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
+            return False
+        try:
+            (definition,) = define(self.cfg, block)
+        except Untileable:
+            return False
+        assert isinstance(definition.problem, Problem)
+        return next(candidates(self.cfg, definition.problem), None) is not None
+
+    def _head(self, layer: ActivationProduct | Softmax, number: int, inner: int, columns: int) -> Layer:
+        """One head of a layer of all."""
+
+        def part(act: Activation, channels: int, of: int = number) -> Activation:
+            groups = pack.blocks(channels, self.cfg.group)
+            return act.region((1, channels, 1, act.width), of * groups, act.pixels)
+
+        name = f"{self.name}.{number}" if layer.heads > 1 else self.name
+        own = replace(layer, name=name, x=part(layer.x, inner), y=part(layer.y, columns), heads=1)
+        if isinstance(layer, Softmax):
+            return own
+        residual = layer.epilogue.residual
+        if residual is not None:
+            several = residual.operand.channels > columns
+            residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
+        return replace(own, w=part(layer.w, inner), epilogue=replace(layer.epilogue, residual=residual))
 
     def _decide(self, p: Problem) -> Decisions:
         (found,) = self.fitting(p, [rows_of(self.cfg, p, self.found.tile[-2])])

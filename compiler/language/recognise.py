@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.language.attention import AttentionKernel, is_attention, read_attention
 from celosia.compiler.language.blocks import ON_CPU, BlockReader, Values, equal
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.rows import SoftmaxKernel, softmax_of
+from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile
 from celosia.compiler.language.views import in_order, order, regrouped, viewed
 from celosia.compiler.layer import Window
@@ -66,24 +67,24 @@ SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
 MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
-def recognise(program: KernelRun) -> Recognised | SoftmaxKernel:
+def recognise(program: KernelRun) -> Recognised | SoftmaxKernel | AttentionKernel:
     """LanguageError, which names the rule, for what the accelerator cannot do."""
     reader = _Reader(program)
     value = regrouped(reader.store.value)
-    return SoftmaxKernel.read(reader, value) if value.op == "cast" else reader.read()
+    if value.op == "cast":
+        return SoftmaxKernel.read(reader, value)
+    return read_attention(reader, value) if is_attention(value) else reader.read()
 
 
 class _Reader(BlockReader):
     def read(self) -> Recognised:
         y = self.y
         found = Recognised(y, self.shape, y)
-        value = regrouped(self.store.value)
-        if value.op == "residual":
-            found.residual = self.activation(value.args[1], "what a residual_add adds")
-            found.rescale, value = value.more, regrouped(value.args[0])
-        if value.op == "lookup":
-            found.table = self.whole(value.args[1], "a table")
-            value = regrouped(value.args[0])
+        behind, value = self.behind(regrouped(self.store.value))
+        if behind.residual is not None:
+            found.residual, found.rescale = self.activation(behind.residual, "what a residual_add adds"), behind.rescale
+        if behind.table is not None:
+            found.table = self.whole(behind.table, "a table")
         if value.op == "requantise":
             found.par, found.more = self.parameters(value.args[1]), value.more
             self._sum(value.args[0], found)

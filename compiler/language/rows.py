@@ -20,7 +20,7 @@ from celosia.compiler.language.blocks import ON_CPU, BlockReader
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.meaning import fixed
 from celosia.compiler.language.tile import ArrayArgument, Tile
-from celosia.compiler.language.views import VIEWS, in_order, order, regrouped, seen, viewed
+from celosia.compiler.language.views import VIEWS, order, regrouped, seen, viewed
 from celosia.hw.scratchpads import POWERS
 
 PLACES = POWERS // 2
@@ -140,7 +140,7 @@ class _Power:
             mask = tile.args[1]
             if not _is_zero(tile.args[2]):
                 _refuse("beyond the end of a row, powers are 0", tile)
-        array, (first, parts) = tile.more["array"], _linear(tile.args[0])
+        array, (first, parts) = tile.more["array"], linear(tile.args[0])
         if array.dtype != "float32" or array.shape != (PLACES,):
             _refuse(f"powers are float32[{PLACES}], as cl.powers makes them, and {array.name} is another array", tile)
         plus = [(leaf, where) for leaf, (times, where) in parts.items() if times == 1]
@@ -161,7 +161,7 @@ class _Power:
         """The int8 that the rows are of. LanguageError where something else than LEAST is behind them."""
         tile, padding = self.source, None
         if tile.op == "where" and _count(tile.args[0], self.width) == self.count:
-            padding, (tile, *others) = tile.args[2], _linear(tile.args[1])[1]
+            padding, (tile, *others) = tile.args[2], linear(tile.args[1])[1]
             if others or not _is_of(self.source.args[1], tile):
                 _refuse("it is of int8", self.source)
         elif tile.op == "load" and len(tile.args) > 2:
@@ -186,23 +186,23 @@ def _is_counted(where: Elements) -> bool:
 
 def _is_of(tile: Tile, source: Tile) -> bool:
     """Whether `tile` has the values of `source` in their order."""
-    first, parts = _linear(tile)
+    first, parts = linear(tile)
     return first == 0 and [*parts] == [source] and parts[source][0] == 1 and _is_counted(parts[source][1])
 
 
-def _linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
+def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
     """`tile` as a number and a sum of others: how often each, and which element of it each element has."""
     if "same" in tile.more:
-        return _linear(tile.more["same"])
+        return linear(tile.more["same"])
     if tile.op == "const":
         return int(tile.more["number"]), {}
     if tile.op in VIEWS:
-        first, parts = _linear(tile.args[0])
+        first, parts = linear(tile.args[0])
         return first, {leaf: (times, seen(where, tile)) for leaf, (times, where) in parts.items()}
     if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDER:
-        return _linear(tile.args[0])
+        return linear(tile.args[0])
     if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
-        (a, left), (b, right) = map(_linear, tile.args)
+        (a, left), (b, right) = map(linear, tile.args)
         sign = 1 if tile.more["name"] == "add" else -1
         if not left.keys() & right.keys():
             return a + sign * b, left | {leaf: (sign * times, where) for leaf, (times, where) in right.items()}
