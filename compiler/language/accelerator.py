@@ -7,23 +7,26 @@ tokens and loads ahead are the compiler's.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel
+from celosia.compiler.language.blocks import ON_CPU
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.heads import AttentionLayers, SoftmaxLayers
-from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles
+from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles, epilogue_of, requantise_of
 from celosia.compiler.language.recognise import Recognised, recognise
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Requantise, Residual
+from celosia.compiler.layer import Activation, ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Requantise
 from celosia.compiler.program.activations import pack_activation, unpack_activation
-from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import estimate
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
 from celosia.hw.config import Config
@@ -42,70 +45,71 @@ def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 class KernelLayer(LoweredKernel):
     """A sum of products, a maximum or a map, which is one layer."""
 
-    found: Recognised
-
     def __init__(self, cfg: Config, name: str, found: Recognised, at: str) -> None:
-        super().__init__(cfg, name, at)
+        super().__init__(cfg, name, found.y, found.tile, at)
         self.found = found
         self.constants = [each for each in (found.w, found.par, found.table) if each is not None]
-        for each in (self.found.x, self.found.y):
+        for each in (self.found.x, self.y):
             if not 2 <= len(each.shape) <= 4:
                 fail(f"the accelerator has matrices and images; {each.name} has {len(each.shape)} dimensions", at)
         self.acts = {
             array: Activation.alone(cfg, array.name, *dims_of(array.shape))
-            for array in (self.found.x, self.found.y, self.found.residual) if array is not None
+            for array in (self.found.x, self.y, self.found.residual) if array is not None
         }  # fmt: skip
 
     def form(self, array: ArrayArgument) -> Form:
         if len(array.shape) != 2:
             raise OnCpu("its images have their channels last; the accelerator's have them first")
-        return Form((*array.shape, 1, 1))  # type: ignore[arg-type]
+        return Form((*array.shape, 1, 1))
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
         images, channels, rows, columns = self.acts[array].dims
         return np.asarray(values.reshape(images, rows, columns, channels).transpose(0, 3, 1, 2))
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
-        return np.asarray(values.transpose(0, 2, 3, 1).reshape(self.found.y.shape))
+        return np.asarray(values.transpose(0, 2, 3, 1).reshape(self.y.shape))
 
     def layers(self, arrays: Arrays) -> list[Layer]:
         return [self._layer(arrays)]
 
     def _layer(self, arrays: Arrays) -> Layer:
         f = self.found
-        clip = f.more.get("clip", (-128, 127))
-        table = None if f.table is None else arrays[f.table].copy()
-        residual = None
-        if f.residual is not None:
-            r = f.rescale
-            scales = r["scale_v"], r["scale_b"], r["scale_c"], r["shift"]
-            residual = Residual(self.acts[f.residual], *scales, *r["clip"])
         x, y = self.acts[f.x], self.acts[f.y]
         if f.pool:
-            return Pool(self.name, x, y, f.window, None, f.pad, Epilogue((-128, 127), table, residual))
+            return Pool(self.name, x, y, f.window, None, f.pad, self._epilogue(arrays))
         if f.w is None or f.par is None:
-            return Map(self.name, x, y, Epilogue((-128, 127), table, residual))
+            return Map(self.name, x, y, self._epilogue(arrays))
         out, into = f.axes
         others = [d for d in range(len(f.w.shape)) if d not in f.axes]
         moved = arrays[f.w].transpose(out, into, *others)
         whole = slice(None), slice(None)
         weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
-        bias, multiplier, shift = pack.unpack_parameters(arrays[f.par])
+        requantise = self._requantise(arrays)
         if f.x.zero_point:  # of every product, folded into what is added; both wrap
-            whole = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
-            bias = (bias - f.x.zero_point * whole).astype(np.int32)
-        zero_point = int(f.more["zero_point"])
-        requantise = Requantise(bias, multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
-        epilogue = Epilogue(clip, table, residual)
-        return Conv(self.name, x, y, np.ascontiguousarray(weights), requantise, f.window, 1, f.pad, epilogue)
+            sums = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
+            requantise = replace(requantise, bias=(requantise.bias - f.x.zero_point * sums).astype(np.int32))
+        weights = np.ascontiguousarray(weights)
+        return Conv(self.name, x, y, weights, requantise, f.window, 1, f.pad, self._epilogue(arrays))
+
+    def _requantise(self, arrays: Arrays) -> Requantise:
+        f = self.found
+        assert f.par is not None
+        return requantise_of(arrays[f.par], int(f.more["zero_point"]))
+
+    def _epilogue(self, arrays: Arrays) -> Epilogue:
+        f = self.found
+        operand = None if f.residual is None else self.acts[f.residual]
+        return epilogue_of(
+            f.more.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
+        )
 
     def _decide(self, p: Problem) -> Decisions:
-        cfg, tile = self.cfg, self.found.tile
-        if tile[-1] % cfg.block_out and tile[-1] < self.found.y.shape[-1]:
+        cfg, tile = self.cfg, self.tile
+        if tile[-1] % cfg.block_out and tile[-1] < self.y.shape[-1]:
             self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
         n = min(-(-tile[-1] // cfg.block_out), p.out_blocks)
         if len(tile) == 2:
-            if tile[0] % cfg.batch and tile[0] < self.found.y.shape[0]:
+            if tile[0] % cfg.batch and tile[0] < self.y.shape[0]:
                 self.refuse(f"rows of a block come in multiples of the batch, {cfg.batch}, and not {tile[0]}")
             y, x = 1, min(-(-tile[0] // cfg.batch), p.columns)
         else:
@@ -118,13 +122,51 @@ class KernelLayer(LoweredKernel):
         return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 
 
-def lowered(cfg: Config, name: str, program: KernelRun, at: str) -> LoweredKernel:
-    """The layers of a traced kernel on a Config. LanguageError where there are none."""
+class ProductLayer(KernelLayer):
+    """A product of two activations."""
+
+    def __init__(self, cfg: Config, name: str, found: Recognised, w: ArrayArgument, at: str) -> None:
+        super().__init__(cfg, name, found, at)
+        self.w = w
+        self.constants.remove(w)
+        self.acts = {each: Activation.alone(cfg, each.name, *self.form(each).dims) for each in (*self.acts, w)}
+
+    def form(self, array: ArrayArgument) -> Form:
+        of_w = array is self.w
+        pixels = "columns" if of_w and self.found.axes == (1, 0) else "rows"
+        return form_of_matrices(self.cfg, array.shape, pixels, array.zero_point, self.cfg.block_out if of_w else 1)
+
+    placed, taken = LoweredKernel.placed, LoweredKernel.taken
+
+    def _layer(self, arrays: Arrays) -> Layer:
+        f, requantise = self.found, self._requantise(arrays)
+        epilogue = self._epilogue(arrays)
+        return ActivationProduct(
+            self.name, self.acts[f.x], self.acts[self.w], self.acts[f.y], -f.x.zero_point, -self.w.zero_point,
+            requantise, epilogue,
+        )  # fmt: skip
+
+
+def lowered(
+    cfg: Config, name: str, program: KernelRun, at: str, varying: Collection[ArrayArgument] = ()
+) -> LoweredKernel:
+    """The layers of a traced kernel on a Config. LanguageError where there are none. varying: arrays that are no
+    constants, those that are `quantised` beside them."""
     found = recognise(program)
     if isinstance(found, SoftmaxKernel):
         return SoftmaxLayers(cfg, name, found, at)
     if isinstance(found, AttentionKernel):
         return AttentionLayers(cfg, name, found, at)
+    w = found.w
+    if w is None or not (w.quantised or w in varying):
+        return KernelLayer(cfg, name, found, at)
+    if multiplies(cfg) and len(found.y.shape) == len(w.shape) == 2:
+        return ProductLayer(cfg, name, found, w, at)
+    if w in varying or w.zero_point:
+        fail(
+            f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, on a Config "
+            f"with batch = 1 and block_in = block_out{ON_CPU}", at,
+        )  # fmt: skip
     return KernelLayer(cfg, name, found, at)
 
 
@@ -160,11 +202,11 @@ class AcceleratorVariant:
         machine.allocate(image.size)
         machine.write(image.constants_address, image.constants)
         for array, act in self.lowered.acts.items():
-            if array is not self.lowered.found.y:
+            if array is not self.lowered.y:
                 values = self.lowered.placed(array, arrays[self.given[array]])
                 machine.write(image.addresses[act.storage], pack_activation(cfg, values, act.storage_groups))
         counters = machine.run(launch.address, launch.count, TIMEOUT)
-        y = self.lowered.found.y
+        y = self.lowered.y
         act, out = self.lowered.acts[y], arrays[self.given[y]]
         data = machine.read(image.addresses[act.storage], act.size(cfg))
         out[...] = self.lowered.taken(unpack_activation(cfg, data, act.dims, act.storage_groups))

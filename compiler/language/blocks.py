@@ -63,9 +63,8 @@ class BlockReader:
         starts, self.shape, steps = self.store.block
         self.starts, self.y = self.values(starts, self.store.at), self.store.array
         if set(steps) != {1}:
-            self.refuse(
-                f"the accelerator writes every element of a block, and this has the steps {list(steps)}{ON_CPU}"
-            )
+            what = f"the accelerator writes every element of a block, and this has the steps {list(steps)}"
+            self.refuse(what + ON_CPU)
         self._once()
 
     def refuse(self, sentence: str) -> NoReturn:

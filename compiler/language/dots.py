@@ -31,8 +31,8 @@ def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
 
 
 def powers(count: int, scale: float) -> NDArray[np.float32]:
-    """exp(scale · (place - 255)) of the places 0 to 255, float32[256], times what keeps the sum of `count` of them below
-    the largest float32: the powers of QLinearSoftmax, for rows of `count` bytes whose unit is `scale`."""
+    """exp(scale · (place - 255)) of the places 0 to 255, float32[256], times what keeps the sum of `count` of them
+    below the largest float32: the powers of QLinearSoftmax, for rows of `count` bytes whose unit is `scale`."""
     if not (count >= 1 and 0 < scale < np.inf):
         fail(f"cl.powers takes a positive count and a positive scale, and not {count!r} and {scale!r}")
     return np.asarray(softmax_powers(count, scale, 1.0)[: PLACES // 2])

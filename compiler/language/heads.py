@@ -14,7 +14,7 @@ from celosia.compiler.graph.select import Choice
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct
-from celosia.compiler.language.lowered import Arrays, LoweredKernel
+from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import Softmax as SoftmaxOfRows
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument
@@ -22,10 +22,7 @@ from celosia.compiler.layer import (
     Activation,
     ActivationProduct,
     Block,
-    Epilogue,
     Layer,
-    Requantise,
-    Residual,
     Softmax,
     Untileable,
 )
@@ -39,10 +36,8 @@ from celosia.hw.config import Config
 class SoftmaxLayers(LoweredKernel):
     """Softmaxes of rows, a layer for each matrix."""
 
-    found: SoftmaxKernel
-
     def __init__(self, cfg: Config, name: str, found: SoftmaxKernel, at: str) -> None:
-        super().__init__(cfg, name, at)
+        super().__init__(cfg, name, found.y, found.tile, at)
         self.found = found
         if not cfg.softmax:
             self.refuse('a softmax on the accelerator takes a Config with softmax; target="cpu" runs it')
@@ -52,12 +47,12 @@ class SoftmaxLayers(LoweredKernel):
         }  # fmt: skip
 
     def form(self, array: ArrayArgument) -> Form:
-        pad = self.found.rows.zero_point if array is self.found.y else 0
+        pad = self.found.rows.zero_point if array is self.y else 0
         return form_of_matrices(self.cfg, array.shape, "rows", pad)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
-        x, y = self.acts[self.found.x], self.acts[self.found.y]
-        count, columns, rows = matrix_counts("rows", self.found.y.shape)
+        x, y = self.acts[self.found.x], self.acts[self.y]
+        count, columns, rows = matrix_counts("rows", self.y.shape)
         dims, groups = (1, columns, 1, rows), pack.blocks(columns, self.cfg.group)
         powers = powers_of(self, self.found.rows, arrays)
         return [
@@ -69,17 +64,15 @@ class SoftmaxLayers(LoweredKernel):
         ]  # fmt: skip
 
     def _decide(self, p: Problem) -> Decisions:
-        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.found.tile[-2])])
+        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
         return found
 
 
 class AttentionLayers(LoweredKernel):
     """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
 
-    found: AttentionKernel
-
     def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
-        super().__init__(cfg, name, at)
+        super().__init__(cfg, name, found.y, found.tile, at)
         self.found = found
         if not cfg.softmax or not multiplies(cfg):
             self.refuse(
@@ -112,16 +105,15 @@ class AttentionLayers(LoweredKernel):
         return np.asarray(self._form(array).info.arrange(whole.reshape(side.shape)))
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
-        y, shape = self.found.out, self.found.y.shape
+        y, shape = self.found.out, self.y.shape
         whole = self._form(y.array).info.restore(values, y.shape)
         return np.asarray(whole.swapaxes(0, 1) if y.beside else whole).reshape(shape)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
         f, heads = self.found, self.found.out.heads
         pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
-        scores, shares = (
-            Activation.alone(self.cfg, f"{self.name}.{what}", 1, heads * each, 1, pixels) for what in ("scores", "shares")
-        )  # fmt: skip
+        names = f"{self.name}.scores", f"{self.name}.shares"
+        scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
         first = self._product(f.scores, self.acts[f.x.array], f.x.columns, scores, f.rows.count, arrays)
         rows = Softmax(self.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
         last = self._product(f.mixed, shares, f.rows.count, self.acts[f.y], f.out.columns, arrays)
@@ -141,21 +133,13 @@ class AttentionLayers(LoweredKernel):
         self, made: HeadProduct, x: Activation, inner: int, y: Activation, columns: int, arrays: Arrays
     ) -> ActivationProduct:
         """Of all heads."""
-        (bias, multiplier, shift), more = pack.unpack_parameters(arrays[made.scales]), made.requantise
-        wide = [np.broadcast_to(each, columns) for each in (bias, multiplier, shift)]
-        requantise = Requantise(
-            wide[0].astype(np.int32), wide[1].astype(np.uint32), wide[2].astype(np.uint8), int(more["zero_point"])
-        )
-        table = None if made.table is None else arrays[made.table].copy()
-        residual = None
-        if made.bias is not None:
-            r = made.rescale
-            scales = r["scale_v"], r["scale_b"], r["scale_c"], r["shift"]
-            residual = Residual(self.acts[made.bias.array], *scales, *r["clip"])
-        return ActivationProduct(
-            self.name, x, self.acts[made.w.array], y, *made.offsets, requantise,
-            Epilogue(more["clip"], table, residual), heads=self.found.out.heads,
-        )  # fmt: skip
+        requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
+        table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
+        clip = made.requantise["clip"]
+        epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
+        x_offset, w_offset = made.offsets
+        w, heads = self.acts[made.w.array], self.found.out.heads
+        return ActivationProduct(self.name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
 
     def _is_block(self, block: Block) -> bool:
         """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
@@ -177,17 +161,18 @@ class AttentionLayers(LoweredKernel):
             return act.region((1, channels, 1, act.width), of * groups, act.pixels)
 
         name = f"{self.name}.{number}" if layer.heads > 1 else self.name
-        own = replace(layer, name=name, x=part(layer.x, inner), y=part(layer.y, columns), heads=1)
+        x, y = part(layer.x, inner), part(layer.y, columns)
         if isinstance(layer, Softmax):
-            return own
+            return replace(layer, name=name, x=x, y=y, heads=1)
         residual = layer.epilogue.residual
         if residual is not None:
             several = residual.operand.channels > columns
             residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
-        return replace(own, w=part(layer.w, inner), epilogue=replace(layer.epilogue, residual=residual))
+        epilogue = replace(layer.epilogue, residual=residual)
+        return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
 
     def _decide(self, p: Problem) -> Decisions:
-        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.found.tile[-2])])
+        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Activation, Layer, Untileable, inputs
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, Untileable, inputs
+from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
@@ -25,23 +26,15 @@ Arrays = dict[ArrayArgument, NDArray[Any]]
 """The arrays of a call."""
 
 
-class Found(Protocol):
-    """What was recognised in a kernel: it writes y, blocks of the shape `tile` each."""
-
-    y: ArrayArgument
-    tile: tuple[int, ...]
-
-
 class LoweredKernel:
-    """A kernel on a Config. acts: where the arrays lie that change from call to call, y among them. constants: those
+    """A kernel on a Config, whose programs write a block `tile` of y each. acts: where the arrays lie that change from call to call, y among them. constants: those
     that are part of its layers. planner: what decides them, once there are some."""
 
-    found: Found
     acts: dict[ArrayArgument, Activation]
     constants: list[ArrayArgument]
 
-    def __init__(self, cfg: Config, name: str, at: str) -> None:
-        self.cfg, self.name, self.at = cfg, name, at
+    def __init__(self, cfg: Config, name: str, y: ArrayArgument, tile: tuple[int, ...], at: str) -> None:
+        self.cfg, self.name, self.y, self.tile, self.at = cfg, name, y, tile, at
         self.planner: Planner | None = None
 
     def layers(self, arrays: Arrays) -> list[Layer]:
@@ -65,8 +58,7 @@ class LoweredKernel:
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
         """y of its activation."""
-        y = self.found.y
-        return np.asarray(self.form(y).info.restore(values, y.shape))
+        return np.asarray(self.form(self.y).info.restore(values, self.y.shape))
 
     def refuse(self, sentence: str) -> NoReturn:
         """LanguageError."""
@@ -77,8 +69,7 @@ class LoweredKernel:
         reasons = {d: why_not(self.cfg, p, d) for d in points}
         found = [d for d, reason in reasons.items() if reason is None]
         if not found:
-            block = list(self.found.tile)
-            self.refuse(f"a block of {block} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+            self.refuse(f"a block of {list(self.tile)} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
         return found
 
     def image(self, layers: Sequence[Layer]) -> Image:
@@ -91,6 +82,23 @@ class LoweredKernel:
             return image_of(self.cfg, layers, self.planner)
         except (LayerErrors, Untileable) as error:
             self.refuse(f"it does not fit: {error}")
+
+
+def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
+    """Of parameters as `cl.parameters` packs them, [columns]."""
+    bias, multiplier, shift = pack.unpack_parameters(words)
+    return Requantise(bias.astype(np.int32), multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
+
+
+def epilogue_of(
+    clip: tuple[int, int], table: NDArray[np.int8] | None, operand: Activation | None, rescale: dict[str, Any]
+) -> Epilogue:
+    """What follows a requantise, or a load: a table, and a residual of `operand`, as cl.residual_add was given it."""
+    residual = None
+    if operand is not None:
+        scales = rescale["scale_v"], rescale["scale_b"], rescale["scale_c"], rescale["shift"]
+        residual = Residual(operand, *scales, *rescale["clip"])
+    return Epilogue(clip, None if table is None else table.copy(), residual)
 
 
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:

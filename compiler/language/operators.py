@@ -83,7 +83,7 @@ class _Operator:
             form = kernel.form(array)
             if number is not None:
                 kernel.acts[array] = p.read(node.inputs[number], form, reads)
-            elif array is kernel.found.y and arrays[array] is outputs[0]:
+            elif array is kernel.y and arrays[array] is outputs[0]:
                 kernel.acts[array] = p.activation(node.outputs[0], form)
             else:
                 raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
@@ -94,9 +94,9 @@ class _Operator:
         with _reasons():
             layers = kernel.layers(arrays)
         if len(layers) == 1:
-            p.add(node, layers[0], reads, kernel.form(kernel.found.y))
+            p.add(node, layers[0], reads, kernel.form(kernel.y))
         else:
-            p.assemble(node, layers, reads, kernel.acts[kernel.found.y], kernel.form(kernel.found.y))
+            p.assemble(node, layers, reads, kernel.acts[kernel.y], kernel.form(kernel.y))
 
     def _input(self, value: ir.Value | None) -> Values:
         fixed = constant(value)

@@ -365,10 +365,8 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 __all__ = [
     "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "div_rn", "dot", "erf",
-    "exp",
-    "expand_dims",
-    "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64", "load", "log",
-    "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "powers", "program_id", "requantise",
-    "reshape", "residual_add", "rint", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range", "store", "sum", "tanh", "trans",
-    "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
+    "exp", "expand_dims", "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64",
+    "load", "log", "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "powers", "program_id",
+    "requantise", "reshape", "residual_add", "rint", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range",
+    "store", "sum", "tanh", "trans", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -159,8 +159,6 @@ class _Reader(BlockReader):
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
         x, w, y = a.more["array"], b.more["array"], self.y
-        if w.zero_point:
-            fail(f"weights have the zero point 0 on the accelerator, and {w.name} has {w.zero_point}{ON_CPU}", b.at)
         if found.w is not None and (x is not found.x or w is not found.w):
             what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(what + ON_CPU, dot.at)
@@ -171,8 +169,8 @@ class _Reader(BlockReader):
                 f"{list(self.shape)} of {y.name}", dot.at
             )  # fmt: skip
         found.axes = out, into = self._axes(dot, b, wdims)
-        if self.other(b) != 0:
-            fail(f"weights beyond the last are 0, and `other` of {w.name} is not", b.at)
+        if self.other(b) != w.zero_point:
+            fail(f"weights beyond the last are {w.zero_point}, and `other` of {w.name} is not", b.at)
         rest = [each for d, each in enumerate(ws) if d not in (out, into)]
         moved = self._moved(a, xs, found)
         n = len(moved)
