@@ -58,6 +58,35 @@ def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # ty
     cl.store(y, (row, 0, n), v.reshape(BH, W, BN))
 
 
+def shares(v, inside, powers, steps):  # type: ignore[no-untyped-def]
+    """The softmax of rows of int8 v [rows, columns], where `inside` [columns], in steps; see cl.powers."""
+    v = v.to(cl.int32)
+    e = cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]), mask=inside, other=0.0)
+    return cl.rint(cl.div_rn(e * steps, cl.sum(e, axis=1, ordered=True)[:, None]))
+
+
+def softmax_bytes(x, powers, steps, y, N, BM: cl.constexpr, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [M, N] = softmax of the rows of x, of int8."""
+    row, inside = cl.program_id(0) * BM, cl.arange(0, BLOCK) < N
+    v = cl.load(x, (row, 0), (BM, BLOCK), other=-128)
+    cl.store(y, (row, 0), (shares(v, inside, powers, steps) + y.zero_point).to(cl.int8))
+
+
+def attention_bytes(  # type: ignore[no-untyped-def]
+    q, k, v, of_scores, powers, steps, of_y, y, T, BM: cl.constexpr, BT: cl.constexpr, E: cl.constexpr,
+    D: cl.constexpr,
+):  # fmt: skip
+    """y [heads, M, D] of q [heads, M, E], k [heads, T, E] and v [heads, T, D], of int8."""
+    head, row, inside = cl.program_id(0), cl.program_id(1) * BM, cl.arange(0, BT) < T
+    a = cl.load(q, (head, row, 0), (1, BM, E)).reshape(BM, E)
+    b = cl.load(k, (head, 0, 0), (1, BT, E)).reshape(BT, E)
+    s = cl.where(inside, cl.requantise(cl.dot(a, b.T), cl.load(of_scores, (0,), (1,))), -128)
+    p = shares(s, inside, powers, steps).to(cl.int8)
+    values = cl.load(v, (head, 0, 0), (1, BT, D), other=v.zero_point).reshape(BT, D)
+    mixed = cl.requantise(cl.dot(p, values), cl.load(of_y, (0,), (1,)), zero_point=y.zero_point)
+    cl.store(y, (head, row, 0), mixed.reshape(1, BM, D))
+
+
 @cl.jit(target="cpu", threads=1)
 def add(x, y, out, n, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
     """out [n] = x + y."""

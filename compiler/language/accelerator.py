@@ -139,8 +139,7 @@ class ProductLayer(KernelLayer):
     placed, taken = LoweredKernel.placed, LoweredKernel.taken
 
     def _layer(self, arrays: Arrays) -> Layer:
-        f, requantise = self.found, self._requantise(arrays)
-        epilogue = self._epilogue(arrays)
+        f, requantise, epilogue = self.found, self._requantise(arrays), self._epilogue(arrays)
         return ActivationProduct(
             self.name, self.acts[f.x], self.acts[self.w], self.acts[f.y], -f.x.zero_point, -self.w.zero_point,
             requantise, epilogue,

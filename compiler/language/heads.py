@@ -114,9 +114,9 @@ class AttentionLayers(LoweredKernel):
         pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
         names = f"{self.name}.scores", f"{self.name}.shares"
         scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
-        first = self._product(f.scores, self.acts[f.x.array], f.x.columns, scores, f.rows.count, arrays)
-        rows = Softmax(self.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
-        last = self._product(f.mixed, shares, f.rows.count, self.acts[f.y], f.out.columns, arrays)
+        first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
+        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
         block = Block((first, rows, last))
         if self._is_block(block):
             return [block]
@@ -130,7 +130,7 @@ class AttentionLayers(LoweredKernel):
         return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
 
     def _product(
-        self, made: HeadProduct, x: Activation, inner: int, y: Activation, columns: int, arrays: Arrays
+        self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
     ) -> ActivationProduct:
         """Of all heads."""
         requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
@@ -139,7 +139,7 @@ class AttentionLayers(LoweredKernel):
         epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
         x_offset, w_offset = made.offsets
         w, heads = self.acts[made.w.array], self.found.out.heads
-        return ActivationProduct(self.name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
+        return ActivationProduct(name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
 
     def _is_block(self, block: Block) -> bool:
         """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
@@ -160,13 +160,13 @@ class AttentionLayers(LoweredKernel):
             groups = pack.blocks(channels, self.cfg.group)
             return act.region((1, channels, 1, act.width), of * groups, act.pixels)
 
-        name = f"{self.name}.{number}" if layer.heads > 1 else self.name
+        name = f"{layer.name}.{number}" if layer.heads > 1 else layer.name
         x, y = part(layer.x, inner), part(layer.y, columns)
         if isinstance(layer, Softmax):
             return replace(layer, name=name, x=x, y=y, heads=1)
         residual = layer.epilogue.residual
         if residual is not None:
-            several = residual.operand.channels > columns
+            several = residual.operand.channels > pack.blocks(columns, self.cfg.group) * self.cfg.group
             residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
         epilogue = replace(layer.epilogue, residual=residual)
         return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)

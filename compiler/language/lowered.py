@@ -27,8 +27,9 @@ Arrays = dict[ArrayArgument, NDArray[Any]]
 
 
 class LoweredKernel:
-    """A kernel on a Config, whose programs write a block `tile` of y each. acts: where the arrays lie that change from call to call, y among them. constants: those
-    that are part of its layers. planner: what decides them, once there are some."""
+    """A kernel on a Config, whose programs write a block `tile` of y each. acts: where the arrays lie that change from
+    call to call, y among them. constants: those that are part of its layers. planner: what decides these, once there
+    are some."""
 
     acts: dict[ArrayArgument, Activation]
     constants: list[ArrayArgument]

@@ -18,6 +18,7 @@ from celosia.compiler.language.accelerator import lowered
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.layer import Block
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 
@@ -75,8 +76,11 @@ class _Operator:
             raise OnCpu(f"its kernel {launch.kernel.name} has the target {launch.kernel.target!r}")
         with _reasons():
             traced, given = launch.kernel.trace(launch.grid, launch.values)
-            kernel = lowered(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at)
         arrays: dict[ArrayArgument, Values] = {array: launch.arrays[number] for array, number in given.items()}
+        varying = [each for value, each in zip(node.inputs, inputs) if constant(value) is None]
+        changing = {array for array, values in arrays.items() if any(each is values for each in varying)}
+        with _reasons():
+            kernel = lowered(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at, changing)
         reads: Reads = {}
         for array in kernel.acts:
             number = next((n for n, each in enumerate(inputs) if each is arrays[array]), None)
@@ -87,13 +91,13 @@ class _Operator:
                 kernel.acts[array] = p.activation(node.outputs[0], form)
             else:
                 raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
-        fixed = [arrays[a] for a in kernel.constants]
-        for value, each in zip(node.inputs, inputs):
-            if any(each is other for other in fixed) and constant(value) is None:
-                raise OnCpu(f"{value.name!r} varies; the accelerator takes constants as weights")  # type: ignore[union-attr]
+        for array in changing.intersection(kernel.constants):
+            raise OnCpu(f"{array.name} of its kernel varies; the accelerator takes it as a constant")
         with _reasons():
             layers = kernel.layers(arrays)
-        if len(layers) == 1:
+        if any(layer.y.storage is not kernel.acts[kernel.y].storage for layer in layers):
+            raise OnCpu("its heads would run one by one; an operator that is attention is one layer of whole groups")
+        if len(layers) == 1 and not isinstance(layers[0], Block):
             p.add(node, layers[0], reads, kernel.form(kernel.y))
         else:
             p.assemble(node, layers, reads, kernel.acts[kernel.y], kernel.form(kernel.y))
