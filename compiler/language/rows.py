@@ -187,7 +187,7 @@ def _is_counted(where: Elements) -> bool:
 def _is_of(tile: Tile, source: Tile) -> bool:
     """Whether `tile` has the values of `source` in their order."""
     first, parts = linear(tile)
-    return first == 0 and [*parts] == [source] and parts[source][0] == 1 and _is_counted(parts[source][1])
+    return first == 0 and len(parts) == 1 and source in parts and parts[source][0] == 1 and _is_counted(parts[source][1])
 
 
 def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
