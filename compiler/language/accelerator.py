@@ -212,5 +212,6 @@ class AcceleratorVariant:
         return {
             "target": "accelerator", "device": device if isinstance(device, str) else type(device).__name__,
             "config": cfg.name, "cycles": counters.cycles, "instructions": launch.count,
+            "bytes_stored": sum(launch.bytes_stored),
             "seconds": time.perf_counter() - started, "counters": counters.values,
         }  # fmt: skip

@@ -202,9 +202,9 @@ OUTSIDE = (
 """Those that read beyond the table."""
 ROUNDED = (
     "a sum in any order", "a reciprocal", "steps behind the quotient", "doubles", "powers of 1 behind", "padding of 0",
-    "padding of 127",
+    "padding of 127", "the largest of all", "the place before",
 )  # fmt: skip
-"""Those that only round differently, if at all, or differ where nothing is stored."""
+"""Those that only round differently, if at all: what is subtracted from all elements of a row hardly matters."""
 
 
 @pytest.mark.parametrize("which", ["", *ODD])
