@@ -164,7 +164,7 @@ def lowered(
     if w in varying or w.zero_point:
         fail(
             f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, on a Config "
-            f"with batch = 1 and block_in = block_out{ON_CPU}", at,
+            f"with batch = 1 and block_in = block_out{ON_CPU}", found.w_at,
         )  # fmt: skip
     return KernelLayer(cfg, name, found, at)
 

@@ -29,7 +29,8 @@ from celosia.compiler.layer import (
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates, point
+from celosia.compiler.tensorize.roofline import attention_cycles
+from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
 from celosia.hw.config import Config
 
 
@@ -172,13 +173,16 @@ class AttentionLayers(LoweredKernel):
         return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
 
     def _decide(self, p: Problem) -> Decisions:
-        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
-        return found
+        """A program's queries, of as many heads at a time as is fastest by the estimate."""
+        found = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
+        several = (rows_of(self.cfg, p, self.tile[-2], heads) for heads in parts(p.rows))
+        found += [d for d in several if why_not(self.cfg, p, d) is None]
+        return min(found, key=lambda d: attention_cycles(self.cfg, p, d))
 
 
-def rows_of(cfg: Config, p: Problem, rows: int) -> Decisions:
-    """A tile of so many whole rows."""
-    return point(cfg, p, p.out_blocks, 1, min(rows, p.columns), 1, "rows")
+def rows_of(cfg: Config, p: Problem, rows: int, heads: int = 1) -> Decisions:
+    """A tile of so many whole rows, of each head."""
+    return point(cfg, p, p.out_blocks, heads, min(rows, p.columns), 1, "rows")
 
 
 def constants_of(rows: SoftmaxOfRows) -> list[ArrayArgument]:

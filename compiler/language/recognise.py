@@ -32,7 +32,8 @@ class Recognised:
     """What a kernel computes. x, w, par, table, residual: arrays it was called with, where it has them.
 
     tile: the block of y that a program writes. taps: for each position of the window, the indices of w beside those of
-    outputs and inputs. axes: which dimension of w counts outputs, and which inputs. pool: whether it is the maximum.
+    outputs and inputs. axes: which dimension of w counts outputs, and which inputs. w_at: the
+    line that loads it. pool: whether it is the maximum.
     """
 
     y: ArrayArgument
@@ -48,6 +49,7 @@ class Recognised:
     axes: tuple[int, int] = (0, 1)
     pad: int = 0
     pool: bool = False
+    w_at: str = ""
     more: dict[str, Any] = field(default_factory=dict)
     rescale: dict[str, Any] = field(default_factory=dict)
 
@@ -162,7 +164,7 @@ class _Reader(BlockReader):
         if found.w is not None and (x is not found.x or w is not found.w):
             what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(what + ON_CPU, dot.at)
-        found.x, found.w = x, w
+        found.x, found.w, found.w_at = x, w, b.at
         if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or not in_order(dot.args[0], a):
             fail(
                 f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for "

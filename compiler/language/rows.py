@@ -187,7 +187,10 @@ def _is_counted(where: Elements) -> bool:
 def _is_of(tile: Tile, source: Tile) -> bool:
     """Whether `tile` has the values of `source` in their order."""
     first, parts = linear(tile)
-    return first == 0 and len(parts) == 1 and source in parts and parts[source][0] == 1 and _is_counted(parts[source][1])
+    if first or len(parts) > 1 or source not in parts:
+        return False
+    times, where = parts[source]
+    return times == 1 and _is_counted(where)
 
 
 def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
