@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.language.blocks import ON_CPU, Behind, BlockReader, Values, equal
+from celosia.compiler.language.blocks import ON_CPU, BlockReader, Followed, Values, equal
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.rows import Elements, Softmax, linear, softmax_of
+from celosia.compiler.language.rows import Elements, SoftmaxOfRows, linear, softmax_of
 from celosia.compiler.language.tile import ArrayArgument, Tile, upstream
 from celosia.compiler.language.views import order, regrouped, viewed
 
@@ -62,7 +62,7 @@ class AttentionKernel:
     tile: tuple[int, ...]
     x: Heads
     scores: HeadProduct
-    rows: Softmax
+    rows: SoftmaxOfRows
     mixed: HeadProduct
     out: Heads
 
@@ -117,7 +117,7 @@ class _AttentionReader:
             fail(f"columns of queries meet those of keys, and values give those of {out.array.name}{ON_CPU}", scores.at)
         return AttentionKernel(reader.y, reader.shape, x, made, rows, mixed, out)
 
-    def _ended(self, value: Tile) -> tuple[tuple[Behind, Tile], Tile]:
+    def _ended(self, value: Tile) -> tuple[tuple[Followed, Tile], Tile]:
         """What follows a product, its requantise among it, and the product."""
         behind, made = self.reader.behind(value)
         if made.op != "requantise":
@@ -182,7 +182,7 @@ class _AttentionReader:
     # What follows a product ---------------------------------------------------------------------------------------
 
     def _made(
-        self, behind: Behind, requantise: Tile, w: Heads, offsets: tuple[int, int], columns: int, width: int
+        self, behind: Followed, requantise: Tile, w: Heads, offsets: tuple[int, int], columns: int, width: int
     ) -> HeadProduct:
         load, starts, dims = self.reader.load(requantise.args[1], "the parameters of requantise")
         array, where = load.more["array"], order(requantise.args[1], load).reshape(-1, width)

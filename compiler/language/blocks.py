@@ -27,7 +27,7 @@ def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Behind:
+class Followed:
     """What the vector unit does behind a requantise, or to a load: a table, then a residual."""
 
     table: Tile | None
@@ -68,9 +68,10 @@ class BlockReader:
         self._once()
 
     def refuse(self, sentence: str) -> NoReturn:
+        """LanguageError, at the line of the store."""
         fail(sentence, self.store.at)
 
-    def behind(self, value: Tile) -> tuple[Behind, Tile]:
+    def behind(self, value: Tile) -> tuple[Followed, Tile]:
         """What follows, and what it follows."""
         table, residual, rescale = None, None, {}
         if value.op == "residual":
@@ -78,9 +79,10 @@ class BlockReader:
             value = regrouped(value)
         if value.op == "lookup":
             value, table = value.args
-        return Behind(table, residual, rescale), regrouped(value)
+        return Followed(table, residual, rescale), regrouped(value)
 
     def values(self, starts: Sequence[Tile], at: str) -> Values:
+        """Offsets of a block, in all programs and iterations. LanguageError, at `at`, where they depend on data."""
         try:
             found = [values(self.program, start) for start in starts]
         except UnknownScalar:
@@ -123,6 +125,7 @@ class BlockReader:
         return array
 
     def whole(self, tile: Tile, what: str) -> ArrayArgument:
+        """An array that is read as a whole by every program. LanguageError, naming it `what`, for another tile."""
         load, starts, dims = self.load(tile, what)
         array: ArrayArgument = load.more["array"]
         if dims != array.shape or any(start.any() for start in starts):
@@ -143,6 +146,7 @@ class BlockReader:
         return array
 
     def other(self, load: Tile) -> int:
+        """What the block has outside of its array. LanguageError where that is no number."""
         other = viewed(load.args[2]) if len(load.args) > 2 else None
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)

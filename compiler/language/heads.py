@@ -15,8 +15,7 @@ from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
-from celosia.compiler.language.rows import Softmax as SoftmaxOfRows
-from celosia.compiler.language.rows import SoftmaxKernel
+from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.layer import (
     Activation,

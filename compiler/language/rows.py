@@ -31,7 +31,7 @@ WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxOfRows:
     """The softmax of the rows of `source`, a tile whose elements in their order are rows of `width` int8, of which the
     first `count` count. steps: of the result, a number or an array of one. zero_point: of the result."""
 
@@ -50,7 +50,7 @@ class SoftmaxKernel:
     y: ArrayArgument
     tile: tuple[int, ...]
     x: ArrayArgument
-    rows: Softmax
+    rows: SoftmaxOfRows
 
     @staticmethod
     def read(reader: BlockReader, value: Tile) -> SoftmaxKernel:
@@ -58,13 +58,14 @@ class SoftmaxKernel:
         rows, y = softmax_of(value), reader.y
         x = reader.activation(rows.source, "what a softmax is of")
         if rows.count != y.shape[-1] or rows.width != reader.shape[-1]:
-            fail(f"a softmax is of the {y.shape[-1]} columns of {y.name}, and here of {rows.count}{ON_CPU}", value.at)
+            here = f"{rows.count}, in rows of {rows.width}"
+            fail(f"a softmax is of the {y.shape[-1]} columns of {y.name}, and here of {here}{ON_CPU}", value.at)
         if x is y:
             reader.refuse(f"{y.name} is read and written; the accelerator needs another array for its output")
         return SoftmaxKernel(y, reader.shape, x, rows)
 
 
-def softmax_of(value: Tile) -> Softmax:
+def softmax_of(value: Tile) -> SoftmaxOfRows:
     """What `value`, an int8 made of floats, is. LanguageError where it is no softmax as above."""
     moved = regrouped(value.args[0])
     zero = 0
@@ -87,7 +88,7 @@ def softmax_of(value: Tile) -> Softmax:
         _refuse("the powers that are divided are those that are added up", divided)
     if not _is_by_row(divided.args[1], total, below.width):
         _refuse("every row has a sum of its own, over its last axis", total)
-    return Softmax(below.bytes(), below.width, below.count, below.powers, steps, int(zero))
+    return SoftmaxOfRows(below.bytes(), below.width, below.count, below.powers, steps, int(zero))
 
 
 def _refuse(sentence: str, tile: Tile) -> None:

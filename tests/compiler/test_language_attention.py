@@ -122,6 +122,9 @@ def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BL
             most = cl.max(v, axis=0)[:, None]
         case "the largest of the rows behind":
             most = cl.max(cl.load(x, (row + 1, 0), (BM, BLOCK), other=-128).to(cl.int32), axis=1)[:, None]
+    if WHICH == "two rows as one":
+        v = v.reshape(BM // 2, 2 * BLOCK)
+        inside, most = cl.arange(0, 2 * BLOCK) < N, cl.max(v, axis=1)[:, None]
     place = 255 + v - most
     if WHICH == "differences of bytes":
         place = 255 + (v.to(cl.int8) - most.to(cl.int8)).to(cl.int32)
@@ -144,6 +147,9 @@ def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BL
         total = cl.sum(e, axis=0, ordered=True)[:, None]
     if WHICH == "the sum of other powers":
         total = cl.sum(cl.load(other + place, mask=inside), axis=1, ordered=True)[:, None]
+    if WHICH == "shares of the rows behind":
+        behind = cl.load(x, (row + 1, 0), (BM, BLOCK), other=-128).to(cl.int32)
+        e = cl.load(powers + (255 + behind - cl.max(behind, axis=1)[:, None]), mask=inside, other=0.0)
     if WHICH == "shares of fewer":
         e = cl.where(cl.arange(0, BLOCK) < N - 1, e, 0.0)
     if WHICH == "doubles":
@@ -162,7 +168,7 @@ def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BL
     y_ = y_ + (0.5 if WHICH == "half a zero point" else 3)
     if WHICH == "another range":
         y_ = cl.minimum(y_, 20)
-    cl.store(y, (row, 0), y_.to(cl.int8))
+    cl.store(y, (row, 0), y_.to(cl.int8).reshape(BM, BLOCK))
 
 
 ODD = {
@@ -182,6 +188,8 @@ ODD = {
     "padding of 127": "what a softmax is of is -128",
     "a sum in any order": "ordered=True",
     "the sum of a column": "over its last axis",
+    "two rows as one": "is of the 12 columns of y",
+    "shares of the rows behind": "are those that are added up",
     "the sum of other powers": "are those that are added up",
     "shares of fewer": "are those that are added up",
     "doubles": "ordered=True",
@@ -225,6 +233,12 @@ def test_another_softmax_is_never_taken_for_this_one(which: str) -> None:
         compiled, meant = both(lambda: on("cpu", odd)[(1,)](*given), y)
         assert np.array_equal(compiled, meant) or which in ROUNDED
         assert not np.array_equal(meant, right) or which in ROUNDED
+
+
+def test_a_softmax_in_place() -> None:
+    x = bytes_of(np.random.default_rng(0), 4, 8)
+    with pytest.raises(cl.LanguageError, match="is read and written"):
+        on("4x4", softmax_bytes)[(1,)](x, cl.powers(8, 0.04), 127.0, x, 8, 4, 8)
 
 
 def test_powers_that_are_none() -> None:
