@@ -64,7 +64,7 @@ def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # ty
     cl.store(y, (row, 0, n), v.reshape(BH, W, BN))
 
 
-def shares(v, inside, powers, steps):  # type: ignore[no-untyped-def]
+def shares(v: Any, inside: Any, powers: Any, steps: Any) -> Any:
     """The softmax of rows of int8 v [rows, columns], where `inside` [columns], in steps; see cl.powers."""
     v = v.to(cl.int32)
     e = cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]), mask=inside, other=0.0)
@@ -212,7 +212,7 @@ def _head_rows(cfg: Config, say: Say, most: int) -> Iterator[Row]:
         x, y = _bytes(m, n), np.zeros((m, n), np.int8)
         args: tuple[Any, ...] = x, cl.powers(n, 0.05), 256.0, cl.quantised(y, -128), n
         sizes = [cl.Config(BM=rows, BLOCK=n) for rows in (16, 32, 64, 128, 256)]
-        grid = lambda meta, m=m: (cl.cdiv(m, meta["BM"]),)  # noqa: E731
+        grid: Any = lambda meta, m=m: (cl.cdiv(m, meta["BM"]),)  # noqa: E731
         yield _layer(f"softmax of {m}x{n}", kernel, sizes, grid, args, y, "timed", 1.0, say)
     kernel = cl.jit(attention_bytes, config=cfg)
     for heads, t, d in ATTENTIONS[:most]:

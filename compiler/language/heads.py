@@ -64,7 +64,9 @@ class SoftmaxLayers(LoweredKernel):
         ]  # fmt: skip
 
     def _decide(self, p: Problem) -> Decisions:
-        (found,) = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
+        rows = self.tile[-2]
+        way = "take smaller blocks" if rows > 1 else 'its rows are too long for this Config; target="cpu" runs it'
+        (found,) = self.fitting(p, [rows_of(self.cfg, p, rows)], way)
         return found
 
 

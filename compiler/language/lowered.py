@@ -65,12 +65,14 @@ class LoweredKernel:
         """LanguageError."""
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
-    def fitting(self, p: Problem, points: Sequence[Decisions]) -> list[Decisions]:
+    def fitting(
+        self, p: Problem, points: Sequence[Decisions], otherwise: str = "take smaller blocks"
+    ) -> list[Decisions]:
         """Those of `points` that fit. LanguageError where there are none."""
         reasons = {d: why_not(self.cfg, p, d) for d in points}
         found = [d for d, reason in reasons.items() if reason is None]
         if not found:
-            self.refuse(f"a block of {list(self.tile)} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+            self.refuse(f"a block of {list(self.tile)} does not fit: {[*reasons.values()][-1]}; {otherwise}")
         return found
 
     def image(self, layers: Sequence[Layer]) -> Image:
