@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
-from celosia.compiler.language.attention import AttentionKernel
+from celosia.compiler.language.attention import AttentionKernel, HeadsKernel
 from celosia.compiler.language.blocks import ON_CPU
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.heads import AttentionLayers, SoftmaxLayers
+from celosia.compiler.language.heads import AttentionLayers, HeadLayers, SoftmaxLayers
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles, epilogue_of, requantise_of
 from celosia.compiler.language.recognise import Recognised, recognise
 from celosia.compiler.language.rows import SoftmaxKernel
@@ -151,20 +151,22 @@ def lowered(
 ) -> LoweredKernel:
     """The layers of a traced kernel on a Config. LanguageError where there are none. varying: arrays that are no
     constants, those that are `quantised` beside them."""
-    found = recognise(program)
+    found = recognise(program, varying)
     if isinstance(found, SoftmaxKernel):
         return SoftmaxLayers(cfg, name, found, at)
     if isinstance(found, AttentionKernel):
         return AttentionLayers(cfg, name, found, at)
+    if isinstance(found, HeadsKernel):
+        return HeadLayers(cfg, name, found, at)
     w = found.w
     if w is None or not (w.quantised or w in varying):
         return KernelLayer(cfg, name, found, at)
-    if multiplies(cfg) and len(found.y.shape) == len(w.shape) == 2:
+    if multiplies(cfg) and len(found.y.shape) == len(w.shape) == 2 and w is not found.x:
         return ProductLayer(cfg, name, found, w, at)
     if w in varying or w.zero_point:
         fail(
-            f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, on a Config "
-            f"with batch = 1 and block_in = block_out{ON_CPU}", found.w_at,
+            f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, others than "
+            f"{w.name} itself, on a Config with batch = 1 and block_in = block_out{ON_CPU}", found.w_at,
         )  # fmt: skip
     return KernelLayer(cfg, name, found, at)
 

@@ -10,6 +10,7 @@ a matrix [rows, heads * columns].
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 from celosia.compiler.language.blocks import ON_CPU, BlockReader, Followed, Values, equal
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.rows import Elements, SoftmaxOfRows, linear, softmax_of
-from celosia.compiler.language.tile import ArrayArgument, Tile, upstream
-from celosia.compiler.language.views import order, regrouped, viewed
+from celosia.compiler.language.tile import ArrayArgument, Tile, origin, upstream
+from celosia.compiler.language.views import VIEWS, order, regrouped, viewed
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,35 @@ class AttentionKernel:
     mixed: HeadProduct
     out: Heads
 
-    @property
-    def queries(self) -> int:
-        """Of a program."""
-        return self.tile[-2]
+
+@dataclass(frozen=True)
+class HeadsKernel:
+    """A kernel that makes y of products of the matrices of two arrays."""
+
+    y: ArrayArgument
+    tile: tuple[int, ...]
+    x: Heads
+    product: HeadProduct
+    out: Heads
+
+
+def is_of_heads(reader: BlockReader, value: Tile, varying: Collection[ArrayArgument]) -> bool:
+    """Whether `value` is a product by one matrix of several in an array that is no constant."""
+    made = reader.behind(value)[1]
+    dot = regrouped(made.args[0]) if made.op == "requantise" else made
+    w = origin(dot.args[1], *VIEWS, "cast", "binary") if dot.op == "dot" else dot
+    if w.op != "load" or w.more["block"] is None:
+        return False
+    array, dims = w.more["array"], w.more["block"][1]
+    varies = array.quantised or array in varying
+    return varies and len(dims) > 2 and len(reader.shape) > 2 and {*dims[:-2], *reader.shape[:-2]} == {1}
+
+
+def read_heads(reader: BlockReader, value: Tile) -> HeadsKernel:
+    """LanguageError for another kernel."""
+    found = _AttentionReader(reader).product(value)
+    _require_other(reader, found.x, found.product)
+    return found
 
 
 def is_attention(value: Tile) -> bool:
@@ -80,10 +106,15 @@ def is_attention(value: Tile) -> bool:
 def read_attention(reader: BlockReader, value: Tile) -> AttentionKernel:
     """LanguageError for another kernel."""
     found = _AttentionReader(reader).read(value)
-    for side in (found.x, found.scores.w, found.mixed.w, found.scores.bias, found.mixed.bias):
-        if side is not None and side.array is found.y:
-            reader.refuse(f"{found.y.name} is read and written; the accelerator needs another array for its output")
+    _require_other(reader, found.x, found.scores, found.mixed)
     return found
+
+
+def _require_other(reader: BlockReader, x: Heads, *products: HeadProduct) -> None:
+    """LanguageError where y is read, too."""
+    for side in (x, *(each for made in products for each in (made.w, made.bias))):
+        if side is not None and side.array is reader.y:
+            reader.refuse(f"{reader.y.name} is read and written; the accelerator needs another array for its output")
 
 
 class _AttentionReader:
@@ -94,7 +125,15 @@ class _AttentionReader:
         self.out = self._matrices(y, dims, reader.store.at)
         self.head, self.row = self._place(self.out, reader.starts)
 
+    def product(self, value: Tile) -> HeadsKernel:
+        """Of a product alone."""
+        out = self.out
+        end, dot = self._ended(value)
+        x, made = self._first(end, dot, out.columns, out.columns)
+        return HeadsKernel(self.reader.y, self.reader.shape, x, made, out)
+
     def read(self, value: Tile) -> AttentionKernel:
+        """Of two, and the softmax between them."""
         reader, out = self.reader, self.out
         last, dot = self._ended(value)
         shares, offset, where = _side(dot, 0)
@@ -104,18 +143,21 @@ class _AttentionReader:
         first, scores = self._ended(regrouped(rows.source))
         values, w_offset = self._right(dot, rows.width, rows.count, padded=True)
         mixed = self._made(*last, values, (offset, w_offset), out.columns, out.columns)
-        queries, x_offset, counted = _side(scores, 0)
-        keys, w_offset = self._right(scores, rows.width, rows.count, padded=False)
-        x, starts = self._block(queries)
-        if not _is_counted(counted) or x.rows != out.rows or not self._is_here(x, starts, self.row):
-            fail(f"the rows of {x.array.name} are those of {out.array.name}, head by head{ON_CPU}", queries.at)
-        made = self._made(*first, keys, (x_offset, w_offset), rows.count, rows.width)
-        for name, side, heads in (("queries", x, out.heads), ("keys", keys, out.heads), ("values", values, out.heads)):
-            if side.heads != heads:
-                fail(f"the {name} have {side.heads} heads, and {out.array.name} {heads}{ON_CPU}", queries.at)
-        if _depth(keys) != x.columns or values.array.dtype != "int8" or _outputs(values) != out.columns:
-            fail(f"columns of queries meet those of keys, and values give those of {out.array.name}{ON_CPU}", scores.at)
+        x, made = self._first(first, scores, rows.count, rows.width)
+        if _outputs(values) != out.columns:
+            fail(f"{values.array.name} gives the {out.columns} columns of {out.array.name}{ON_CPU}", dot.at)
         return AttentionKernel(reader.y, reader.shape, x, made, rows, mixed, out)
+
+    def _first(self, end: tuple[Followed, Tile], dot: Tile, count: int, width: int) -> tuple[Heads, HeadProduct]:
+        """A product of the rows that are written, and what gives `count` columns, computed as `width`."""
+        load, x_offset, counted = _side(dot, 0)
+        w, w_offset = self._right(dot, width, count, padded=False)
+        x, starts = self._block(load)
+        if not _is_counted(counted) or x.rows != self.out.rows or not self._is_here(x, starts, self.row):
+            fail(f"the rows of {x.array.name} are those of {self.out.array.name}, head by head{ON_CPU}", load.at)
+        if _depth(w) != x.columns or x.heads != self.out.heads:
+            fail(f"columns of {x.array.name} meet those of {w.array.name}, head by head{ON_CPU}", dot.at)
+        return x, self._made(*end, w, (x_offset, w_offset), count, width)
 
     def _ended(self, value: Tile) -> tuple[tuple[Followed, Tile], Tile]:
         """What follows a product, its requantise among it, and the product."""
@@ -174,6 +216,10 @@ class _AttentionReader:
         keys = (side.rows, dims[-2]) if by_rows else (side.columns, dims[-1])
         if not (straight or turned) or keys != (count, width) or not (by_rows or side.rows == dims[-2]):
             fail(f"all {count} keys of {side.array.name} are read at once, in blocks of {width}{ON_CPU}", load.at)
+        if side.heads != self.out.heads:
+            fail(
+                f"{side.array.name} has {side.heads} heads, and {self.out.array.name} {self.out.heads}{ON_CPU}", load.at
+            )
         pixels = "columns" if straight else "rows"
         if padded and width > count and self.reader.other(load) != -offset:
             fail(f"values beyond the last are {-offset}, and `other` of {side.array.name} is not", load.at)

@@ -13,7 +13,7 @@ from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice
 from celosia.compiler.graph.select.forms import Form, OnCpu
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
-from celosia.compiler.language.attention import AttentionKernel, HeadProduct
+from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
@@ -28,9 +28,12 @@ from celosia.compiler.layer import (
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import attention_cycles
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
 from celosia.hw.config import Config
+
+NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="cpu" runs it'
 
 
 class SoftmaxLayers(LoweredKernel):
@@ -40,7 +43,7 @@ class SoftmaxLayers(LoweredKernel):
         super().__init__(cfg, name, found.y, found.tile, at)
         self.found = found
         if not cfg.softmax:
-            self.refuse('a softmax on the accelerator takes a Config with softmax; target="cpu" runs it')
+            self.refuse(NO_SOFTMAX)
         self.constants = constants_of(found.rows)
         self.acts = {
             array: Activation.alone(cfg, array.name, *self.form(array).dims) for array in (found.x, found.y)
@@ -70,25 +73,32 @@ class SoftmaxLayers(LoweredKernel):
         return found
 
 
-class AttentionLayers(LoweredKernel):
-    """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
+class HeadLayers(LoweredKernel):
+    """Products of matrices, a layer for each, whose tiles are the compiler's."""
 
-    def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
+    def __init__(self, cfg: Config, name: str, found: AttentionKernel | HeadsKernel, at: str) -> None:
         super().__init__(cfg, name, found.y, found.tile, at)
-        self.found = found
-        if not cfg.softmax or not multiplies(cfg):
+        self.out, self.x = found.out, found.x
+        products = [found.product] if isinstance(found, HeadsKernel) else [found.scores, found.mixed]
+        if not multiplies(cfg):
             self.refuse(
-                "attention on the accelerator takes a Config with softmax, batch = 1 and block_in = block_out; "
-                'target="cpu" runs it'
+                "a product of two activations on the accelerator takes a Config with batch = 1 and "
+                'block_in = block_out; target="cpu" runs it'
             )
-        self.constants = constants_of(found.rows)
-        self.sides = {found.x.array: (found.x, 1, -found.scores.offsets[0]), found.y: (found.out, 1, 0)}
-        for made in (found.scores, found.mixed):
-            self.sides[made.w.array] = made.w, cfg.block_out, -made.offsets[1]
+        self.products, self.constants = products, []
+        self.sides = {found.x.array: (found.x, 1, -products[0].offsets[0]), found.y: (found.out, 1, 0)}
+        for made in products:
+            self._add(made.w, cfg.block_out, -made.offsets[1])
             if made.bias is not None:
-                self.sides[made.bias.array] = made.bias, 1, 0
+                self._add(made.bias, 1, 0)
             self.constants += [each for each in (made.scales, made.table) if each is not None]
         self.acts = {array: Activation.alone(cfg, array.name, *self._form(array).dims) for array in self.sides}
+
+    def _add(self, side: Heads, block: int, pad: int) -> None:
+        """One more that is read, with rows in whole blocks, and `pad` beyond its columns."""
+        if side.array in self.sides:
+            self.refuse(f"{side.array.name} is read as several of queries, keys, values and masks; give copies of it")
+        self.sides[side.array] = side, block, pad
 
     def _form(self, array: ArrayArgument) -> Form:
         """Of the array as [heads, rows, columns]."""
@@ -107,29 +117,15 @@ class AttentionLayers(LoweredKernel):
         return np.asarray(self._form(array).info.arrange(whole.reshape(side.shape)))
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
-        y, shape = self.found.out, self.y.shape
+        y, shape = self.out, self.y.shape
         whole = self._form(y.array).info.restore(values, y.shape)
         return np.asarray(whole.swapaxes(0, 1) if y.beside else whole).reshape(shape)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
-        f, heads = self.found, self.found.out.heads
-        pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
-        names = f"{self.name}.scores", f"{self.name}.shares"
-        scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
-        first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
-        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
-        last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
-        block = Block((first, rows, last))
-        if self._is_block(block):
-            return [block]
-        found = [
-            self._head(layer, n, *channels)
-            for layer, channels in ((first, (f.x.columns, f.rows.count)), (rows, (f.rows.count,) * 2),
-                                    (last, (f.rows.count, f.out.columns)))
-            for n in range(heads)
-        ]  # fmt: skip
-        choices = [Choice(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
-        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+        self.planner = self.planner or Planner(self.cfg)
+        x, y, columns = self.acts[self.x.array], self.acts[self.y], self.out.columns
+        whole = self._product(self.name, self.products[0], x, y, columns, arrays)
+        return [self._head(whole, n, self.x.columns, columns) for n in range(self.out.heads)]
 
     def _product(
         self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
@@ -140,20 +136,8 @@ class AttentionLayers(LoweredKernel):
         clip = made.requantise["clip"]
         epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
         x_offset, w_offset = made.offsets
-        w, heads = self.acts[made.w.array], self.found.out.heads
+        w, heads = self.acts[made.w.array], self.out.heads
         return ActivationProduct(name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
-
-    def _is_block(self, block: Block) -> bool:
-        """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
-        f = self.found
-        if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
-            return False
-        try:
-            (definition,) = define(self.cfg, block)
-        except Untileable:
-            return False
-        assert isinstance(definition.problem, Problem)
-        return next(candidates(self.cfg, definition.problem), None) is not None
 
     def _head(self, layer: ActivationProduct | Softmax, number: int, inner: int, columns: int) -> Layer:
         """One head of a layer of all."""
@@ -172,6 +156,49 @@ class AttentionLayers(LoweredKernel):
             residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
         epilogue = replace(layer.epilogue, residual=residual)
         return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
+
+
+class AttentionLayers(HeadLayers):
+    """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
+
+    def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
+        super().__init__(cfg, name, found, at)
+        self.found = found
+        if not cfg.softmax:
+            self.refuse(NO_SOFTMAX)
+        self.constants += constants_of(found.rows)
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        f, heads = self.found, self.out.heads
+        pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
+        names = f"{self.name}.scores", f"{self.name}.shares"
+        scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
+        first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
+        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
+        block = Block((first, rows, last))
+        if self._is_block(block):
+            return [block]
+        found = [
+            self._head(layer, n, *channels)
+            for layer, channels in ((first, (f.x.columns, f.rows.count)), (rows, (f.rows.count,) * 2),
+                                    (last, (f.rows.count, f.out.columns)))
+            for n in range(heads)
+        ]  # fmt: skip
+        choices = [Choice(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
+        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+
+    def _is_block(self, block: Block) -> bool:
+        """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
+        f = self.found
+        if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
+            return False
+        try:
+            (definition,) = define(self.cfg, block)
+        except Untileable:
+            return False
+        assert isinstance(definition.problem, Problem)
+        return next(candidates(self.cfg, definition.problem), None) is not None
 
     def _decide(self, p: Problem) -> Decisions:
         """A program's queries, of as many heads at a time as is fastest by the estimate."""

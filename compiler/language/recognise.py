@@ -6,7 +6,7 @@ accelerator cannot do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any
@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.attention import AttentionKernel, is_attention, read_attention
+from celosia.compiler.language.attention import (
+    AttentionKernel,
+    HeadsKernel,
+    is_attention,
+    is_of_heads,
+    read_attention,
+    read_heads,
+)
 from celosia.compiler.language.blocks import ON_CPU, BlockReader, Values, equal
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.rows import SoftmaxKernel
@@ -69,13 +76,18 @@ SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
 MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
-def recognise(program: KernelRun) -> Recognised | SoftmaxKernel | AttentionKernel:
-    """LanguageError, which names the rule, for what the accelerator cannot do."""
+def recognise(
+    program: KernelRun, varying: Collection[ArrayArgument] = ()
+) -> Recognised | SoftmaxKernel | AttentionKernel | HeadsKernel:
+    """LanguageError, which names the rule, for what the accelerator cannot do. varying: arrays that are no constants,
+    those that are `quantised` beside them."""
     reader = _Reader(program)
     value = regrouped(reader.store.value)
     if value.op == "cast":
         return SoftmaxKernel.read(reader, value)
-    return read_attention(reader, value) if is_attention(value) else reader.read()
+    if is_attention(value):
+        return read_attention(reader, value)
+    return read_heads(reader, value) if is_of_heads(reader, value, varying) else reader.read()
 
 
 class _Reader(BlockReader):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.language import attention_bytes, shares, softmax_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import both, interpreted
+from language_kernels import both, interpreted, product
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
@@ -409,10 +409,50 @@ def test_blocks_that_do_not_fit() -> None:
         on("4x4", softmax_bytes)[(2,)](x, powers, 127.0, np.zeros_like(x), 300, 1, 300)
     with pytest.raises(cl.LanguageError, match=r"of \[1, 200, 16\] does not fit: .* take smaller blocks"):
         attended("4x4", 1, 200, 16, 16, 200)
-    with pytest.raises(cl.LanguageError, match="softmax, batch = 1 and block_in = block_out"):
+    with pytest.raises(cl.LanguageError, match="a softmax on the accelerator takes a Config with softmax"):
         kernel, y = cl.jit(attention_bytes, config="tiny"), np.zeros((1, 8, 8), np.int8)
         par = cl.parameters([0], [0.01])
         kernel[(1, 1)](y.copy(), y.copy(), y.copy(), par, cl.powers(8, 0.1), 127.0, par, y, 8, 8, 8, 8, 8)
+
+
+@pytest.mark.parametrize("config", ["4x4", "pynq"])
+@pytest.mark.parametrize(("turned", "zeros", "mask"), [(False, (0, 0), False), (True, (3, -7), True)])
+def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], mask: bool) -> None:
+    """Of matrices one by one, without a softmax; of any size."""
+
+    def scores(q, k, bias, par, y, BM: cl.constexpr, T: cl.constexpr, D: cl.constexpr):
+        head, row = cl.program_id(1), cl.program_id(0) * BM
+        a = cl.load(q, (0, head, row, 0), (1, 1, BM, D), other=q.zero_point).reshape(BM, D)
+        if turned:
+            b = cl.load(k, (0, head, 0, 0), (1, 1, D, T), other=k.zero_point).reshape(D, T)
+        else:
+            b = cl.load(k, (0, head, 0, 0), (1, 1, T, D), other=k.zero_point).reshape(T, D).T
+        s = cl.requantise(cl.dot(a, b), cl.load(par, (0,), (T,)), zero_point=y.zero_point)
+        if mask:
+            s = cl.residual_add(s, cl.load(bias, (row, 0), (BM, T)), 3, 2, 0, 2)
+        cl.store(y, (0, head, row, 0), s.reshape(1, 1, BM, T))
+
+    rng, (count, rows, t, d) = np.random.default_rng(0), (3, 10, 13, 20)
+    q, k, y = bytes_of(rng, 1, count, rows, d), bytes_of(rng, 1, count, t, d), np.zeros((1, count, rows, t), np.int8)
+    k = np.ascontiguousarray(k.swapaxes(2, 3)) if turned else k
+    par = cl.parameters(rng.integers(-500, 500, t), rng.random(t) / 200)
+    given = cl.quantised(q, zeros[0]), cl.quantised(k, zeros[1]), bytes_of(rng, rows, t), par, cl.quantised(y, 5)
+    kernel = cl.jit(scores, config=CONFIGS[config])
+    compiled, meant = both(lambda: kernel[(3, count)](*given, 4, t, d), y)
+    assert np.array_equal(compiled, meant) and len(np.unique(compiled)) > 10
+    layers = next(v.layers for v in kernel.variants.values() if hasattr(v, "layers"))
+    assert [type(layer).__name__ for layer in layers] == ["ActivationProduct"] * count
+
+
+def test_one_array_for_several() -> None:
+    x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
+    with pytest.raises(cl.LanguageError, match="q is read as several of queries, keys, values and masks; give copies"):
+        given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+    with pytest.raises(cl.LanguageError, match="others than x itself"):
+        x, par = x[0], cl.parameters(np.zeros(8), np.full(8, 0.01))
+        both_sides = cl.quantised(x, 3), cl.quantised(x, 3)
+        cl.jit(product, config="tiny")[(1, 1)](*both_sides, par, x, np.zeros_like(x), 8, 8, 8, False, False)
 
 
 @pytest.mark.rtl
