@@ -110,8 +110,12 @@ def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BL
     row, inside = cl.program_id(0) * BM, cl.arange(0, BLOCK) < N
     padding = {"padding of 0": 0, "padding of 127": 127}.get(WHICH, -128)
     v = cl.load(x, (row, 0), (BM, BLOCK), other=padding).to(cl.int32)
+    if WHICH == "the negatives":
+        v = cl.where(inside, 0 - v, -128)
     most = cl.max(v, axis=1)[:, None]
     match WHICH:
+        case "the largest of another row":
+            most = cl.max(v, axis=1)[None, :]
         case "the largest of a column":
             most = cl.max(v, axis=0)[None, :]
         case "the largest of all":
@@ -174,6 +178,8 @@ def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BL
 ODD = {
     "the largest of a column": "over its last axis",
     "the largest of all": "its first elements",
+    "the largest of another row": "over its last axis",
+    "the negatives": "it is of int8",
     "the least": "the largest element",
     "the largest of a column, as if of a row": "over its last axis",
     "the largest of the rows behind": "the largest element",
@@ -206,7 +212,7 @@ ODD = {
 
 OUTSIDE = (
     "the least", "the largest of a column, as if of a row", "the largest of the rows behind", "differences of bytes",
-    "the place before", "twice the distance",
+    "the place before", "twice the distance", "the largest of another row",
 )  # fmt: skip
 """Those that read beyond the table."""
 ROUNDED = (
