@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,10 +19,11 @@ import celosia.language as cl
 from benchmarks.cpu import Say, error
 from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Row
-from celosia.compiler.language.accelerator import image_of
+from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.oracle import session
+from celosia.hw.config import Config
 
 Array = NDArray[Any]
 COMMAND = "python -m benchmarks language"
@@ -29,6 +31,10 @@ LINEAR = ((64, 64, 64), (128, 128, 512), (64, 256, 4096), (100, 72, 200), (33, 5
 """Rows, columns and depth; the last two are ragged."""
 CONVOLUTIONS = ((28, 64, 64), (14, 128, 256))
 """Rows and columns, channels, output channels."""
+SOFTMAXES = ((128, 128), (197, 197))
+"""Rows and columns."""
+ATTENTIONS = ((12, 64, 32), (12, 128, 32))
+"""Heads, tokens and columns of a head: those of MiniLM."""
 MOST_LINES = 1500
 FLOAT = 1e-4
 
@@ -56,6 +62,35 @@ def conv3x3(x, w, par, y, H, W, C, N, BH: cl.constexpr, BN: cl.constexpr):  # ty
                 acc = cl.dot(a.reshape(BH * W, 16), b.reshape(BN, 16).T, acc)
     v = cl.requantise(acc, cl.load(par, (n,), (BN,)), zero_point=y.zero_point)
     cl.store(y, (row, 0, n), v.reshape(BH, W, BN))
+
+
+def shares(v: Any, inside: Any, powers: Any, steps: Any) -> Any:
+    """The softmax of rows of int8 v [rows, columns], where `inside` [columns], in steps; see cl.powers."""
+    v = v.to(cl.int32)
+    e = cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]), mask=inside, other=0.0)
+    return cl.rint(cl.div_rn(e * steps, cl.sum(e, axis=1, ordered=True)[:, None]))
+
+
+def softmax_bytes(x, powers, steps, y, N, BM: cl.constexpr, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
+    """y [M, N] = softmax of the rows of x, of int8."""
+    row, inside = cl.program_id(0) * BM, cl.arange(0, BLOCK) < N
+    v = cl.load(x, (row, 0), (BM, BLOCK), other=-128)
+    cl.store(y, (row, 0), (shares(v, inside, powers, steps) + y.zero_point).to(cl.int8))
+
+
+def attention_bytes(  # type: ignore[no-untyped-def]
+    q, k, v, of_scores, powers, steps, of_y, y, T, BM: cl.constexpr, BT: cl.constexpr, E: cl.constexpr,
+    D: cl.constexpr,
+):  # fmt: skip
+    """y [heads, M, D] of q [heads, M, E], k [heads, T, E] and v [heads, T, D], of int8."""
+    head, row, inside = cl.program_id(0), cl.program_id(1) * BM, cl.arange(0, BT) < T
+    a = cl.load(q, (head, row, 0), (1, BM, E)).reshape(BM, E)
+    b = cl.load(k, (head, 0, 0), (1, BT, E)).reshape(BT, E)
+    s = cl.where(inside, cl.requantise(cl.dot(a, b.T), cl.load(of_scores, (0,), (1,))), -128)
+    p = shares(s, inside, powers, steps).to(cl.int8)
+    values = cl.load(v, (head, 0, 0), (1, BT, D), other=v.zero_point).reshape(BT, D)
+    mixed = cl.requantise(cl.dot(p, values), cl.load(of_y, (0,), (1,)), zero_point=y.zero_point)
+    cl.store(y, (head, row, 0), mixed.reshape(1, BM, D))
 
 
 @cl.jit(target="cpu", threads=1)
@@ -151,32 +186,61 @@ def call() -> Row:
 
 
 def layer_rows(device: str, config: str, say: Say, most: int = 100) -> Iterator[Row]:
-    """Cycles over those of the compiler's own layer, of `most` products and convolutions each; bytes compared with the
-    interpreter's."""
+    """Cycles over those of the compiler's own layer, of `most` kernels of each kind; bytes compared with the
+    interpreter's. Softmax and attention are timed, on `config` with softmax = 8."""
     sizes = [cl.Config(BM=m, BN=n) for m in (16, 32, 64, 96, 128) for n in (16, 32, 64)]
     kernel = cl.jit(linear, config=config)
     for m, n, k in LINEAR[:most]:
-        aligned = not m % 16 and not n % 16 and not k % 16
-        yield _layer(f"linear {m}x{n}x{k}", kernel, sizes, ((m, k), (n, k), (m, n)), (m, n, k), ("BM", "BN"), device,
-                     1.02 if aligned else 1.10, say)  # fmt: skip
+        limit = 1.02 if not m % 16 and not n % 16 and not k % 16 else 1.10
+        args = *_operands(((m, k), (n, k), (m, n))), m, n, k
+        grid = lambda meta, m=m, n=n: (cl.cdiv(m, meta["BM"]), cl.cdiv(n, meta["BN"]))  # noqa: E731
+        yield _layer(f"linear {m}x{n}x{k}", kernel, sizes, grid, args, args[3].array, device, limit, say)
     sizes = [cl.Config(BH=m, BN=n) for m in (2, 4, 7, 8, 14) for n in (16, 32, 64)]
     kernel = cl.jit(conv3x3, config=config)
     for h, c, n in CONVOLUTIONS[:most]:
-        yield _layer(f"convolution 3x3 of {h}x{h}x{c} to {n}", kernel, sizes, ((h, h, c), (n, 3, 3, c), (h, h, n)),
-                     (h, h, c, n), ("BH", "BN"), device, 1.05, say)  # fmt: skip
+        args = *_operands(((h, h, c), (n, 3, 3, c), (h, h, n))), h, h, c, n
+        grid = lambda meta, h=h, n=n: (cl.cdiv(h, meta["BH"]), cl.cdiv(n, meta["BN"]))  # noqa: E731
+        what = f"convolution 3x3 of {h}x{h}x{c} to {n}"
+        yield _layer(what, kernel, sizes, grid, args, args[3].array, device, 1.05, say)
+    yield from _head_rows(replace(Config.load(config), softmax=8), say, most)
 
 
-def _layer(
-    name: str, kernel: Any, sizes: list[Any], shapes: tuple[tuple[int, ...], ...], numbers: tuple[int, ...],
-    blocks: tuple[str, str], device: str, limit: float, say: Say,
-) -> Row:  # fmt: skip
-    say(name)
+def _head_rows(cfg: Config, say: Say, most: int) -> Iterator[Row]:
+    """Softmaxes and attention."""
+    kernel = cl.jit(softmax_bytes, config=cfg)
+    for m, n in SOFTMAXES[:most]:
+        x, y = _bytes(m, n), np.zeros((m, n), np.int8)
+        args: tuple[Any, ...] = x, cl.powers(n, 0.05), 256.0, cl.quantised(y, -128), n
+        sizes = [cl.Config(BM=rows, BLOCK=n) for rows in (16, 32, 64, 128, 256)]
+        grid: Any = lambda meta, m=m: (cl.cdiv(m, meta["BM"]),)  # noqa: E731
+        yield _layer(f"softmax of {m}x{n}", kernel, sizes, grid, args, y, "timed", 1.0, say)
+    kernel = cl.jit(attention_bytes, config=cfg)
+    for heads, t, d in ATTENTIONS[:most]:
+        q, k, v, y = (_bytes(heads, t, d, seed=seed) for seed in range(4))
+        args = q, k, v, cl.parameters([0], [0.002]), cl.powers(t, 0.05), 127.0, cl.parameters([0], [0.02]), y, t
+        sizes = [cl.Config(BM=rows, BT=t, E=d, D=d) for rows in (8, 16, 32, 48, 64, 128)]
+        grid = lambda meta, heads=heads, t=t: (heads, cl.cdiv(t, meta["BM"]))  # noqa: E731
+        yield _layer(f"attention of {heads}x{t}x{d}", kernel, sizes, grid, args, y, "timed", 1.02, say)
+
+
+def _bytes(*shape: int, seed: int = 0) -> NDArray[np.int8]:
+    return np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
+
+
+def _operands(shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
+    """x, w, parameters and y of a sum of products of these shapes."""
     rng = np.random.default_rng(0)
     x, w, y = (rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes)
     depth = prod(shapes[1][1:])
     par = cl.parameters(rng.integers(-1000, 1000, len(w)), rng.random(len(w)) / (30 * depth**0.5))
-    args = (cl.quantised(x, 3), w, par, cl.quantised(y, -5), *numbers)
-    grid = lambda meta: (cl.cdiv(len(y), meta[blocks[0]]), cl.cdiv(len(w), meta[blocks[1]]))  # noqa: E731
+    return cl.quantised(x, 3), w, par, cl.quantised(y, -5)
+
+
+def _layer(
+    name: str, kernel: Any, sizes: list[Any], grid: Any, args: tuple[Any, ...], y: NDArray[np.int8], device: str,
+    limit: float, say: Say,
+) -> Row:  # fmt: skip
+    say(name)
     chosen = cl.autotune(sizes)(kernel).config(grid, args, {}).values
     variant, arrays, _ = kernel.variant(grid, args, chosen)
     ours = variant(arrays, device)
@@ -185,7 +249,7 @@ def _layer(
     kernel[grid](*args, **chosen)
     del os.environ["CELOSIA_INTERPRET"]
     different = int(np.count_nonzero(found != y))
-    variant.image = image_of(variant.cfg, variant.layer, Planner(variant.cfg), say)
+    variant.image = image_of(variant.cfg, variant.layers, Planner(variant.cfg))
     own = variant(arrays, device)
     ratio = ours["cycles"] / own["cycles"]
     measured = (

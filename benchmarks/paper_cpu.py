@@ -184,7 +184,7 @@ def language(size: PaperSize, folder: Path | None, say: Say) -> Chart:
         "The tile language",
         "Kernels as Triton's tutorials have them, written in tiles, on one thread: how many times as fast as "
         "onnxruntime and as numpy. Below, int8 kernels on the accelerator: cycles of the timing model over those of "
-        "the layer that the compiler makes by itself.",
+        "the layer that the compiler makes by itself; softmax and attention with softmax = 8.",
     )  # fmt: skip
     measured = {row.key.split("/")[-1]: row for row in _kernels(size, say)}
     for name, row in measured.items():

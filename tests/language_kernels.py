@@ -153,3 +153,20 @@ def table_and_residual(x, table, r, y, BM: cl.constexpr, BN: cl.constexpr):
     m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
     v = cl.lookup(cl.load(x, (m, n), (BM, BN)), cl.load(table, (0,), (256,)))
     cl.store(y, (m, n), cl.residual_add(v, cl.load(r, (m, n), (BM, BN)), 900, 800, -5, 10))
+
+
+def product(x, w, par, r, y, K, BM: cl.constexpr, BN: cl.constexpr, TURNED: cl.constexpr, RESIDUAL: cl.constexpr):
+    """x [M, K] by w [N, K], or [K, N]."""
+    m, n = cl.program_id(0) * BM, cl.program_id(1) * BN
+    acc = cl.zeros((BM, BN), cl.int32)
+    for k in cl.range(0, K, 8):
+        a = cl.load(x, (m, k), (BM, 8), other=x.zero_point)
+        if TURNED:
+            b = cl.load(w, (k, n), (8, BN), other=w.zero_point)
+        else:
+            b = cl.load(w, (n, k), (BN, 8), other=w.zero_point).T
+        acc = cl.dot(a, b, acc)
+    v = cl.requantise(acc, cl.load(par, (n,), (BN,)), zero_point=y.zero_point)
+    if RESIDUAL:
+        v = cl.residual_add(v, cl.load(r, (m, n), (BM, BN)), 700000, -300000, 1 << 20, 20)
+    cl.store(y, (m, n), v)

@@ -1,4 +1,4 @@
-"""A traced kernel as a layer of the accelerator.
+"""A traced kernel on the accelerator.
 
 What is recognised in the kernel is a `layer` like those of a model, whose tile is that of a program; scratchpads,
 tokens and loads ahead are the compiler's.
@@ -7,37 +7,29 @@ tokens and loads ahead are the compiler's.
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.language.attention import AttentionKernel, HeadsKernel
+from celosia.compiler.language.blocks import ON_CPU
 from celosia.compiler.language.errors import fail
-from celosia.compiler.language.recognise import recognise
+from celosia.compiler.language.heads import AttentionLayers, HeadLayers, SoftmaxLayers
+from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles, epilogue_of, requantise_of
+from celosia.compiler.language.recognise import Recognised, recognise
+from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
-from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import (
-    Activation,
-    Conv,
-    Epilogue,
-    Layer,
-    Map,
-    Pool,
-    Requantise,
-    Residual,
-    Untileable,
-    inputs,
-)
+from celosia.compiler.launch.image import Image
+from celosia.compiler.layer import Activation, ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Requantise
 from celosia.compiler.program.activations import pack_activation, unpack_activation
-from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.decide import Fixed
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point, why_not
-from celosia.compiler.vthread.verify import Run, verify_provenance
+from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
 from celosia.hw.config import Config
-from celosia.sim.timing import predict
 
 TIMEOUT = 1 << 40
 
@@ -50,102 +42,133 @@ def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return images, shape[-1], shape[-3], shape[-2]
 
 
-class KernelLayer:
-    """The layer of a kernel on a Config, for the arrays of a call."""
+class KernelLayer(LoweredKernel):
+    """A sum of products, a maximum or a map, which is one layer."""
 
-    def __init__(self, cfg: Config, name: str, program: KernelRun, at: str) -> None:
-        self.cfg, self.name, self.at = cfg, name, at
-        self.found = recognise(program)
-        for each in (self.found.x, self.found.y):
+    def __init__(self, cfg: Config, name: str, found: Recognised, at: str) -> None:
+        super().__init__(cfg, name, found.y, found.tile, at)
+        self.found = found
+        self.constants = [each for each in (found.w, found.par, found.table) if each is not None]
+        for each in (self.found.x, self.y):
             if not 2 <= len(each.shape) <= 4:
                 fail(f"the accelerator has matrices and images; {each.name} has {len(each.shape)} dimensions", at)
         self.acts = {
             array: Activation.alone(cfg, array.name, *dims_of(array.shape))
-            for array in (self.found.x, self.found.y, self.found.residual) if array is not None
+            for array in (self.found.x, self.y, self.found.residual) if array is not None
         }  # fmt: skip
-        self.planner: Planner | None = None
 
-    def layer(self, arrays: dict[ArrayArgument, NDArray[Any]]) -> Layer:
-        """The layer with the values of the call's table and parameters."""
+    def form(self, array: ArrayArgument) -> Form:
+        if len(array.shape) != 2:
+            raise OnCpu("its images have their channels last; the accelerator's have them first")
+        return Form((*array.shape, 1, 1))
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        images, channels, rows, columns = self.acts[array].dims
+        return np.asarray(values.reshape(images, rows, columns, channels).transpose(0, 3, 1, 2))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        return np.asarray(values.transpose(0, 2, 3, 1).reshape(self.y.shape))
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        return [self._layer(arrays)]
+
+    def _layer(self, arrays: Arrays) -> Layer:
         f = self.found
-        clip = f.more.get("clip", (-128, 127))
-        table = None if f.table is None else arrays[f.table].copy()
-        residual = None
-        if f.residual is not None:
-            r = f.rescale
-            scales = r["scale_v"], r["scale_b"], r["scale_c"], r["shift"]
-            residual = Residual(self.acts[f.residual], *scales, *r["clip"])
         x, y = self.acts[f.x], self.acts[f.y]
         if f.pool:
-            return Pool(self.name, x, y, f.window, None, f.pad, Epilogue((-128, 127), table, residual))
+            return Pool(self.name, x, y, f.window, None, f.pad, self._epilogue(arrays))
         if f.w is None or f.par is None:
-            return Map(self.name, x, y, Epilogue((-128, 127), table, residual))
+            return Map(self.name, x, y, self._epilogue(arrays))
         out, into = f.axes
         others = [d for d in range(len(f.w.shape)) if d not in f.axes]
         moved = arrays[f.w].transpose(out, into, *others)
         whole = slice(None), slice(None)
         weights: Any = np.stack([np.stack([moved[whole + tap] for tap in row], -1) for row in f.taps], -2)
-        bias, multiplier, shift = pack.unpack_parameters(arrays[f.par])
+        requantise = self._requantise(arrays)
         if f.x.zero_point:  # of every product, folded into what is added; both wrap
-            whole = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
-            bias = (bias - f.x.zero_point * whole).astype(np.int32)
-        zero_point = int(f.more["zero_point"])
-        requantise = Requantise(bias, multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
-        epilogue = Epilogue(clip, table, residual)
-        return Conv(self.name, x, y, np.ascontiguousarray(weights), requantise, f.window, 1, f.pad, epilogue)
+            sums = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
+            requantise = replace(requantise, bias=(requantise.bias - f.x.zero_point * sums).astype(np.int32))
+        weights = np.ascontiguousarray(weights)
+        return Conv(self.name, x, y, weights, requantise, f.window, 1, f.pad, self._epilogue(arrays))
 
-    def decide(self, layer: Layer) -> list[Decisions]:
-        """The tile of a program; loop order and pieces of the sum by the compiler's estimate."""
-        return [self._decide(d.problem) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
+    def _requantise(self, arrays: Arrays) -> Requantise:
+        f = self.found
+        assert f.par is not None
+        return requantise_of(arrays[f.par], int(f.more["zero_point"]))
+
+    def _epilogue(self, arrays: Arrays) -> Epilogue:
+        f = self.found
+        operand = None if f.residual is None else self.acts[f.residual]
+        return epilogue_of(
+            f.more.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
+        )
 
     def _decide(self, p: Problem) -> Decisions:
-        cfg, tile = self.cfg, self.found.tile
-        if tile[-1] % cfg.block_out and tile[-1] < self.found.y.shape[-1]:
-            self._refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
+        cfg, tile = self.cfg, self.tile
+        if tile[-1] % cfg.block_out and tile[-1] < self.y.shape[-1]:
+            self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
         n = min(-(-tile[-1] // cfg.block_out), p.out_blocks)
         if len(tile) == 2:
-            if tile[0] % cfg.batch and tile[0] < self.found.y.shape[0]:
-                self._refuse(f"rows of a block come in multiples of the batch, {cfg.batch}, and not {tile[0]}")
+            if tile[0] % cfg.batch and tile[0] < self.y.shape[0]:
+                self.refuse(f"rows of a block come in multiples of the batch, {cfg.batch}, and not {tile[0]}")
             y, x = 1, min(-(-tile[0] // cfg.batch), p.columns)
         else:
             y, x = min(tile[-3], p.rows), min(tile[-2], p.columns)
-        reasons = {
-            (d := point(cfg, p, n, y, x, k, order)): why_not(cfg, p, d)
+        fitting = self.fitting(p, [
+            point(cfg, p, n, y, x, k, order)
             for order in (("weights", "input", "split", "pieces") if p.in_blocks else ("rows",))
             for k in (parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)])
-        }
-        fitting = [d for d, reason in reasons.items() if reason is None]
-        if not fitting:
-            self._refuse(f"a block of {list(tile)} does not fit: {[*reasons.values()][-1]}; take smaller blocks")
+        ])  # fmt: skip
         return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 
-    def _refuse(self, sentence: str) -> NoReturn:
-        fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
-    def image(self, layer: Layer) -> Image:
-        """Its instructions, verified. LanguageError where it does not fit."""
-        if self.planner is None:
-            self.planner = Planner(self.cfg, Fixed(self.decide(layer)))
-        return image_of(self.cfg, layer, self.planner, self._refuse)
+class ProductLayer(KernelLayer):
+    """A product of two activations."""
+
+    def __init__(self, cfg: Config, name: str, found: Recognised, w: ArrayArgument, at: str) -> None:
+        super().__init__(cfg, name, found, at)
+        self.w = w
+        self.constants.remove(w)
+        self.acts = {each: Activation.alone(cfg, each.name, *self.form(each).dims) for each in (*self.acts, w)}
+
+    def form(self, array: ArrayArgument) -> Form:
+        of_w = array is self.w
+        pixels = "columns" if of_w and self.found.axes == (1, 0) else "rows"
+        return form_of_matrices(self.cfg, array.shape, pixels, array.zero_point, self.cfg.block_out if of_w else 1)
+
+    placed, taken = LoweredKernel.placed, LoweredKernel.taken
+
+    def _layer(self, arrays: Arrays) -> Layer:
+        f, requantise, epilogue = self.found, self._requantise(arrays), self._epilogue(arrays)
+        return ActivationProduct(
+            self.name, self.acts[f.x], self.acts[self.w], self.acts[f.y], -f.x.zero_point, -self.w.zero_point,
+            requantise, epilogue,
+        )  # fmt: skip
 
 
-def image_of(cfg: Config, layer: Layer, planner: Planner, refuse: Any) -> Image:
-    """The instructions of one layer, verified; `refuse` is called with a sentence where it does not fit."""
-    given, made = {act.storage for act in inputs(layer)}, {layer.y.storage}
-    try:
-        image = build(cfg, [[layer]], [given], [made], planner)
-    except (LayerErrors, Untileable) as error:
-        refuse(f"it does not fit: {error}")
-    (launch,) = image.launches
-    run = Run(image.code(launch), [layer], launch.layer_of, given, made)
-    verify_provenance(cfg, [run], image.addresses, image.constants_address, image.constants, image.size)
-    return image
-
-
-def cycles(cfg: Config, image: Image) -> int:
-    """By the timing model."""
-    (launch,) = image.launches
-    return predict(cfg, image.code(launch).tobytes(), address=launch.address).cycles
+def lowered(
+    cfg: Config, name: str, program: KernelRun, at: str, varying: Collection[ArrayArgument] = ()
+) -> LoweredKernel:
+    """The layers of a traced kernel on a Config. LanguageError where there are none. varying: arrays that are no
+    constants, those that are `quantised` beside them."""
+    found = recognise(program, varying)
+    if isinstance(found, SoftmaxKernel):
+        return SoftmaxLayers(cfg, name, found, at)
+    if isinstance(found, AttentionKernel):
+        return AttentionLayers(cfg, name, found, at)
+    if isinstance(found, HeadsKernel):
+        return HeadLayers(cfg, name, found, at)
+    w = found.w
+    if w is None or not (w.quantised or w in varying):
+        return KernelLayer(cfg, name, found, at)
+    if multiplies(cfg) and len(found.y.shape) == len(w.shape) == 2 and w is not found.x:
+        return ProductLayer(cfg, name, found, w, at)
+    if w in varying or w.zero_point:
+        fail(
+            f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, others than "
+            f"{w.name} itself, on a Config with batch = 1 and block_in = block_out{ON_CPU}", found.w_at,
+        )  # fmt: skip
+    return KernelLayer(cfg, name, found, at)
 
 
 class AcceleratorVariant:
@@ -153,19 +176,18 @@ class AcceleratorVariant:
 
     def __init__(self, kernel: Any, program: KernelRun, given: dict[ArrayArgument, int]) -> None:
         self.kernel, self.cfg = kernel, kernel.machine
-        self.lowered = KernelLayer(self.cfg, kernel.name, program, kernel.at)
+        self.lowered = lowered(self.cfg, kernel.name, program, kernel.at)
         self.given = given
         self.constants: list[NDArray[Any]] = []
         self.image: Image | None = None
-        self.layer: Layer | None = None
+        self.layers: list[Layer] = []
 
     def prepare(self, arrays: list[Any]) -> Image:
         """The program, for these weights."""
-        f = self.lowered.found
-        fixed = [arrays[self.given[a]] for a in (f.w, f.par, f.table) if a is not None]
+        fixed = [arrays[self.given[a]] for a in self.lowered.constants]
         if self.image is None or not all(map(np.array_equal, fixed, self.constants)):
-            self.layer = self.lowered.layer({a: arrays[n] for a, n in self.given.items()})
-            self.image = self.lowered.image(self.layer)
+            self.layers = self.lowered.layers({a: arrays[n] for a, n in self.given.items()})
+            self.image = self.lowered.image(self.layers)
             self.constants = [each.copy() for each in fixed]
         return self.image
 
@@ -181,18 +203,17 @@ class AcceleratorVariant:
         machine.allocate(image.size)
         machine.write(image.constants_address, image.constants)
         for array, act in self.lowered.acts.items():
-            if array is not self.lowered.found.y:
-                images, channels, rows, columns = act.dims
-                values = arrays[self.given[array]].reshape(images, rows, columns, channels).transpose(0, 3, 1, 2)
+            if array is not self.lowered.y:
+                values = self.lowered.placed(array, arrays[self.given[array]])
                 machine.write(image.addresses[act.storage], pack_activation(cfg, values, act.storage_groups))
         counters = machine.run(launch.address, launch.count, TIMEOUT)
-        y = self.lowered.found.y
+        y = self.lowered.y
         act, out = self.lowered.acts[y], arrays[self.given[y]]
         data = machine.read(image.addresses[act.storage], act.size(cfg))
-        result = unpack_activation(cfg, data, act.dims, act.storage_groups)
-        out[...] = result.transpose(0, 2, 3, 1).reshape(out.shape)
+        out[...] = self.lowered.taken(unpack_activation(cfg, data, act.dims, act.storage_groups))
         return {
             "target": "accelerator", "device": device if isinstance(device, str) else type(device).__name__,
             "config": cfg.name, "cycles": counters.cycles, "instructions": launch.count,
+            "bytes_stored": sum(launch.bytes_stored),
             "seconds": time.perf_counter() - started, "counters": counters.values,
         }  # fmt: skip

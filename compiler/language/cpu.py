@@ -311,7 +311,7 @@ class CpuKernel:
                 return self.at(args[1], (cast(self.at(args[0], index), INDEX) + 128,))
         values = [self.at(arg, index) for arg in args]
         match tile.op:
-            case "binary" if more["name"] == "div" and args[1].op == "broadcast":
+            case "binary" if more["name"] == "div" and args[1].op == "broadcast" and "nearest" not in more:
                 return values[0] * (1 / values[1])  # of one divisor for many, the reciprocal is computed once
             case "binary":
                 found = self.at_binary(more["name"], *values)

@@ -20,12 +20,22 @@ from celosia.compiler.language.tile import (
     upstream,
 )
 from celosia.compiler.numerics.requantiser import fold_scale
+from celosia.compiler.numerics.softmax import softmax_powers
 from celosia.compiler.tensorize.pack import pack_parameters
+from celosia.hw.scratchpads import POWERS as PLACES
 
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
     """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
     return pack_parameters(bias, *fold_scale(scale))
+
+
+def powers(count: int, scale: float) -> NDArray[np.float32]:
+    """exp(scale · (place - 255)) of the places 0 to 255, float32[256], times what keeps the sum of `count` of them
+    below the largest float32: the powers of QLinearSoftmax, for rows of `count` bytes whose unit is `scale`."""
+    if not (count >= 1 and 0 < scale < np.inf):
+        fail(f"cl.powers takes a positive count and a positive scale, and not {count!r} and {scale!r}")
+    return np.asarray(softmax_powers(count, scale, 1.0)[: PLACES // 2])
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:

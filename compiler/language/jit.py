@@ -62,14 +62,17 @@ class QuantisedArray:
 def quantised(array: NDArray[Any], zero_point: int = 0) -> QuantisedArray:
     """An argument of a kernel: `array`, whose values mean (value - zero_point) times a scale.
 
-    `dot` subtracts the zero point of its sides; all else computes with the values as they are.
+    `dot` subtracts the zero point of its sides; all else computes with the values as they are. On the accelerator the
+    second side of a product is weights, which are part of the program; where it is `quantised`, as keys are, it is read
+    when the program runs.
     """
     return QuantisedArray(array, zero_point)
 
 
 @dataclass
 class Launched:
-    """What a call gives. report: "target", "seconds", and of the accelerator "device", "cycles", "instructions"."""
+    """What a call gives. report: "target", "seconds", and of the accelerator "device", "config", "cycles",
+    "instructions", "bytes_stored", "counters"."""
 
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -249,12 +252,12 @@ class Kernel:
         found: list[Any] = []
         same: dict[tuple[Any, ...], ArrayArgument] = {}
         for number, (name, value) in enumerate(zip(self.names, values)):
-            zero = value.zero_point if isinstance(value, QuantisedArray) else 0
-            data = value.array if isinstance(value, QuantisedArray) else value
+            quantised = isinstance(value, QuantisedArray)
+            zero, data = (value.zero_point, value.array) if quantised else (0, value)
             if name not in self.constants and isinstance(data, np.ndarray):
                 self._check(name, data)
-                key = data.ctypes.data, data.shape, data.dtype, zero
-                array = same.get(key) or ArrayArgument(name, data.shape, dtype_name(data.dtype), zero, data)
+                key = data.ctypes.data, data.shape, data.dtype, zero, quantised
+                array = same.get(key) or ArrayArgument(name, data.shape, dtype_name(data.dtype), zero, quantised, data)
                 if data.size:
                     same[key] = array
                 given.setdefault(array, number)

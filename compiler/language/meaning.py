@@ -26,13 +26,25 @@ def value_of(tile: Tile, program: KernelRun) -> Values:
     return np.asarray(found).astype(tile.dtype, copy=False)
 
 
-def _value(tile: Tile, args: list[Values], program: KernelRun) -> Any:
+FIXED = ("const", "arange", "binary", "where", "cast", "reshape", "broadcast", "trans")
+
+
+def fixed(tile: Tile) -> Values | None:
+    """The value of a tile that is the same in all programs, whatever they are called with; None of another."""
+    if "same" in tile.more:
+        return fixed(tile.more["same"])
+    args = [fixed(arg) for arg in tile.args] if tile.op in FIXED else [None]
+    known = [arg for arg in args if arg is not None]
+    return None if len(known) < len(args) else np.asarray(_value(tile, known, None)).astype(tile.dtype, copy=False)
+
+
+def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
     more = tile.more
     match tile.op:
         case "const":
             return np.asarray(more["number"])
         case "program_id":
-            assert program.ids is not None
+            assert program is not None and program.ids is not None
             return np.asarray(program.ids[more["axis"]])
         case "index":
             return np.asarray(more["number"])
@@ -50,6 +62,8 @@ def _value(tile: Tile, args: list[Values], program: KernelRun) -> Any:
             return np.where(*args)
         case "cast":
             return cast(args[0], tile.args[0].dtype, tile.dtype)
+        case "reduce" if more["name"] == "ordered_sum":
+            return np.take(np.add.accumulate(args[0].astype(tile.dtype), axis=more["axis"]), -1, more["axis"])
         case "reduce":
             return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
         case "dot":

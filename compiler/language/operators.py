@@ -11,13 +11,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.custom import CUSTOM, CustomOp
-from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.forms import OnCpu
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
-from celosia.compiler.language.accelerator import KernelLayer
+from celosia.compiler.language.accelerator import lowered
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.layer import Block
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 
@@ -75,26 +76,31 @@ class _Operator:
             raise OnCpu(f"its kernel {launch.kernel.name} has the target {launch.kernel.target!r}")
         with _reasons():
             traced, given = launch.kernel.trace(launch.grid, launch.values)
-            lowered = KernelLayer(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at)
         arrays: dict[ArrayArgument, Values] = {array: launch.arrays[number] for array, number in given.items()}
+        varying = [each for value, each in zip(node.inputs, inputs) if constant(value) is None]
+        changing = {array for array, values in arrays.items() if any(each is values for each in varying)}
+        with _reasons():
+            kernel = lowered(p.cfg, node.name or launch.kernel.name, traced, launch.kernel.at, changing)
         reads: Reads = {}
-        for array in lowered.acts:
+        for array in kernel.acts:
             number = next((n for n, each in enumerate(inputs) if each is arrays[array]), None)
-            if len(array.shape) != 2:
-                raise OnCpu("its images have their channels last; the accelerator's have them first")
-            form = Form((*array.shape, 1, 1))
+            form = kernel.form(array)
             if number is not None:
-                lowered.acts[array] = p.read(node.inputs[number], form, reads)
-            elif array is lowered.found.y and arrays[array] is outputs[0]:
-                lowered.acts[array] = p.activation(node.outputs[0], form)
+                kernel.acts[array] = p.read(node.inputs[number], form, reads)
+            elif array is kernel.y and arrays[array] is outputs[0]:
+                kernel.acts[array] = p.activation(node.outputs[0], form)
             else:
                 raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
-        fixed = [arrays[a] for a in (lowered.found.w, lowered.found.par, lowered.found.table) if a is not None]
-        for value, each in zip(node.inputs, inputs):
-            if any(each is other for other in fixed) and constant(value) is None:
-                raise OnCpu(f"{value.name!r} varies; the accelerator takes constants as weights")  # type: ignore[union-attr]
-        y = Form((*lowered.found.y.shape, 1, 1))  # type: ignore[arg-type]
-        p.add(node, lowered.layer(arrays), reads, y)
+        for array in changing.intersection(kernel.constants):
+            raise OnCpu(f"{array.name} of its kernel varies; the accelerator takes it as a constant")
+        with _reasons():
+            layers = kernel.layers(arrays)
+        if any(layer.y.storage is not kernel.acts[kernel.y].storage for layer in layers):
+            raise OnCpu("its heads would run one by one; an operator that is attention is one layer of whole groups")
+        if len(layers) == 1 and not isinstance(layers[0], Block):
+            p.add(node, layers[0], reads, kernel.form(kernel.y))
+        else:
+            p.assemble(node, layers, reads, kernel.acts[kernel.y], kernel.form(kernel.y))
 
     def _input(self, value: ir.Value | None) -> Values:
         fixed = constant(value)

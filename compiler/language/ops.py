@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from celosia.compiler.language.dots import dot, lookup, parameters, requantise, residual_add
+from celosia.compiler.language.dots import dot, lookup, parameters, powers, requantise, residual_add
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.errors import where as here
 from celosia.compiler.language.meaning import store as store_now
@@ -209,12 +209,14 @@ def _places(
 # Arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _function(name: str) -> Callable[[Any], Tile]:
+def _function(name: str, function: str = "") -> Callable[[Any], Tile]:
+    """function: what expressions call it, where that is not its name."""
+
     def call(x: Any) -> Tile:
         x = as_tile(x)
         if not x.dtype.startswith("float"):
             fail(f"cl.{name} is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
-        return make("unary", (x,), x.shape, x.dtype, name=name)
+        return make("unary", (x,), x.shape, x.dtype, name=function or name)
 
     call.__name__, call.__doc__ = name, f"{name} of each element of a tile of floats."
     return call
@@ -223,6 +225,16 @@ def _function(name: str) -> Callable[[Any], Tile]:
 exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
     _function, ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil")
 )
+rint = _function("rint", "round_even")
+rint.__doc__ = "The nearest integer to each element of a tile of floats; of two the even one."
+
+
+def div_rn(a: Any, b: Any) -> Tile:
+    """a / b of floats, rounded to the nearest; `/` may multiply by the reciprocal of what divides many."""
+    x, y = join("cl.div_rn", a, b)
+    if not x.dtype.startswith("float"):
+        fail(f"cl.div_rn is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
+    return make("binary", (x, y), x.shape, x.dtype, name="div", nearest=True)
 
 
 def rsqrt(x: Any) -> Tile:
@@ -268,7 +280,7 @@ IN_KERNELS = {"min": _of_python("min"), "max": _of_python("max")}
 
 
 def _reduction(name: str) -> Callable[..., Tile]:
-    def call(x: Tile, axis: int | None = None, **hints: Any) -> Tile:
+    def call(x: Tile, axis: int | None = None, ordered: bool = False, **hints: Any) -> Tile:
         x = as_tile(x)
         if axis is None:
             x, axis = x.reshape(x.size), 0
@@ -278,10 +290,14 @@ def _reduction(name: str) -> Callable[..., Tile]:
         dtype = x.dtype
         if name == "sum" and dtype in ("bool", "int8", "int16", "uint8", "uint16"):
             dtype = "uint32" if dtype[0] == "u" else "int32"
-        return make("reduce", (x,), x.shape[:axis] + x.shape[axis + 1 :], dtype, name=name, axis=axis)
+        kind = "ordered_sum" if ordered and name == "sum" else name
+        return make("reduce", (x,), x.shape[:axis] + x.shape[axis + 1 :], dtype, name=kind, axis=axis)
 
     call.__name__ = name
-    call.__doc__ = f"The {name} over an axis (None: over all). Small integers are summed as int32."
+    call.__doc__ = (
+        f"The {name} over an axis (None: over all). Small integers are summed as int32; floats one after the other, "
+        "from the first one on, where `ordered`, else as is fastest."
+    )
     return call
 
 
@@ -348,10 +364,9 @@ def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
 
 
 __all__ = [
-    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "dot", "erf", "exp",
-    "expand_dims",
-    "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64", "load", "log",
-    "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "program_id", "requantise", "reshape",
-    "residual_add", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range", "store", "sum", "tanh", "trans",
-    "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
+    "abs", "arange", "assume", "broadcast_to", "cast", "cdiv", "ceil", "constexpr", "cos", "div_rn", "dot", "erf",
+    "exp", "expand_dims", "float16", "float32", "float64", "floor", "full", "int1", "int8", "int16", "int32", "int64",
+    "load", "log", "lookup", "max", "maximum", "min", "minimum", "num_programs", "parameters", "powers", "program_id",
+    "requantise", "reshape", "residual_add", "rint", "rsqrt", "sigmoid", "sin", "sqrt", "static_assert", "static_range",
+    "store", "sum", "tanh", "trans", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -6,25 +6,32 @@ accelerator cannot do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.bounds import UnknownScalar, values
-from celosia.compiler.language.errors import LanguageError, fail
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, origin, scopes, stores
+from celosia.compiler.language.attention import (
+    AttentionKernel,
+    HeadsKernel,
+    is_attention,
+    is_of_heads,
+    read_attention,
+    read_heads,
+)
+from celosia.compiler.language.blocks import ON_CPU, BlockReader, Values, equal
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.rows import SoftmaxKernel
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile
+from celosia.compiler.language.views import in_order, order, regrouped, viewed
 from celosia.compiler.layer import Window
 
-Values = tuple[NDArray[Any], ...]
-"""Of each offset: an axis for each of three of the grid, and one for each loop."""
 Move = tuple[int, ...]
 """How far what is read is from what is written, for each dimension but the channels."""
 EPILOGUE = ("requantise", "lookup", "residual")
-ON_CPU = '; target="cpu" runs it'
 
 
 @dataclass
@@ -32,7 +39,8 @@ class Recognised:
     """What a kernel computes. x, w, par, table, residual: arrays it was called with, where it has them.
 
     tile: the block of y that a program writes. taps: for each position of the window, the indices of w beside those of
-    outputs and inputs. axes: which dimension of w counts outputs, and which inputs. pool: whether it is the maximum.
+    outputs and inputs. axes: which dimension of w counts outputs, and which inputs. w_at: the
+    line that loads it. pool: whether it is the maximum.
     """
 
     y: ArrayArgument
@@ -48,6 +56,7 @@ class Recognised:
     axes: tuple[int, int] = (0, 1)
     pad: int = 0
     pool: bool = False
+    w_at: str = ""
     more: dict[str, Any] = field(default_factory=dict)
     rescale: dict[str, Any] = field(default_factory=dict)
 
@@ -67,60 +76,36 @@ SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
 MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
-def recognise(program: KernelRun) -> Recognised:
-    """LanguageError, which names the rule, for what the accelerator cannot do."""
-    return _Reader(program).read()
+def recognise(
+    program: KernelRun, varying: Collection[ArrayArgument] = ()
+) -> Recognised | SoftmaxKernel | AttentionKernel | HeadsKernel:
+    """LanguageError, which names the rule, for what the accelerator cannot do. varying: arrays that are no constants,
+    those that are `quantised` beside them."""
+    reader = _Reader(program)
+    value = regrouped(reader.store.value)
+    if value.op == "cast":
+        return SoftmaxKernel.read(reader, value)
+    if is_attention(value):
+        return read_attention(reader, value)
+    return read_heads(reader, value) if is_of_heads(reader, value, varying) else reader.read()
 
 
-class _Reader:
-    def __init__(self, program: KernelRun) -> None:
-        self.program = program
-        self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
-        found = stores(program.top)
-        if not found:
-            raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
-        if len(found) > 1:
-            what = f"the accelerator writes one array in a kernel, and this is one store of {len(found)}"
-            fail(what + ON_CPU, found[1].at)
-        for loop in self.loops:
-            if loop.bound is not None:
-                fail(f"a loop of the accelerator runs as often in all programs{ON_CPU}", loop.at)
-        (self.store,) = found
-        if all(each is not self.store for each in program.top.body):
-            self._fail(
-                f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}"
-            )
-        if self.store.block is None:
-            self._fail("the accelerator stores blocks: write cl.store(y, offsets, value), without pointers and masks")
-        if self.store.value.dtype != "int8":
-            made = f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32"
-            self._fail(made)
-
-    def _fail(self, sentence: str) -> NoReturn:
-        fail(sentence, self.store.at)
-
+class _Reader(BlockReader):
     def read(self) -> Recognised:
-        assert self.store.block is not None
-        starts, self.shape, steps = self.store.block
-        self.starts, y = self._values(starts, self.store.at), self.store.array
-        if set(steps) != {1}:
-            self._fail(f"the accelerator writes every element of a block, and this has the steps {list(steps)}{ON_CPU}")
-        self._once()
+        y = self.y
         found = Recognised(y, self.shape, y)
-        value = _regrouped(self.store.value)
-        if value.op == "residual":
-            found.residual = self._activation(value.args[1], "what a residual_add adds")
-            found.rescale, value = value.more, _regrouped(value.args[0])
-        if value.op == "lookup":
-            found.table = self._whole(value.args[1], "a table")
-            value = _regrouped(value.args[0])
+        behind, value = self.behind(regrouped(self.store.value))
+        if behind.residual is not None:
+            found.residual, found.rescale = self.activation(behind.residual, "what a residual_add adds"), behind.rescale
+        if behind.table is not None:
+            found.table = self.whole(behind.table, "a table")
         if value.op == "requantise":
-            found.par, found.more = self._parameters(value.args[1]), value.more
+            found.par, found.more = self.parameters(value.args[1]), value.more
             self._sum(value.args[0], found)
         elif value.op == "load":
-            found.x = self._activation(value, "an elementwise kernel")
+            found.x = self.activation(value, "an elementwise kernel")
         elif value.op == "result" or (
-            value.more.get("name") == "max" and all(_regrouped(arg).op not in EPILOGUE for arg in value.args)
+            value.more.get("name") == "max" and all(regrouped(arg).op not in EPILOGUE for arg in value.args)
         ):
             self._maximum(value, found)
         else:
@@ -130,77 +115,8 @@ class _Reader:
                 f"residual, in this order, and no {what}{ON_CPU}", value.at
             )  # fmt: skip
         if y in (found.x, found.w, found.residual, found.table, found.par):
-            self._fail(f"{y.name} is read and written; the accelerator needs another array for its output")
+            self.refuse(f"{y.name} is read and written; the accelerator needs another array for its output")
         return found
-
-    # Blocks -------------------------------------------------------------------------------------------------------
-
-    def _values(self, starts: Sequence[Tile], at: str) -> Values:
-        try:
-            found = [values(self.program, start) for start in starts]
-        except UnknownScalar:
-            fail("the offsets of a block depend on data; the accelerator needs those of programs and loops", at)
-        return tuple(each.reshape(*each.shape, *(1,) * (3 + len(self.loops) - each.ndim)) for each in found)
-
-    def _load(self, tile: Tile, what: str, moving: bool = False) -> tuple[Tile, Values, tuple[int, ...]]:
-        """(the load that `tile` is a view of, where its block begins for all programs and iterations, its shape)."""
-        load = _viewed(tile)
-        if load.op != "load" or load.more["block"] is None:
-            fail(
-                f"{what} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
-                load.at,
-            )
-        starts, dims, steps = load.more["block"]
-        if set(steps) != {1} and not moving:
-            fail(f"{what} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
-        return load, self._values(starts, load.at), dims
-
-    def _once(self) -> None:
-        """Each element of y is written by one program."""
-        y, grid = self.store.array, (*self.program.grid, 1, 1)[:3]
-        of_programs = np.broadcast_arrays(np.empty((*grid, *(1,) * len(self.loops))), *self.starts)[1:]
-        found = {tuple(map(int, place)) for place in zip(*(each.ravel() for each in of_programs))}
-        wanted = set(product(*(range(0, size, step) for size, step in zip(y.shape, self.shape))))
-        programs = int(np.prod(grid))
-        if found != wanted or programs != len(found):
-            self._fail(
-                f"the {programs} programs write blocks of {list(self.shape)}, and {y.name} {list(y.shape)} has "
-                f"{len(wanted)}; each block is to be written by one program"
-            )
-
-    def _activation(self, tile: Tile, what: str) -> ArrayArgument:
-        """An array of the shape of y that is read where y is written."""
-        load, starts, dims = self._load(tile, what)
-        array: ArrayArgument = load.more["array"]
-        same = all(map(_equal, starts, self.starts)) and _order(tile, load) == list(range(load.size))
-        if array.shape != self.store.array.shape or dims != self.shape or not same or array.dtype != "int8":
-            fail(f"{what} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
-        return array
-
-    def _whole(self, tile: Tile, what: str) -> ArrayArgument:
-        load, starts, dims = self._load(tile, what)
-        array: ArrayArgument = load.more["array"]
-        if dims != array.shape or any(start.any() for start in starts):
-            fail(f"{what} is a whole array on the accelerator", load.at)
-        return array
-
-    def _parameters(self, tile: Tile) -> ArrayArgument:
-        """One for each column of y, in all of its rows."""
-        load, starts, dims = self._load(tile, "the parameters of requantise")
-        array, y = load.more["array"], self.store.array
-        same = _order(tile, load) == list(range(load.size)) * (tile.size // load.size)
-        if (
-            array.shape != y.shape[-1:]
-            or dims != self.shape[-1:]
-            or not same
-            or not _equal(starts[-1], self.starts[-1])
-        ):
-            fail(
-                f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
-                f"{list(array.shape)} is read elsewhere", load.at
-            )  # fmt: skip
-        assert isinstance(array, ArrayArgument)
-        return array
 
     # Windows ------------------------------------------------------------------------------------------------------
 
@@ -214,8 +130,8 @@ class _Reader:
     def _maximum(self, value: Tile, found: Recognised) -> None:
         places: dict[Move, tuple[int, ...]] = {}
         for tile in self._terms(value, MAXIMUM):
-            load, starts, dims = self._load(tile, "what a window has the maximum of", moving=True)
-            array, y, at = load.more["array"], self.store.array, load.at
+            load, starts, dims = self.load(tile, "what a window has the maximum of", moving=True)
+            array, y, at = load.more["array"], self.y, load.at
             if found.x not in (y, array) or array.dtype != "int8" or dims != self.shape:
                 fail(f"a window has the maximum of blocks {list(self.shape)} of one array of int8", at)
             if array.shape[-1] != y.shape[-1] or len(y.shape) < 3:
@@ -230,7 +146,7 @@ class _Reader:
 
     def _terms(self, tile: Tile, kind: Fold, end: Tile | None = None) -> Iterator[Tile]:
         """What `tile` is the sum or the maximum of, beside `end`."""
-        tile = _regrouped(tile)
+        tile = regrouped(tile)
         if tile is end:
             return
         if tile.op == kind.leaf:
@@ -246,32 +162,29 @@ class _Reader:
         elif tile.op == "binary" and tile.more["name"] == kind.name:
             yield from self._terms(tile.args[0], kind, end)
             yield from self._terms(tile.args[1], kind, end)
-        elif (zero := _viewed(tile)).op != "const" or zero.more["number"] != kind.zero:
+        elif (zero := viewed(tile)).op != "const" or zero.more["number"] != kind.zero:
             what = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
             fail(f"the accelerator {kind.says} from {kind.first}, and {what}{ON_CPU}", tile.at)
 
     def _product(self, dot: Tile, found: Recognised) -> list[tuple[Move, int, int, tuple[int, ...], int]]:
         """For each iteration: (rows of x from those of y, channel, how many, place in the window of w, its channel)."""
-        a, xs, xdims = self._load(dot.args[0], "a side of cl.dot", moving=True)
-        b, ws, wdims = self._load(dot.args[1], "the other side of cl.dot")
+        a, xs, xdims = self.load(dot.args[0], "a side of cl.dot", moving=True)
+        b, ws, wdims = self.load(dot.args[1], "the other side of cl.dot")
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
-        x, w, y = a.more["array"], b.more["array"], self.store.array
-        if w.zero_point:
-            fail(f"weights have the zero point 0 on the accelerator, and {w.name} has {w.zero_point}{ON_CPU}", b.at)
+        x, w, y = a.more["array"], b.more["array"], self.y
         if found.w is not None and (x is not found.x or w is not found.w):
             what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(what + ON_CPU, dot.at)
-        found.x, found.w = x, w
-        order = _order(dot.args[0], a)
-        if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or order != list(range(a.size)):
+        found.x, found.w, found.w_at = x, w, b.at
+        if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or not in_order(dot.args[0], a):
             fail(
                 f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for "
                 f"{list(self.shape)} of {y.name}", dot.at
             )  # fmt: skip
         found.axes = out, into = self._axes(dot, b, wdims)
-        if self._other(b) != 0:
-            fail(f"weights beyond the last are 0, and `other` of {w.name} is not", b.at)
+        if self.other(b) != w.zero_point:
+            fail(f"weights beyond the last are {w.zero_point}, and `other` of {w.name} is not", b.at)
         rest = [each for d, each in enumerate(ws) if d not in (out, into)]
         moved = self._moved(a, xs, found)
         n = len(moved)
@@ -283,7 +196,7 @@ class _Reader:
     def _axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
         """Which dimension of the weights counts outputs, and which inputs."""
         depth, columns = dot.args[1].shape
-        numbers = np.array(_order(dot.args[1], b)).reshape(depth, columns)
+        numbers = order(dot.args[1], b)
         steps = [int(np.prod(dims[d + 1 :])) for d in range(len(dims))]
 
         def along(line: NDArray[Any]) -> int | None:
@@ -307,9 +220,9 @@ class _Reader:
                 f"rows and columns of images alone have steps on the accelerator, and {name} is read in {list(steps)}",
                 load.at,
             )
-        if found.strides is not None and (found.strides, found.pad) != (strides, self._other(load)):
+        if found.strides is not None and (found.strides, found.pad) != (strides, self.other(load)):
             fail(f"`other` and `steps` of {name} are the same in a whole window on the accelerator", load.at)
-        found.strides, found.pad = strides, self._other(load)
+        found.strides, found.pad = strides, self.other(load)
         return [x - step * y for x, y, step in zip(starts[:-1], self.starts[:-1], steps)]
 
     def _by_iteration(self, sides: Sequence[NDArray[Any]], at: str) -> list[tuple[int, ...]]:
@@ -318,19 +231,13 @@ class _Reader:
         found = []
         for each in sides:
             first = np.broadcast_to(each[:1, :1, :1], (1, 1, 1, *shape[3:]))
-            if not _equal(each, first):
+            if not equal(each, first):
                 fail(
                     "programs read different blocks than those that belong to what they write: rows move with the rows "
-                    f"of {self.store.array.name}, outputs of the weights with its columns, one for one{ON_CPU}", at
+                    f"of {self.y.name}, outputs of the weights with its columns, one for one{ON_CPU}", at
                 )  # fmt: skip
             found.append(map(int, first.ravel()))
         return list(zip(*found))
-
-    def _other(self, load: Tile) -> int:
-        other = _viewed(load.args[2]) if len(load.args) > 2 else None
-        if other is not None and other.op != "const":
-            fail("`other` is a number on the accelerator", load.at)
-        return 0 if other is None else int(other.more["number"])
 
     def _channels(
         self, rows: list[tuple[Move, int, int, tuple[int, ...], int]], found: Recognised, at: str
@@ -384,50 +291,18 @@ class _Reader:
         found.taps = [[moves[r, c] for c in sides[1]] for r in sides[0]]
 
 
-def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    x, y = np.broadcast_arrays(a, b)
-    return np.array_equal(x, y)
-
-
 def _even(side: list[int]) -> int:
     """The step from each to the next; 0 where it changes."""
     steps = {b - a for a, b in pairwise(side)} or {1}
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _regrouped(tile: Tile) -> Tile:
-    """What `tile` is with the same elements in the same order."""
-    return origin(tile, "reshape")
-
-
-def _viewed(tile: Tile) -> Tile:
-    """What `tile` is a view of."""
-    return origin(tile, "reshape", "broadcast", "trans")
-
-
-def _order(tile: Tile, load: Tile) -> list[int]:
-    """The elements of `load`, by number, in the order in which the view `tile` has them."""
-    steps = []
-    while tile is not load:
-        steps.append(tile)
-        tile = tile.more["same"] if tile.op == "phi" else tile.args[0]
-    found = np.arange(load.size).reshape(load.shape)
-    for step in reversed(steps):
-        if step.op == "trans":
-            found = found.transpose(step.more["axes"])
-        elif step.op == "reshape":
-            found = found.reshape(step.shape)
-        elif step.op == "broadcast":
-            found = np.broadcast_to(found, step.shape)
-    return [int(n) for n in found.ravel()]
-
-
 def _ends_at(tile: Tile, place: Tile, kind: Fold) -> bool:
     """Whether a sum, or a maximum, begins with `place`."""
-    tile = _regrouped(tile)
+    tile = regrouped(tile)
     while tile is not place:
         if tile.op == "dot" and len(tile.args) == 3:
-            tile = _regrouped(tile.args[2])
+            tile = regrouped(tile.args[2])
         elif tile.op == "binary" and tile.more["name"] == kind.name:
             return any(_ends_at(arg, place, kind) for arg in tile.args)
         else:

@@ -71,13 +71,14 @@ def _fail_numpy(name: str, given: Any) -> NoReturn:
 class ArrayArgument(_NotNumpys):
     """An array that a kernel was called with; as a pointer, that to its first element.
 
-    zero_point: of a quantised array, see `quantised`. data: its elements while the kernel is interpreted.
+    zero_point: of a `quantised` array, see there. data: its elements while the kernel is interpreted.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     zero_point: int = 0
+    quantised: bool = False
     data: NDArray[Any] | None = None
 
     @property

@@ -190,7 +190,8 @@ def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
 def _in_lanes(var: Axis, part: Flat) -> bool:
     """Whether iterations can be lanes: each has an element of its own, beside its neighbours', or all add to one."""
     step = stride_along(part.tensor, part.index, var)
-    return _together(var, part.value) and (step == 1 or (step == 0 and isinstance(part, Update)))
+    sums = isinstance(part, Update) and part.kind != "ordered_sum"
+    return _together(var, part.value) and (step == 1 or (step == 0 and sums))
 
 
 def _apart_from_each_other(body: tuple[Flat, ...]) -> bool:

@@ -60,7 +60,7 @@ def lower(
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():
                 choice = plans[number].choices[layer]
-                if isinstance(choice.layer, Block):
+                if isinstance(choice.layer, Block) and not apart.issuperset(choice.nodes):
                     apart.update(choice.nodes)
                 else:
                     on_cpu |= dict.fromkeys(choice.nodes, reason)

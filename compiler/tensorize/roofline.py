@@ -227,7 +227,7 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted(candidates(cfg, p), key=tiles)
 
 
-def _attention(cfg: Config, p: Problem, d: Decisions) -> float:
+def attention_cycles(cfg: Config, p: Problem, d: Decisions) -> float:
     """Cycles of attention: those of all tiles in the vector unit, where nothing but results runs beside a softmax, or
     in gemm, if that takes longer; what comes before the first tile's softmax, and behind the last one."""
     assert p.attends is not None
@@ -292,7 +292,7 @@ def ranked(
     if not p.in_blocks:
         found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
-            found = iter(sorted(candidates(cfg, p), key=lambda d: _attention(cfg, p, d)))
+            found = iter(sorted(candidates(cfg, p), key=lambda d: attention_cycles(cfg, p, d)))
         if first is First.ROWS and not p.sums:  # a part of the image does not wait for the rest
             found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
         best = next(found, None)

@@ -9,12 +9,13 @@ import pytest
 from benchmarks.language import conv3x3, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_kernels import both, fused, maxpool, table_and_residual, window
+from language_kernels import both, fused, maxpool, product, table_and_residual, window
 
 import celosia.language as cl
+from celosia.compiler.layer import ActivationProduct
 
 CONFIGS = ("tiny", "pynq")
-FUNCTIONS = (linear, fused, conv3x3, table_and_residual, window, maxpool)
+FUNCTIONS = (linear, fused, conv3x3, table_and_residual, window, maxpool, product)
 KERNELS = {(f.__name__, c): cl.jit(f, config=c) for f in FUNCTIONS for c in CONFIGS}
 
 
@@ -186,3 +187,28 @@ def test_other_weights_are_seen() -> None:
     w[...] = 0  # in place
     kernel[(1, 1)](x, w, par, y, 8, 16, 16, 16, 16)
     assert not np.array_equal(before, y)
+
+
+@settings(max_examples=8)
+@given(
+    st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.sampled_from([1, 8, 16]),
+    st.sampled_from([(0, 0), (3, 0), (0, -9), (-128, 5)]), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_products_of_two_activations(
+    config: str, m: int, n: int, k: int, bm: int, zeros: tuple[int, int], turned: bool, residual: bool
+) -> None:
+    """One program, whatever the second side holds."""
+    rng = np.random.default_rng(m * n * k)
+    kernel, par, r = KERNELS["product", config], parameters(rng, n, k), bytes_of(rng, m, n)
+    y = np.zeros((m, n), np.int8)
+    images = set()
+    for _ in range(2):
+        x, w = bytes_of(rng, m, k), bytes_of(rng, *((k, n) if turned else (n, k)))
+        given = cl.quantised(x, zeros[0]), cl.quantised(w, zeros[1]), par, r, cl.quantised(y, 4), k, bm, 16
+        run = lambda: kernel[(cl.cdiv(m, bm), cl.cdiv(n, 16))](*given, turned, residual)  # noqa: B023, E731
+        compiled, meant = both(run, y)
+        assert np.array_equal(compiled, meant)
+        variant = next(v for v in reversed(kernel.variants.values()) if hasattr(v, "image"))
+        assert isinstance(variant.layers[0], ActivationProduct)
+        images.add(variant.image.constants.tobytes())
+    assert len(images) == 1

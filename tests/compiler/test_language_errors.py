@@ -122,13 +122,14 @@ def a_product_of_what_was_computed(x, y):
     cl.dot(cl.maximum(a, 0), cl.load(y, (0, 0), (8, 8)))  # here
 
 
-@wrong("weights have the zero point 0 on the accelerator, and w has 2; target=\"cpu\" runs it",
-       X, cl.quantised(Y, 2), P, np.zeros((32, 32), np.int8), grid=(2, 2), target="accelerator")  # fmt: skip
-def weights_with_a_zero_point(x, w, par, y):
-    m, n = cl.program_id(0) * 16, cl.program_id(1) * 16
-    a = cl.load(x, (m, 0), (16, 32))
-    b = cl.load(w, (n, 0), (16, 32))  # here
-    cl.store(y, (m, n), cl.requantise(cl.dot(a, b.T), cl.load(par, (n,), (16,))))
+@wrong("w is no constant, or has a zero point: the accelerator multiplies matrices by such",
+       np.zeros((8, 8, 16), np.int8), cl.quantised(np.zeros((16, 16), np.int8), 2), P[:16],
+       np.zeros((8, 8, 16), np.int8), target="accelerator")  # fmt: skip
+def weights_of_images_with_a_zero_point(x, w, par, y):
+    a = cl.load(x, (0, 0, 0), (8, 8, 16)).reshape(64, 16)
+    b = cl.load(w, (0, 0), (16, 16), other=w.zero_point)  # here
+    v = cl.requantise(cl.dot(a, b.T), cl.load(par, (0,), (16,)))
+    cl.store(y, (0, 0, 0), v.reshape(8, 8, 16))
 
 
 # Types and shapes --------------------------------------------------------------------------------------------------

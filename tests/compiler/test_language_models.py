@@ -34,7 +34,7 @@ def scaled_operator(x: Any, y: Any, factor: float = 1.0) -> None:
     scaled[(x.size,)](x, y, factor, 1)
 
 
-def model(varying_weights: bool = False) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def model(varying: str = "") -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     arrays = {
         "w": rng.integers(-128, 128, (40, 24)).astype(np.int8), "v": rng.integers(-128, 128, (10, 40)).astype(np.int8),
@@ -47,9 +47,10 @@ def model(varying_weights: bool = False) -> tuple[onnx.ModelProto, dict[str, np.
         helper.make_node("Scaled", ["i"], ["y"], domain="my.domain", factor=0.25),
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, [5, 24])]
-    if varying_weights:
-        inputs.append(helper.make_tensor_value_info("w", TensorProto.INT8, [40, 24]))
-    fixed = [numpy_helper.from_array(a, n) for n, a in arrays.items() if n != "w" or not varying_weights]
+    if varying:
+        dtype = helper.np_dtype_to_tensor_dtype(arrays[varying].dtype)
+        inputs.append(helper.make_tensor_value_info(varying, dtype, arrays[varying].shape))
+    fixed = [numpy_helper.from_array(a, n) for n, a in arrays.items() if n != varying]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 10])]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("my.domain", 1)]
     return helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, fixed), opset_imports=opsets), arrays
@@ -63,16 +64,20 @@ def meant(x: np.ndarray, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return i.astype(np.float32) * np.float32(0.25)
 
 
-@pytest.mark.parametrize("varying", [False, True])
-def test_a_model_of_own_operators(varying: bool) -> None:
+@pytest.mark.parametrize("varying", ["", "w", "p"])
+def test_a_model_of_own_operators(varying: str) -> None:
+    """Weights that are no constants are activations; parameters are none."""
     graph, arrays = model(varying)
     program = celosia.compile(graph, config="tiny")
     placed = {row["op"] + row["name"]: row for row in program.placements}
     places = [row["place"] for row in placed.values()]
-    assert places == (["cpu", "accelerator", "cpu"] if varying else ["accelerator", "accelerator", "cpu"])
+    assert places == (["cpu", "accelerator", "cpu"] if varying == "p" else ["accelerator", "accelerator", "cpu"])
+    whats = [layer.what for launch in program.launches for layer in launch.layers]
+    assert ("product of two activations" in whats[0]) == (varying == "w")
+    assert varying != "p" or "par of its kernel varies" in program.placements[0]["reason"]
     assert "target 'cpu'" in program.placements[2]["reason"]
     x = np.random.default_rng(1).integers(-128, 128, (5, 24)).astype(np.int8)
-    given = {"x": x} | ({"w": arrays["w"]} if varying else {})
+    given = {"x": x} | ({varying: arrays[varying]} if varying else {})
     found = celosia.Runtime(program).run(given).outputs["y"]
     assert np.array_equal(found, meant(x, arrays)) and len(np.unique(found)) > 10
 

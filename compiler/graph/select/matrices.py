@@ -62,7 +62,12 @@ def _becomes_heads(value: ir.Value) -> bool:
 def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
     """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
     host puts in channels beyond the last. block: rows come in whole blocks."""
-    count, columns, rows = matrix_counts(fold, shape_of(value))
+    return form_of_matrices(cfg, shape_of(value), fold, pad, block)
+
+
+def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> Form:
+    """`matrices_form` of a tensor with these dimensions."""
+    count, columns, rows = matrix_counts(fold, dims)
     channels = pack.blocks(columns, cfg.group) * cfg.group
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
     return Form(dims, fold, pad=pad if channels > columns else 0)

@@ -1,0 +1,233 @@
+"""Kernels of matrices whose rows are pixels: softmaxes, and attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.beside import beside_softmaxes
+from celosia.compiler.graph.select import Choice
+from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
+from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
+from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
+from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.layer import (
+    Activation,
+    ActivationProduct,
+    Block,
+    Layer,
+    Softmax,
+    Untileable,
+)
+from celosia.compiler.program.model import matrix_counts
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.roofline import attention_cycles
+from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
+from celosia.hw.config import Config
+
+NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="cpu" runs it'
+
+
+class SoftmaxLayers(LoweredKernel):
+    """Softmaxes of rows, a layer for each matrix."""
+
+    def __init__(self, cfg: Config, name: str, found: SoftmaxKernel, at: str) -> None:
+        super().__init__(cfg, name, found.y, found.tile, at)
+        self.found = found
+        if not cfg.softmax:
+            self.refuse(NO_SOFTMAX)
+        self.constants = constants_of(found.rows)
+        self.acts = {
+            array: Activation.alone(cfg, array.name, *self.form(array).dims) for array in (found.x, found.y)
+        }  # fmt: skip
+
+    def form(self, array: ArrayArgument) -> Form:
+        pad = self.found.rows.zero_point if array is self.y else 0
+        return form_of_matrices(self.cfg, array.shape, "rows", pad)
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        x, y = self.acts[self.found.x], self.acts[self.y]
+        count, columns, rows = matrix_counts("rows", self.y.shape)
+        dims, groups = (1, columns, 1, rows), pack.blocks(columns, self.cfg.group)
+        powers = powers_of(self, self.found.rows, arrays)
+        return [
+            Softmax(
+                f"{self.name}.{n}" if count > 1 else self.name, x.region(dims, n * groups, x.pixels),
+                y.region(dims, n * groups, y.pixels), powers, self.found.rows.zero_point,
+            )
+            for n in range(count)
+        ]  # fmt: skip
+
+    def _decide(self, p: Problem) -> Decisions:
+        rows = self.tile[-2]
+        way = "take smaller blocks" if rows > 1 else 'its rows are too long for this Config; target="cpu" runs it'
+        (found,) = self.fitting(p, [rows_of(self.cfg, p, rows)], way)
+        return found
+
+
+class HeadLayers(LoweredKernel):
+    """Products of matrices, a layer for each, whose tiles are the compiler's."""
+
+    def __init__(self, cfg: Config, name: str, found: AttentionKernel | HeadsKernel, at: str) -> None:
+        super().__init__(cfg, name, found.y, found.tile, at)
+        self.out, self.x = found.out, found.x
+        products = [found.product] if isinstance(found, HeadsKernel) else [found.scores, found.mixed]
+        if not multiplies(cfg):
+            self.refuse(
+                "a product of two activations on the accelerator takes a Config with batch = 1 and "
+                'block_in = block_out; target="cpu" runs it'
+            )
+        self.products, self.constants = products, []
+        self.sides = {found.x.array: (found.x, 1, -products[0].offsets[0]), found.y: (found.out, 1, 0)}
+        for made in products:
+            self._add(made.w, cfg.block_out, -made.offsets[1])
+            if made.bias is not None:
+                self._add(made.bias, 1, 0)
+            self.constants += [each for each in (made.scales, made.table) if each is not None]
+        self.acts = {array: Activation.alone(cfg, array.name, *self._form(array).dims) for array in self.sides}
+
+    def _add(self, side: Heads, block: int, pad: int) -> None:
+        """One more that is read, with rows in whole blocks, and `pad` beyond its columns."""
+        if side.array in self.sides:
+            self.refuse(f"{side.array.name} is read as several of queries, keys, values and masks; give copies of it")
+        self.sides[side.array] = side, block, pad
+
+    def _form(self, array: ArrayArgument) -> Form:
+        """Of the array as [heads, rows, columns]."""
+        side, block, pad = self.sides[array]
+        return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
+
+    def form(self, array: ArrayArgument) -> Form:
+        side = self.sides[array][0]
+        if side.beside and (side.pixels != "rows" or side.columns % self.cfg.group):
+            raise OnCpu(f"the columns of {array.name} are several heads, which the host would have to take apart")
+        return self._form(array)
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        side = self.sides[array][0]
+        whole = values.reshape(side.rows, side.heads, -1).swapaxes(0, 1) if side.beside else values
+        return np.asarray(self._form(array).info.arrange(whole.reshape(side.shape)))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        y, shape = self.out, self.y.shape
+        whole = self._form(y.array).info.restore(values, y.shape)
+        return np.asarray(whole.swapaxes(0, 1) if y.beside else whole).reshape(shape)
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        self.planner = self.planner or Planner(self.cfg)
+        x, y, columns = self.acts[self.x.array], self.acts[self.y], self.out.columns
+        whole = self._product(self.name, self.products[0], x, y, columns, arrays)
+        return [self._head(whole, n, self.x.columns, columns) for n in range(self.out.heads)]
+
+    def _product(
+        self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
+    ) -> ActivationProduct:
+        """Of all heads."""
+        requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
+        table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
+        clip = made.requantise["clip"]
+        epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
+        x_offset, w_offset = made.offsets
+        w, heads = self.acts[made.w.array], self.out.heads
+        return ActivationProduct(name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
+
+    def _head(self, layer: ActivationProduct | Softmax, number: int, inner: int, columns: int) -> Layer:
+        """One head of a layer of all."""
+
+        def part(act: Activation, channels: int, of: int = number) -> Activation:
+            groups = pack.blocks(channels, self.cfg.group)
+            return act.region((1, channels, 1, act.width), of * groups, act.pixels)
+
+        name = f"{layer.name}.{number}" if layer.heads > 1 else layer.name
+        x, y = part(layer.x, inner), part(layer.y, columns)
+        if isinstance(layer, Softmax):
+            return replace(layer, name=name, x=x, y=y, heads=1)
+        residual = layer.epilogue.residual
+        if residual is not None:
+            several = residual.operand.channels > pack.blocks(columns, self.cfg.group) * self.cfg.group
+            residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
+        epilogue = replace(layer.epilogue, residual=residual)
+        return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
+
+
+class AttentionLayers(HeadLayers):
+    """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
+
+    def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
+        super().__init__(cfg, name, found, at)
+        self.found = found
+        if not cfg.softmax:
+            self.refuse(NO_SOFTMAX)
+        self.constants += constants_of(found.rows)
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        f, heads = self.found, self.out.heads
+        pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
+        names = f"{self.name}.scores", f"{self.name}.shares"
+        scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
+        first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
+        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
+        block = Block((first, rows, last))
+        if self._is_block(block):
+            return [block]
+        found = [
+            self._head(layer, n, *channels)
+            for layer, channels in ((first, (f.x.columns, f.rows.count)), (rows, (f.rows.count,) * 2),
+                                    (last, (f.rows.count, f.out.columns)))
+            for n in range(heads)
+        ]  # fmt: skip
+        choices = [Choice(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
+        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+
+    def _is_block(self, block: Block) -> bool:
+        """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
+        f = self.found
+        if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
+            return False
+        try:
+            (definition,) = define(self.cfg, block)
+        except Untileable:
+            return False
+        assert isinstance(definition.problem, Problem)
+        return next(candidates(self.cfg, definition.problem), None) is not None
+
+    def _decide(self, p: Problem) -> Decisions:
+        """A program's queries, of as many heads at a time as is fastest by the estimate."""
+        found = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
+        several = (rows_of(self.cfg, p, self.tile[-2], heads) for heads in parts(p.rows))
+        found += [d for d in several if why_not(self.cfg, p, d) is None]
+        return min(found, key=lambda d: attention_cycles(self.cfg, p, d))
+
+
+def rows_of(cfg: Config, p: Problem, rows: int, heads: int = 1) -> Decisions:
+    """A tile of so many whole rows, of each head."""
+    return point(cfg, p, p.out_blocks, heads, min(rows, p.columns), 1, "rows")
+
+
+def constants_of(rows: SoftmaxOfRows) -> list[ArrayArgument]:
+    """The arrays that are part of a layer."""
+    return [each for each in (rows.powers, rows.steps) if isinstance(each, ArrayArgument)]
+
+
+def powers_of(kernel: LoweredKernel, rows: SoftmaxOfRows, arrays: Arrays) -> Any:
+    """Powers and shares, [512] float32. LanguageError for those of which the hardware makes other bits than floats."""
+    powers = arrays[rows.powers]
+    steps = arrays[rows.steps] if isinstance(rows.steps, ArrayArgument) else rows.steps
+    with np.errstate(all="ignore"):
+        found = np.concatenate([powers, powers * np.float32(steps)])
+        sound = np.isfinite(found).all() and np.isfinite(powers.max() * np.float32(2 * rows.count))
+    if not sound or np.signbit(found).any() or powers[-1] == 0:
+        kernel.refuse(
+            f"the powers of {rows.powers.name}, and their products with the steps, are numbers from 0 on of which "
+            f"{rows.count} have a sum, and that of the largest element is not 0: as cl.powers makes them"
+        )
+    return found

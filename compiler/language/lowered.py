@@ -1,0 +1,121 @@
+"""Layers of a kernel, whose tile is that of a program, and the instructions that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, Untileable, inputs
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.compiler.vthread.verify import Run, verify_provenance
+from celosia.hw.config import Config
+from celosia.sim.timing import predict
+
+Arrays = dict[ArrayArgument, NDArray[Any]]
+"""The arrays of a call."""
+
+
+class LoweredKernel:
+    """A kernel on a Config, whose programs write a block `tile` of y each. acts: where the arrays lie that change from
+    call to call, y among them. constants: those that are part of its layers. planner: what decides these, once there
+    are some."""
+
+    acts: dict[ArrayArgument, Activation]
+    constants: list[ArrayArgument]
+
+    def __init__(self, cfg: Config, name: str, y: ArrayArgument, tile: tuple[int, ...], at: str) -> None:
+        self.cfg, self.name, self.y, self.tile, self.at = cfg, name, y, tile, at
+        self.planner: Planner | None = None
+
+    def layers(self, arrays: Arrays) -> list[Layer]:
+        """In the order of a launch, with the values of the call's constants."""
+        raise NotImplementedError
+
+    def decide(self, layer: Layer) -> list[Decisions]:
+        """The tile of a program."""
+        return [self._decide(d.problem) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
+
+    def _decide(self, p: Problem) -> Decisions:
+        raise NotImplementedError
+
+    def form(self, array: ArrayArgument) -> Form:
+        """How the array is an activation, for those of a graph. OnCpu where it is none."""
+        raise NotImplementedError
+
+    def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        """The array as its activation, [images, channels, height, width]."""
+        return np.asarray(self.form(array).info.arrange(values))
+
+    def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        """y of its activation."""
+        return np.asarray(self.form(self.y).info.restore(values, self.y.shape))
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """LanguageError."""
+        fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
+
+    def fitting(
+        self, p: Problem, points: Sequence[Decisions], otherwise: str = "take smaller blocks"
+    ) -> list[Decisions]:
+        """Those of `points` that fit. LanguageError where there are none."""
+        reasons = {d: why_not(self.cfg, p, d) for d in points}
+        found = [d for d, reason in reasons.items() if reason is None]
+        if not found:
+            self.refuse(f"a block of {list(self.tile)} does not fit: {[*reasons.values()][-1]}; {otherwise}")
+        return found
+
+    def image(self, layers: Sequence[Layer]) -> Image:
+        """The instructions of `layers`, verified. LanguageError where they do not fit."""
+        try:
+            if self.planner is None:
+                alike = all(type(layer) is type(layers[0]) for layer in layers)
+                decided = Fixed(self.decide(layers[0])) if alike else None
+                self.planner = Planner(self.cfg, decided)
+            return image_of(self.cfg, layers, self.planner)
+        except (LayerErrors, Untileable) as error:
+            self.refuse(f"it does not fit: {error}")
+
+
+def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
+    """Of parameters as `cl.parameters` packs them, [columns]."""
+    bias, multiplier, shift = pack.unpack_parameters(words)
+    return Requantise(bias.astype(np.int32), multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
+
+
+def epilogue_of(
+    clip: tuple[int, int], table: NDArray[np.int8] | None, operand: Activation | None, rescale: dict[str, Any]
+) -> Epilogue:
+    """What follows a requantise, or a load: a table, and a residual of `operand`, as cl.residual_add was given it."""
+    residual = None
+    if operand is not None:
+        scales = rescale["scale_v"], rescale["scale_b"], rescale["scale_c"], rescale["shift"]
+        residual = Residual(operand, *scales, *rescale["clip"])
+    return Epilogue(clip, None if table is None else table.copy(), residual)
+
+
+def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
+    """The instructions of the layers of a launch, verified. LayerErrors, Untileable."""
+    made = {layers[-1].y.storage}
+    given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
+    image = build(cfg, [list(layers)], [given], [made], planner)
+    (launch,) = image.launches
+    run = Run(image.code(launch), list(layers), launch.layer_of, given, made)
+    verify_provenance(cfg, [run], image.addresses, image.constants_address, image.constants, image.size)
+    return image
+
+
+def cycles(cfg: Config, image: Image) -> int:
+    """By the timing model."""
+    (launch,) = image.launches
+    return predict(cfg, image.code(launch).tobytes(), address=launch.address).cycles

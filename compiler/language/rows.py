@@ -1,0 +1,225 @@
+"""The softmax of rows in a traced kernel, in the one spelling whose bits the accelerator's are.
+
+    place = 255 + v - cl.max(v, axis=1)[:, None]              v int8 [rows, columns], as int32
+    e = cl.load(powers + place, mask=inside, other=0.0)       powers float32[256]
+    total = cl.sum(e, axis=1, ordered=True)
+    (cl.rint(cl.div_rn(e * steps, total[:, None])) + zero_point).to(cl.int8)
+
+Beyond the row `v` is -128. Nothing is believed of names: which element meets which is followed through all views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.language.blocks import ON_CPU, BlockReader
+from celosia.compiler.language.errors import fail
+from celosia.compiler.language.meaning import fixed
+from celosia.compiler.language.tile import ArrayArgument, Tile
+from celosia.compiler.language.views import VIEWS, order, regrouped, seen, viewed
+from celosia.hw.scratchpads import POWERS
+
+PLACES = POWERS // 2
+"""Of a table of powers."""
+LEAST = -128
+Elements = NDArray[np.int64]
+WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
+
+
+@dataclass(frozen=True)
+class SoftmaxOfRows:
+    """The softmax of the rows of `source`, a tile whose elements in their order are rows of `width` int8, of which the
+    first `count` count. steps: of the result, a number or an array of one. zero_point: of the result."""
+
+    source: Tile
+    width: int
+    count: int
+    powers: ArrayArgument
+    steps: ArrayArgument | float
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class SoftmaxKernel:
+    """A kernel that makes of rows of x those of y. tile: the block of y that a program writes."""
+
+    y: ArrayArgument
+    tile: tuple[int, ...]
+    x: ArrayArgument
+    rows: SoftmaxOfRows
+
+    @staticmethod
+    def read(reader: BlockReader, value: Tile) -> SoftmaxKernel:
+        """LanguageError for another kernel."""
+        rows, y = softmax_of(value), reader.y
+        x = reader.activation(rows.source, "what a softmax is of")
+        if rows.count != y.shape[-1] or rows.width != reader.shape[-1]:
+            here = f"{rows.count}, in rows of {rows.width}"
+            fail(f"a softmax is of the {y.shape[-1]} columns of {y.name}, and here of {here}{ON_CPU}", value.at)
+        if x is y:
+            reader.refuse(f"{y.name} is read and written; the accelerator needs another array for its output")
+        return SoftmaxKernel(y, reader.shape, x, rows)
+
+
+def softmax_of(value: Tile) -> SoftmaxOfRows:
+    """What `value`, an int8 made of floats, is. LanguageError where it is no softmax as above."""
+    moved = regrouped(value.args[0])
+    zero = 0
+    if moved.op == "binary" and moved.more["name"] == "add":
+        a, b = moved.args
+        moved, number = (a, viewed(b)) if viewed(b).op == "const" else (b, viewed(a))
+        zero = number.more.get("number", 0.5)
+    share = regrouped(moved)
+    if share.op != "unary" or share.more["name"] != "round_even" or not _is_byte(zero):
+        _refuse("int8 is made by cl.rint(share) and a zero point between -128 and 127, .to(cl.int8)", value)
+    divided = regrouped(share.args[0])
+    if divided.op != "binary" or "nearest" not in divided.more:
+        _refuse("a share is cl.div_rn(e * steps, total[:, None]), rounded once", divided)
+    steps, power = _steps(regrouped(divided.args[0]))
+    total = viewed(divided.args[1])
+    if total.op != "reduce" or total.more["name"] != "ordered_sum":
+        _refuse("powers are added up one after the other, by cl.sum(e, axis=1, ordered=True)", total)
+    above, below = _Power.of(power), _Power.of(regrouped(total.args[0]))
+    if above.source is not below.source or above.powers is not below.powers or above.count < below.count:
+        _refuse("the powers that are divided are those that are added up", divided)
+    if not _is_by_row(divided.args[1], total, below.width):
+        _refuse("every row has a sum of its own, over its last axis", total)
+    return SoftmaxOfRows(below.bytes(), below.width, below.count, below.powers, steps, int(zero))
+
+
+def _refuse(sentence: str, tile: Tile) -> None:
+    fail(f"the accelerator makes int8 of floats by a softmax as in docs/language.md alone: {sentence}{ON_CPU}", tile.at)
+
+
+def _is_byte(number: float) -> bool:
+    return -128 <= number <= 127 and number == int(number)
+
+
+def _steps(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
+    """A number, and the tile that `tile` is the product of with it."""
+    if tile.op == "binary" and tile.more["name"] == "mul":
+        for one, other in (tile.args, tile.args[::-1]):
+            number = viewed(one)
+            if number.op == "const":
+                return float(number.more["number"]), regrouped(other)
+            if number.op == "load" and number.shape == () and number.more["array"].size == len(number.args) == 1:
+                return number.more["array"], regrouped(other)
+    return 1.0, tile
+
+
+def _is_by_row(tile: Tile, reduced: Tile, width: int) -> bool:
+    """Whether the view `tile` has for each of `width` elements of a row what `reduced` makes of that row."""
+    (of,) = reduced.args
+    rows = of.size // width
+    if of.shape[-1] != width or reduced.more["axis"] != len(of.shape) - 1 or tile.size != of.size:
+        return False
+    return np.array_equal(order(tile, reduced).ravel(), np.repeat(np.arange(rows), width))
+
+
+@dataclass(frozen=True)
+class _Power:
+    """Elements of `powers` by the distance of int8 `source` from the largest of its row, the first `count` of which
+    are meant; the others are 0."""
+
+    source: Tile
+    powers: ArrayArgument
+    width: int
+    count: int
+
+    @staticmethod
+    def of(tile: Tile) -> _Power:
+        mask = None
+        if tile.op == "where" and _is_zero(tile.args[2]):
+            mask, tile = tile.args[0], regrouped(tile.args[1])
+        if tile.op != "load" or tile.more["block"] is not None:
+            _refuse("a power is cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]))", tile)
+        if len(tile.args) > 1 and mask is None:
+            mask = tile.args[1]
+            if not _is_zero(tile.args[2]):
+                _refuse("beyond the end of a row, powers are 0", tile)
+        array, (first, parts) = tile.more["array"], linear(tile.args[0])
+        if array.dtype != "float32" or array.shape != (PLACES,):
+            _refuse(f"powers are float32[{PLACES}], as cl.powers makes them, and {array.name} is another array", tile)
+        plus = [(leaf, where) for leaf, (times, where) in parts.items() if times == 1]
+        minus = [leaf for leaf, (times, _) in parts.items() if times == -1]
+        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != PLACES - 1:
+            _refuse("the place of a power is 255 + v - cl.max(v, axis=1)[:, None], in int32", tile)
+        ((source, where),), (most,) = plus, minus
+        width = tile.shape[-1] if most.op != "reduce" else most.args[0].shape[-1]
+        if most.op != "reduce" or most.more["name"] != "max" or not _is_of(most.args[0], source):
+            _refuse("what is subtracted is the largest element, cl.max(v, axis=1)", tile)
+        rows = np.repeat(np.arange(source.size // width), width)
+        last = most.more["axis"] == len(most.args[0].shape) - 1
+        if not last or not _is_counted(where) or not np.array_equal(parts[most][1].ravel(), rows):
+            _refuse("every row has a largest element of its own, over its last axis", tile)
+        return _Power(source, array, width, width if mask is None else _count(mask, width))
+
+    def bytes(self) -> Tile:
+        """The int8 that the rows are of. LanguageError where something else than LEAST is behind them."""
+        tile, padding = self.source, None
+        if tile.op == "where" and _count(tile.args[0], self.width) == self.count:
+            padding, (tile, *others) = tile.args[2], linear(tile.args[1])[1]
+            if others or not _is_of(self.source.args[1], tile):
+                _refuse("it is of int8", self.source)
+        elif tile.op == "load" and len(tile.args) > 2:
+            padding = tile.args[2]
+        if self.count < self.width and (padding is None or viewed(padding).more.get("number") != LEAST):
+            fail(
+                f"beyond the end of a row, what a softmax is of is {LEAST}: other={LEAST} where it is loaded, or "
+                f"cl.where(inside, v, {LEAST}){ON_CPU}", self.source.at,
+            )  # fmt: skip
+        if tile.dtype != "int8":
+            _refuse(f"it is of int8, and this is {tile}", tile)
+        return tile
+
+
+def _is_zero(tile: Tile) -> bool:
+    return viewed(tile).op == "const" and viewed(tile).more["number"] == 0
+
+
+def _is_counted(where: Elements) -> bool:
+    return np.array_equal(where.ravel(), np.arange(where.size))
+
+
+def _is_of(tile: Tile, source: Tile) -> bool:
+    """Whether `tile` has the values of `source` in their order."""
+    first, parts = linear(tile)
+    if first or len(parts) > 1 or source not in parts:
+        return False
+    times, where = parts[source]
+    return times == 1 and _is_counted(where)
+
+
+def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
+    """`tile` as a number and a sum of others: how often each, and which element of it each element has."""
+    if "same" in tile.more:
+        return linear(tile.more["same"])
+    if tile.op == "const":
+        return int(tile.more["number"]), {}
+    if tile.op in VIEWS:
+        first, parts = linear(tile.args[0])
+        return first, {leaf: (times, seen(where, tile)) for leaf, (times, where) in parts.items()}
+    if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDER:
+        return linear(tile.args[0])
+    if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
+        (a, left), (b, right) = map(linear, tile.args)
+        sign = 1 if tile.more["name"] == "add" else -1
+        if not left.keys() & right.keys():
+            return a + sign * b, left | {leaf: (sign * times, where) for leaf, (times, where) in right.items()}
+    return 0, {tile: (1, np.arange(tile.size).reshape(tile.shape))}
+
+
+def _count(mask: Tile, width: int) -> int:
+    """How many elements of each row the mask has, which are the first ones."""
+    found: Any = fixed(mask)
+    if found is None:
+        _refuse("which elements a row has is known, as columns < N is", mask)
+    by_row = np.broadcast_to(found, mask.shape).reshape(-1, width)
+    count = int(by_row[0].sum())
+    if count == 0 or not (by_row == (np.arange(width) < count)).all():
+        _refuse("a row has its first elements, as columns < N says", mask)
+    return count
