@@ -24,12 +24,13 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver import quantize_report as reporting
-from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
+from celosia.driver.attention import between_products, bound_masks, score_ranges, scores_of, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.four_bits import with_four_bits
 from celosia.driver.images import Pixels
+from celosia.driver.masks import add_masks
 from celosia.driver.oracle import MissingLibrary, OracleError, with_types
 from celosia.hw.config import Config, did_you_mean
 
@@ -342,12 +343,13 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
+        masks = add_masks(model, scores_of(model))
         between = between_products(model, everything=choices.chosen != "attention")
         try:
             ranges = score_ranges(model, between.masked, samples)
         except OracleError as error:
             raise QuantizeError(str(error)) from None
-        bounds = bound_masks(model, between.masked, ranges)
+        masks += bound_masks(model, between.masked, ranges)
         # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
         scores = {
             name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
@@ -355,7 +357,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         }
         if not choices.chosen:
             return {
-                "nodes_to_exclude": [*choices.exclude, *bounds], "extra_options": {"TensorQuantOverrides": scores},
+                "nodes_to_exclude": [*choices.exclude, *masks], "extra_options": {"TensorQuantOverrides": scores},
             }  # fmt: skip
         names += between.operators
     names = [name for name in names if name not in choices.exclude]
