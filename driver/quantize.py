@@ -29,6 +29,7 @@ from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours
 from celosia.driver.four_bits import with_four_bits
+from celosia.driver.gemms import with_row_biases
 from celosia.driver.images import Pixels
 from celosia.driver.masks import add_masks
 from celosia.driver.oracle import MissingLibrary, OracleError, with_types
@@ -298,7 +299,7 @@ def _prepared(proto: onnx.ModelProto, scratch: Path) -> Path:
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
-    onnx.save(with_types(onnx.load(prepared)), prepared)
+    onnx.save(with_row_biases(with_types(onnx.load(prepared))), prepared)
     return prepared
 
 
