@@ -15,13 +15,14 @@ from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program.traits import Kind
 from celosia.driver.decoders import PRODUCTS
+from celosia.driver.masks import HIDDEN, is_mask
 from celosia.driver.oracle import run, session
 
 Array = NDArray[Any]
 
-BELOW, HIDDEN = 24.0, -1e3
+BELOW = 24.0
 """What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e, a thousand of
-them neither. A row whose largest one is HIDDEN, or less, is hidden as a whole."""
+them neither."""
 JOINS = ("Add", "Mul")
 """What integers compute of two tensors."""
 
@@ -63,6 +64,11 @@ def between_products(model: onnx.ModelProto, which: str) -> BetweenProducts:
     return found
 
 
+def scores_of(model: onnx.ModelProto) -> set[str]:
+    """The tensors of which softmaxes, and nothing but single elements, are computed."""
+    return _Flow(model, everything=False).read_by(_is_softmax)
+
+
 def _is_softmax(node: onnx.NodeProto) -> bool:
     return bool(node.op_type == "Softmax")
 
@@ -75,7 +81,9 @@ class _Flow:
     """
 
     def __init__(self, model: onnx.ModelProto, everything: bool) -> None:
-        self.nodes, self.constants = list(model.graph.node), {tensor.name for tensor in model.graph.initializer}
+        self.nodes = list(model.graph.node)
+        added = {name for node in self.nodes if node.op_type == "Add" for name in node.input}
+        self.constants = {each.name for each in model.graph.initializer if each.name not in added or not is_mask(each)}
         self.made, self.joined = set[str](), set[str]()
         of: dict[str, str] = {}
         for node in self.nodes:
@@ -90,7 +98,7 @@ class _Flow:
                 of.update(dict.fromkeys(node.output, *sources))
 
     def varying(self, node: onnx.NodeProto) -> list[str]:
-        """The operands that are no constants."""
+        """The operands that are no constants, but for masks, which are made anew."""
         return [name for name in node.input if name and name not in self.constants]
 
     def mixes(self, node: onnx.NodeProto) -> bool:

@@ -25,13 +25,15 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver import quantize_report as reporting
-from celosia.driver.attention import between_products, bound_masks, score_ranges, with_float_constants
+from celosia.driver.attention import between_products, bound_masks, score_ranges, scores_of, with_float_constants
 from celosia.driver.calibration import Input, Samples, open_samples
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
 from celosia.driver.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.four_bits import with_four_bits
+from celosia.driver.gemms import with_row_biases
 from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
+from celosia.driver.masks import add_masks
 from celosia.driver.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.driver.smooth import is_smoothable
 from celosia.driver.smooth import smooth as smooth_floats
@@ -329,7 +331,7 @@ def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
         quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
-    onnx.save(with_types(onnx.load(prepared)), prepared)
+    onnx.save(with_row_biases(with_types(onnx.load(prepared))), prepared)
     return prepared
 
 
@@ -390,12 +392,13 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         _name(model)
     names, scores = products_of(model), dict[str, Any]()
     if choices.chosen != "products":
+        masks = add_masks(model, scores_of(model)) if choices.chosen != "rotary" else []
         between = between_products(model, choices.chosen or OPERATORS[0])
         try:
             ranges = score_ranges(model, between.masked, samples)
         except OracleError as error:
             raise QuantizeError(str(error)) from None
-        bounds = bound_masks(model, between.masked, ranges)
+        masks += bound_masks(model, between.masked, ranges)
         # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
         scores = {
             name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
@@ -403,7 +406,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         }
         if not choices.chosen:
             return {
-                "nodes_to_exclude": [*choices.exclude, *bounds], "extra_options": {"TensorQuantOverrides": scores},
+                "nodes_to_exclude": [*choices.exclude, *masks], "extra_options": {"TensorQuantOverrides": scores},
             }  # fmt: skip
         names += between.operators
     names = [name for name in names if name not in choices.exclude]

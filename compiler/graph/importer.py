@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
@@ -84,6 +85,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
+    settle_biases(model)
     widen(model)
     return model
 

@@ -164,6 +164,20 @@ def test_an_old_opset_and_a_normalisation(tmp_path: Path) -> None:
 # Samples --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape, beta", [((10,), 2.0), ((1, 10), 1.0), ((), 0.5), ((6, 10), 1.0)])
+def test_a_bias_of_any_shape_and_factor(shape: tuple[int, ...], beta: float, tmp_path: Path) -> None:
+    """onnxruntime's quantiser has rows of constants alone, without a factor."""
+    rng = np.random.default_rng(0)
+    graph = onnx.parser.parse_graph(f"g (float[6, 8] x) => (float[6, 10] y) {{ y = Gemm<beta = {beta}>(x, w, b) }}")
+    for name, array in {"w": rng.normal(size=(8, 10)), "b": rng.normal(size=shape) + 2}.items():
+        graph.initializer.append(numpy_helper.from_array(np.asarray(array, np.float32), name))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
+    samples = {"x": rng.normal(size=(4, 6, 8)).astype(np.float32)}
+    report = celosia.quantize(tmp_path / "f.onnx", samples, tmp_path / "i.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 30
+    assert report["accelerator"]["macs_accelerator"] == 6 * 8 * 10
+
+
 def test_folders_and_archives_are_the_same_samples(tmp_path: Path, model: Path) -> None:
     """.npy with or without the batch axis, .npz, one archive of rows: the same model, byte for byte."""
     (tmp_path / "folder").mkdir()

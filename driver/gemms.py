@@ -1,0 +1,40 @@
+"""Gemm as onnxruntime's quantiser takes it: its bias is a row of constants, which counts once.
+
+Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
+                                 Add(Gemm(a, b), 2 c)              where it has several rows
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+def with_row_biases(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, which is changed: the biases of its products by constants [K, N] are [N], and beta is 1."""
+    graph, nodes = model.graph, list[onnx.NodeProto]()
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type != "Gemm" or not all(name in constants for name in node.input[1:]) or not any(node.input[2:]):
+            continue
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        beta, columns = attributes.pop("beta", 1.0), constants[node.input[1]].dims[0 if attributes.get("transB") else 1]
+        bias = numpy_helper.to_array(constants[node.input[2]])
+        if beta == 1 and bias.shape == (columns,):
+            continue
+        y, name = node.output[0], f"{node.output[0]}_bias"
+        several = prod(bias.shape[:-1]) > 1
+        bias = bias * bias.dtype.type(beta)
+        bias = bias if several else np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (columns,)))
+        graph.initializer.append(numpy_helper.from_array(bias, name))
+        made, inputs = (f"{y}_product", node.input[:2]) if several else (y, [*node.input[:2], name])
+        nodes[-1] = helper.make_node("Gemm", inputs, [made], name=node.name, **attributes)
+        if several:
+            nodes.append(helper.make_node("Add", [made, name], [y], name=f"{node.name}_bias" if node.name else ""))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model

@@ -1,0 +1,56 @@
+"""How models hide scores from a softmax, written as sums, whose ranges `attention.score_ranges` finds.
+
+    Where(hidden, -inf, scores)    ->    Add(scores, Where(hidden, -inf, 0))
+
+PyTorch's `masked_fill` is the first. What is hidden lies far below all else in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+HIDDEN = -1e3
+"""A score of so much, or less, is hidden."""
+
+
+def is_mask(tensor: TensorProto) -> bool:
+    """Whether a constant hides some of what it is added to."""
+    array = numpy_helper.to_array(tensor)
+    return array.dtype.kind == "f" and bool((array <= HIDDEN).any())
+
+
+def add_masks(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
+    """Change `model`: tensors of the names `scores` that are chosen between others and what hides them become sums.
+    Returns names of the nodes that make the masks."""
+    graph, made, nodes = model.graph, list[str](), list[onnx.NodeProto]()
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        place = _hiding(node, constants) if node.output[0] in scores else 0
+        if place:
+            result, kept = node.output[0], node.input[3 - place]
+            none, mask = f"{result}_none", f"{result}_mask"
+            dtype = helper.tensor_dtype_to_np_dtype(constants[node.input[place]].data_type)
+            graph.initializer.append(numpy_helper.from_array(np.zeros((), dtype), none))
+            choice = [node.input[0], *((node.input[1], none) if place == 1 else (none, node.input[2]))]
+            nodes.append(helper.make_node("Where", choice, [mask], name=mask))
+            made.append(mask)
+            node = helper.make_node("Add", [kept, mask], [result], name=node.name)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return made
+
+
+def _hiding(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
+    """Which input of a Where hides elements of the other one; 0 where none does, or it is no Where."""
+    found = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
+    return found[0] if len(found) == 1 and _hides_all(constants[node.input[found[0]]]) else 0
+
+
+def _hides_all(tensor: TensorProto) -> bool:
+    array = numpy_helper.to_array(tensor)
+    return array.dtype.kind == "f" and bool((array <= HIDDEN).all())

@@ -1,0 +1,56 @@
+"""An int32 bias whose scale is not quite that of the products: onnxruntime adds it to the sums as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from oracle import opened
+
+import celosia
+
+PRODUCTS = {
+    "Conv": "product = Conv(real, weights, bias)",
+    "Gemm": "product = Gemm(real, weights, bias)",
+    "MatMul": "sums = MatMul(real, weights) product = Add(sums, bias)",
+}
+
+
+def model(op: str, factor: float, steps: tuple[float, float], to_bytes: bool) -> onnx.ModelProto:
+    """A product of x by int8 weights, whose bias has `factor` times the scale of the products. steps: those scales."""
+    rng, (sx, sw) = np.random.default_rng(0), np.float32(steps)
+    shape, weights = ([1, 8, 5, 5], (16, 8, 3, 3)) if op == "Conv" else ([4, 24], (24, 16))
+    constants = {
+        "sx": sx, "sw": sw, "sy": sx * sw * np.float32(3000), "sb": np.float32(float(sx) * float(sw) * factor),
+        "zero": np.int8(0), "w": rng.integers(-128, 128, weights).astype(np.int8),
+        "b": rng.integers(-60000, 60000, 16).astype(np.int32),
+    }  # fmt: skip
+    graph = onnx.parser.parse_graph(f"""g (float[{", ".join(map(str, shape))}] x) => (float y) {{
+        bytes = QuantizeLinear(x, sx, zero)
+        real = DequantizeLinear(bytes, sx, zero)
+        weights = DequantizeLinear(w, sw, zero)
+        bias = DequantizeLinear(b, sb)
+        {PRODUCTS[op]}
+        {"rounded = QuantizeLinear(product, sy, zero) y = DequantizeLinear(rounded, sy, zero)" if to_bytes else ""}
+    }}""")
+    graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y" if to_bytes else "product"))
+    used = {name for node in graph.node for name in node.input}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items() if n in used)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+@pytest.mark.parametrize("factor, steps", [(1.0005, (0.05, 0.01)), (0.991, (0.05, 0.01)), (2.5, (1e-3, 5e-4))])
+def test_a_bias_nearly_in_steps_of_the_products(op: str, factor: float, steps: tuple[float, float]) -> None:
+    for to_bytes in (True, False) if op != "Conv" else (True,):
+        made = model(op, factor, steps, to_bytes)
+        x = np.random.default_rng(1).normal(
+            0, 60 * steps[0], [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim]
+        )
+        feed = {"x": x.astype(np.float32)}
+        (wanted,) = opened(made, int8=True).run(None, feed)
+        program = celosia.compile(made, "tiny")
+        (found,) = celosia.Runtime(program).run(feed).outputs.values()
+        np.testing.assert_array_equal(found, wanted)
+        assert program.macs_accelerator == (program.macs_total if to_bytes else 0)
