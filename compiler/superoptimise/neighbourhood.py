@@ -22,6 +22,7 @@ from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 NOISE = 0.03
 """Share of a time that is measured by which it may differ for no reason."""
+POOLINGS = ("largest", "average")
 
 
 @dataclass
@@ -140,10 +141,13 @@ def _numpy(name: str) -> object:
 
 
 def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
-    """Who reads what `operations` make, and who makes what they read; products with what requantises them."""
+    """Who reads what `operations` make, and who makes what they read; products with what requantises them. Beside a
+    pooling, who reads the same: convolutions there hide what it takes."""
     found: set[GraphOp] = set()
     for each in operations:
         found.update(reader for name in each.outputs for reader in graph.readers.get(name, []))
+        if each.op in POOLINGS:
+            found.update(graph.readers.get(each.inputs[0], []))
         found.update(graph.makers[name] for name in each.inputs if name in graph.makers)
     for each in [*found, *operations]:
         if each.op == "requantise" and each.inputs[0] in graph.makers:
