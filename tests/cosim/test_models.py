@@ -158,6 +158,20 @@ def test_unaligned_concat_is_right_wherever_it_runs() -> None:
         check(b, FunctionalDevice(CONFIGS["tiny"]))
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "ConvTranspose"])
+def test_table_joins_layers_that_make_a_part_each(op: str) -> None:
+    b = Builder("qdq", np.int8, seed=11)
+    x = b.conv(b.input([1, 6, 5, 5]), 6, (1, 1))
+    if op == "AveragePool":
+        y = b.average_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))
+    else:
+        y = b.conv_transpose(x, 6, (4, 4), (2, 2), (1, 1, 1, 1))
+    b.output(b.unary(y, "Tanh"))
+    program = check(b, FunctionalDevice(CONFIGS["tiny"]))
+    kinds = [layer.op for launch in program.launches for layer in launch.layers]
+    assert len(kinds) > 3 and "Map" not in kinds
+
+
 def test_concat_has_no_gaps_where_the_cpu_reads_it() -> None:
     for reads in ("by a convolution", "as an output", "by zeros that take longer"):
         b = Builder("qoperator", np.int8, seed=7)
