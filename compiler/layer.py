@@ -126,7 +126,7 @@ class Activation:
 
     def groups(self, cfg: Config) -> int:
         """Channel groups that hold channels of this activation."""
-        return -(-self.channels // cfg.group)
+        return whole_groups(cfg, self.channels) // cfg.group
 
     def size(self, cfg: Config) -> int:
         """Bytes of the whole storage."""
@@ -138,6 +138,11 @@ def _meet(a: range, b: range) -> bool:
     """Whether the two have a number in common."""
     few, many = sorted((a, b), key=len)
     return any(number in many for number in few)
+
+
+def whole_groups(cfg: Config, channels: int) -> int:
+    """Channels of the groups that hold so many."""
+    return -(-channels // cfg.group) * cfg.group
 
 
 def padded_groups(cfg: Config, channels: int) -> int:

@@ -18,7 +18,7 @@ from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Activation, Lattice, Softmax, Storage
+from celosia.compiler.layer import Activation, Lattice, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts
@@ -260,12 +260,13 @@ class _Check:
             dims = shape(value)
             assert dims is not None
             images = not self.selection.forms[node.outputs[0]].fold  # else rows are the pixels of one row
-            channels, pixel = (start, 0) if images and axis % len(dims) == 1 else (0, start)
+            along = images and axis % len(dims) == 1
+            channels, pixel = (start, 0) if along else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             lattice = Lattice(whole.height, whole.width, row, column)
             if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
                 return number, 0, y.channels
-            start += dims[axis]
+            start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
     def _columns(self, choice: Choice, node: ir.Node) -> tuple[int, int, int] | None:

@@ -22,6 +22,7 @@ from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 NOISE = 0.03
 """Share of a time that is measured by which it may differ for no reason."""
+POOLINGS = ("largest", "average")
 
 
 @dataclass
@@ -140,16 +141,36 @@ def _numpy(name: str) -> object:
 
 
 def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
-    """Who reads what `operations` make, and who makes what they read; products with what requantises them."""
+    """Who reads what `operations` make, and who makes what they read; products with what requantises them. Of a
+    pooling also the branches beside it: convolutions there hide what it takes."""
     found: set[GraphOp] = set()
     for each in operations:
         found.update(reader for name in each.outputs for reader in graph.readers.get(name, []))
+        if each.op in POOLINGS:
+            found |= _branches(graph, each)
         found.update(graph.makers[name] for name in each.inputs if name in graph.makers)
     for each in [*found, *operations]:
         if each.op == "requantise" and each.inputs[0] in graph.makers:
             found.add(graph.makers[each.inputs[0]])
         elif each.op in ("convolve", "multiply"):
             found.update(graph.readers.get(each.outputs[0], []))
+    return found
+
+
+def _branches(graph: BytesGraph, operation: GraphOp) -> set[GraphOp]:
+    """What is made of the input of `operation` until it meets what is made of its output."""
+    below = _below(graph, [operation], set())
+    return _below(graph, graph.readers.get(operation.inputs[0], []), below)
+
+
+def _below(graph: BytesGraph, operations: Iterable[GraphOp], but: set[GraphOp]) -> set[GraphOp]:
+    """`operations` and all that reads what they make, directly or not, as far as it is not in `but`."""
+    found, waiting = set[GraphOp](), list(operations)
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each not in but:
+            found.add(each)
+            waiting += (reader for name in each.outputs for reader in graph.readers.get(name, []))
     return found
 
 

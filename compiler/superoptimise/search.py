@@ -53,7 +53,8 @@ class Found:
 @dataclass
 class SearchState:
     """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget" or "interrupted". bests: seconds after which there was a new best, and what it costs."""
+    "budget" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the original.
+    """
 
     original: Price
     best: Price
@@ -94,7 +95,7 @@ class Searching:
         self.started = time.perf_counter()
         first = Found(graph, self.price_of(graph))
         self.pricing = time.perf_counter() - self.started
-        self.state = SearchState(first.price, first.price, priced=1)
+        self.state = SearchState(first.price, first.price, priced=1, bests=[(self.pricing, first.price.total)])
         self.found, self.seen = [first], {graph.digest}
         self.using, self.ends = self.rules, self.budget
         try:

@@ -79,6 +79,13 @@ def residual_unfused(b: Builder, x: Tensor) -> Tensor:
     return b.binary("Mul", b.binary("Add", x, y), y)
 
 
+def gaps(b: Builder, x: Tensor) -> list[Tensor]:
+    """Two convolutions of parts that end within a group of channels."""
+    parts = [b.conv(x, 5, (1, 1)), x, b.conv(x, 7, (1, 1), activation="Relu")]
+    y = b.concat(parts, equal=False)
+    return [b.conv(y, 4, (3, 3), pads=(1, 1, 1, 1)), b.conv(y, 9, (1, 1))]
+
+
 CASES: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "conv 3x3": lambda b, x: b.conv(x, 20, (3, 3), pads=(1, 1, 1, 1)),
     "conv per tensor": lambda b, x: b.conv(x, 20, (3, 3), pads=(1, 1, 1, 1), per_channel=False, bias=False),
@@ -110,6 +117,7 @@ CASES: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "GlobalAveragePool": lambda b, x: b.global_average(x),
     "Concat aligned": lambda b, x: b.concat([x, b.conv(x, 16, (1, 1))], equal=False),
     "Concat of equal scales": lambda b, x: b.concat([x, b.max_pool(x, (1, 1), (1, 1), (0, 0, 0, 0))], equal=True),
+    "Concat with gaps": lambda b, x: gaps(b, x)[0],
     "Sigmoid": lambda b, x: b.unary(x, "Sigmoid"),
     "HardSwish": lambda b, x: b.hard_swish(x),
     "LeakyRelu": lambda b, x: b.unary(x, "LeakyRelu", alpha=0.1),
@@ -149,6 +157,37 @@ def test_unaligned_concat_is_right_wherever_it_runs() -> None:
         x = b.input([1, 6, 5, 5])
         b.output(b.concat([b.conv(x, part, (1, 1)) for part in parts], equal=False))
         check(b, FunctionalDevice(CONFIGS["tiny"]))
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "ConvTranspose"])
+def test_table_joins_layers_that_make_a_part_each(op: str) -> None:
+    b = Builder("qdq", np.int8, seed=11)
+    x = b.conv(b.input([1, 6, 5, 5]), 6, (1, 1))
+    if op == "AveragePool":
+        y = b.average_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))
+    else:
+        y = b.conv_transpose(x, 6, (4, 4), (2, 2), (1, 1, 1, 1))
+    b.output(b.unary(y, "Tanh"))
+    program = check(b, FunctionalDevice(CONFIGS["tiny"]))
+    kinds = [layer.op for launch in program.launches for layer in launch.layers]
+    assert len(kinds) > 3 and "Map" not in kinds
+
+
+def test_concat_has_no_gaps_where_the_cpu_reads_it() -> None:
+    for reads in ("by a convolution", "as an output", "by zeros that take longer"):
+        b = Builder("qoperator", np.int8, seed=7)
+        y = b.concat([b.conv(b.input([1, 6, 5, 5]), part, (1, 1)) for part in (5, 3)], equal=False)
+        b.output(b.conv(y, 90 if "zeros" in reads else 9, (1, 1)))
+        if reads == "as an output":
+            b.output(y)
+        model = b.model()
+        last = [node.name for node in model.graph.node if node.op_type == "QLinearConv"][-1]
+        place = {last: "cpu"} if reads == "by a convolution" else {}
+        program = celosia.compile(model, CONFIGS["tiny"], place=place)
+        assert [row["place"] for row in program.placements if row["op"] == "QLinearConcat"] == ["cpu"]
+        feed = feed_of(model, 0)
+        for found, wanted in zip(Runtime(program).run(feed).outputs.values(), expected(model, feed), strict=True):
+            assert np.array_equal(found, wanted)
 
 
 def test_gelu_and_softplus_within_a_step() -> None:

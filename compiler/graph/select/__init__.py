@@ -7,7 +7,7 @@ operand, and parts of a concatenation are written where they belong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
@@ -69,16 +69,27 @@ def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = No
     A part of a concatenation is copied where the host needs it too, and could not take it from there.
     """
     unmoved: set[ir.Value] = set()
+    without_gaps: set[ir.Node] = set()
     while True:
-        selection = _select(model, cfg, refused or {}, unmoved)
-        found = out_of_reach(model.graph, selection)
-        if found <= unmoved:
+        placement = Placement(cfg, unmoved, without_gaps)
+        selection = _select(model, placement, refused or {})
+        found, misread = out_of_reach(model.graph, selection), set(_misread(placement))
+        if found <= unmoved and not misread:
             return selection
         unmoved |= found
+        without_gaps |= misread
 
 
-def _select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str], unmoved: set[ir.Value]) -> Selection:
-    placement, opset = Placement(cfg, unmoved), model.graph.opset_imports.get("", 21)
+def _misread(placement: Placement) -> Iterator[ir.Node]:
+    """Concatenations with gaps, of which the host, which knows of none, has become a reader."""
+    for value in placement.gaps:
+        producer = value.producer()
+        if producer is not None and any(use.node in placement.selection.cpu for use in value.uses()):
+            yield producer
+
+
+def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Selection:
+    opset = model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:
         try:

@@ -1,9 +1,14 @@
-"""Concatenations: their parts are written where they belong."""
+"""Concatenations: their parts are written where they belong.
+
+Channels of a part begin on a group. Where another part ends within one, weights of zeros stand for the channels that
+are left, if convolutions are all that reads the result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -14,10 +19,11 @@ from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
-from celosia.compiler.graph.select.parameters import image_axes, scalar_of
+from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
-from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Activation, Epilogue, Lattice, Map, Storage, ending, moved
+from celosia.compiler.graph.values import attribute, constant, is_op
+from celosia.compiler.layer import Activation, Epilogue, Lattice, Map, Storage, ending, moved, whole_groups
+from celosia.compiler.tensorize import pack
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,12 @@ def concat(p: Placement, node: ir.Node) -> None:
         raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]
     if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
-        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
+        y_form = _with_gaps(p, node, y_form, [form.dims[1] for form in forms])
     whole, offset, parts = p.activation(y, y_form), 0, []
     for number, ((value, table), form) in enumerate(zip(operands, forms)):
         place = _part_of(p, whole, form, axis, offset)
         parts.append(_Part(number, value, form, table, place))
-        offset += form.dims[axis]
+        offset += whole_groups(p.cfg, form.dims[1]) if axis == 1 else form.dims[axis]
     joined: set[int] = set()
     for first, storage in _runs(p, parts) if axis == 1 else ():
         p.inside[storage] = parts[first].place
@@ -63,6 +69,32 @@ def concat(p: Placement, node: ir.Node) -> None:
     if not any(laid):
         p.selection.views[node] = "free: its parts are written where they belong"
     p.selection.forms[y], p.selection.written[y] = y_form, whole
+
+
+def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> Form:
+    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. OnCpu where it has readers that do
+    not know of channels between them, or where they multiply more zeros than the host would move bytes."""
+    y = node.outputs[0]
+    begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
+    lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])
+    readers = [use.node for use in y.uses()]
+    if node in p.without_gaps or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
+        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
+    more = pack.blocks(int(begins[-1]), p.cfg.block_in) - pack.blocks(len(lanes), p.cfg.block_in)
+    kernels = [array_of(reader.inputs[3]).shape for reader in readers]
+    zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
+    if zeros > len(lanes):
+        raise OnCpu(
+            f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up"
+        )
+    p.gaps[y] = lanes
+    return replace(form, dims=(form.dims[0], int(begins[-1]), *form.dims[2:]))
+
+
+def _knows_gaps(reader: ir.Node, y: ir.Value) -> bool:
+    """Whether a node is a convolution that reads `y` as its input alone, with constant weights of all channels."""
+    takes = is_op(reader, "QLinearConv") and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
+    return takes and attribute(reader, "group", 1) == 1 and constant(reader.inputs[3]) is not None
 
 
 def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:

@@ -59,11 +59,23 @@ def conv(p: Placement, node: ir.Node) -> None:
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
     y_form = natural_form(node.outputs[0])
     reads: Reads = {}
+    filling = -weights.size
+    if (lanes := p.gaps.get(value)) is not None:
+        form = p.selection.forms[value]
+        weights = _with_zeros(weights, lanes, form.dims[1])
+    filling += weights.size
     if p.held(value) is None and groups == 1:
         form, weights, window = folded(p, form, weights, window, zero_x, y_form)
-    x = p.read(value, form, reads)
-    layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window, groups, zero_x)
+    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+    layer = Conv(node.name or "", x, y, weights, requantise, window, groups, zero_x, filling=filling)
     p.add(node, layer, reads, y_form)
+
+
+def _with_zeros(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: int) -> NDArray[np.int8]:
+    """`weights` for an input of `channels`, of which `lanes` are theirs."""
+    wide = np.zeros((len(weights), channels, *weights.shape[2:]), np.int8)
+    wide[:, lanes] = weights
+    return wide
 
 
 def folded(

@@ -61,15 +61,18 @@ def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, read
 def extend_products(
     p: Placement, value: ir.Value, node: ir.Node, changed: Callable[[Epilogue], Epilogue], reads: Reads
 ) -> bool:
-    """Let the products of several matrices that make `value` end as their epilogues are `changed`, and write the output
-    of `node`; whether they can: they have neither a residual nor what would take the place of their table."""
+    """Let the layers that make a part of `value` each, as products of several matrices do, end as their epilogues are
+    `changed`, and write the output of `node`; whether they can: they have neither a residual nor what would take the
+    place of their table. Poolings and phases of convolutions take no residual."""
     choices, y = p.assembled.get(value, []), node.outputs[0]
     if not choices or not joins(choices[0], value):
         return False
     for choice in choices:
         own = choice.layer.epilogue
-        free = own.residual is None and (own.table is None or changed(own).table is own.table)
-        if not isinstance(choice.layer, ActivationProduct | Map) or not free:
+        new = changed(own)
+        free = own.residual is None and (own.table is None or new.table is own.table)
+        takes = isinstance(choice.layer, ActivationProduct | Map) or new.residual is None
+        if isinstance(choice.layer, Softmax | Norm) or not (free and takes):
             return False
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)

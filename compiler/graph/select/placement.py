@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.values import attribute, constant, is_op, operands
@@ -78,10 +80,12 @@ def cache_of(value: ir.Value) -> ir.Value | None:
 class Placement:
     """What is placed so far; `selection` is the result."""
 
-    def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = ()) -> None:
-        """unmoved: tensors that stay in storages of their own."""
-        self.cfg, self.unmoved = cfg, unmoved
+    def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), without_gaps: Collection[ir.Node] = ()) -> None:
+        """unmoved: tensors that stay in storages of their own. without_gaps: concatenations that have none."""
+        self.cfg, self.unmoved, self.without_gaps = cfg, unmoved, without_gaps
         self.selection = Selection()
+        self.gaps: dict[ir.Value, NDArray[np.int64]] = {}
+        """Concatenations with channels that mean nothing between their parts: where each channel of the tensor is."""
         self.made: dict[ir.Value, Choice] = {}
         self.alias: dict[ir.Value, ir.Value] = {}
         """Views, and the tensor that each is a view of."""
