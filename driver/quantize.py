@@ -296,8 +296,8 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay where
-    they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. Heads of a decoder stay
+    where they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
