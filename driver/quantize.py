@@ -319,7 +319,7 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. A decoder's heads stay
+    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. Heads of a decoder stay
     where they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

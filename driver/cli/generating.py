@@ -59,7 +59,8 @@ def generate(
     no_check: opt.NoCheck = False,
     quiet: TextAlone = False,
 ) -> None:
-    """Let a decoder write on: a model with tokens, a mask and a cache as inputs, as optimum exports them.
+    """Let a decoder write on: a model with tokens, a mask and a cache as inputs, as optimum and onnxruntime-genai
+    export them.
 
     Text takes a vocabulary in the model's metadata, as `celosia.models.gpt_path()` has one. Of a board over ssh the
     accelerator alone is used; the rest runs here.

@@ -237,10 +237,9 @@ class _Multiple(_Attention):
         """Heads of x; where RotaryEmbedding turned them, plain operators do."""
         node = self.writer.makers.get(x, onnx.NodeProto())
         attrs = _attributes(node)
-        known = all(name in self.writer.constants for name in node.input[2:4]) and not attrs.get(
-            "is_packed_batching", 0
-        )
-        if node.op_type != "RotaryEmbedding" or not known or node.input[1] != self.roles.positions:
+        plain = attrs.get("scale", 1.0) == 1.0 and not attrs.get("is_packed_batching", 0)
+        known = all(name in self.writer.constants for name in node.input[2:4])
+        if node.op_type != "RotaryEmbedding" or not (plain and known) or node.input[1] != self.roles.positions:
             return self.split(x, self.heads)
         pairs = bool(attrs.get("interleaved", 0))
         rotary = Rotary(self.writer, _called(node), node.input[2:4], self.size, pairs, self.roles.positions)

@@ -36,14 +36,18 @@ class GraphWriter:
 
     def close(self) -> None:
         """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
-        read, kept = {each.name for each in self.graph.output}, list[onnx.NodeProto]()
-        for node in reversed(self.nodes):
-            if read.intersection(node.output):
-                kept.append(node)
-                read.update(name for each in (node, *_inside(node)) for name in each.input)
+        makers = {name: node for node in self.nodes for name in node.output}
+        waiting, read = [each.name for each in self.graph.output], {""}
+        while waiting:
+            name = waiting.pop()
+            if name not in read and name in makers:
+                waiting += [each for node in (makers[name], *_inside(makers[name])) for each in node.input]
+            read.add(name)
+        read.remove("")
+        kept = [node for node in self.nodes if read.intersection(node.output)]
         constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
         del self.graph.node[:], self.graph.initializer[:]
-        self.graph.node.extend(reversed(kept))
+        self.graph.node.extend(kept)
         self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:

@@ -11,7 +11,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Block, Layer
+from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.runtime import Runtime
@@ -271,7 +272,8 @@ def outcome(seed: int, check: bool = True) -> Outcome:
 
 
 def decoder_outcome(seed: int) -> Outcome:
-    """Decoder number `seed`, with a cache of bytes, attention in bytes or in floats, some tokens hidden."""
+    """Decoder number `seed`, with a cache of bytes, attention in bytes, in floats or as one operator, some tokens
+    hidden."""
     rng = np.random.default_rng(seed)
     cfg, rotary, groups = drawn_config(rng, rng.random() < 0.8), bool(rng.random() < 0.5), int(rng.integers(1, 3))
     inner = 2 * int(rng.integers(1, 2 * cfg.group + 1)) if rng.random() < 0.5 else cfg.group * int(rng.choice([2, 4]))
@@ -279,14 +281,15 @@ def decoder_outcome(seed: int) -> Outcome:
         heads=groups * int(rng.integers(1, 4)), groups=groups, inner=inner, wide=16, layers=1, vocabulary=16, most=80,
         rotary=rotary, seed=seed,
     )  # fmt: skip
-    new, past = int(rng.choice([1, 1, 2, 5])), int(rng.integers(1, 40))
+    new, past, in_bytes = int(rng.choice([1, 1, 2, 5])), int(rng.integers(1, 40)), bool(rng.random() < 0.7)
+    network = replace(network, fused=not in_bytes and inner % 16 == 0)
     with TemporaryDirectory() as folder:
-        proto = onnx.load(quantised(network, Path(folder), past=20, attention=bool(rng.random() < 0.7)))
+        proto = in_plain_operators(onnx.load(quantised(network, Path(folder), past=20, attention=in_bytes)))
     step = stepping(proto, roles_of(proto))
     feed = network.feed(new, past, seed, past + new)
-    for name, array in feed.items():
-        if array.dtype.kind == "f":
-            feed[name] = rng.integers(-128, 128, array.shape).astype(np.int8)
+    for name, dtype in step.dtypes.items():
+        if dtype == "int8":
+            feed[name] = rng.integers(-128, 128, feed[name].shape).astype(np.int8)
     feed["attention_mask"][0, int(rng.integers(0, past + 1)) : past] = 0
     with blocks_wherever_they_fit(seed % 2 > 0):
         program = celosia.compile(
