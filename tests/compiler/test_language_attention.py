@@ -501,3 +501,42 @@ def test_attention_as_an_operator(keys: int, place: str) -> None:
     with interpreted():
         attention_operator(*given.values(), *fixed, y)
     assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
+
+
+@cl.op("my.domain", "Softmax", shape=lambda x, powers: (x.shape, "int8"))
+def softmax_operator(x: Any, powers: Any, y: Any) -> None:
+    grid = (cl.cdiv(len(x), 4),)
+    on("4x4", softmax_bytes)[grid](x, powers, 127.0, cl.quantised(y, -5), x.shape[1], 4, x.shape[1])
+
+
+@cl.op("my.domain", "Product", shape=lambda x, w, par: ((x.shape[0], w.shape[0]), "int8"))
+def product_operator(x: Any, w: Any, par: Any, y: Any) -> None:
+    (m, k), n = x.shape, w.shape[0]
+    kernel = on("4x4", product)
+    kernel[(cl.cdiv(m, 4), cl.cdiv(n, 4))](cl.quantised(x, 3), w, par, y, cl.quantised(y, 1), k, 4, 4, False, False)
+
+
+def test_a_softmax_between_products_as_operators() -> None:
+    """Of rows that are no whole channel groups; the last product is by what is no constant."""
+    rng = np.random.default_rng(0)
+    w, x, v = bytes_of(rng, 10, 6), bytes_of(rng, 9, 6), bytes_of(rng, 7, 10)
+    a, b = (cl.parameters(rng.integers(-500, 500, n), rng.random(n) / 200) for n in (10, 7))
+    powers = cl.powers(10, 0.05)
+    nodes = [
+        helper.make_node(op, inputs, [y], domain="my.domain")
+        for op, inputs, y in (("Product", "xwa", "h"), ("Softmax", "hp", "s"), ("Product", "svb", "y"))
+    ]
+    given = {"x": x, "v": v}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, array.shape) for name, array in given.items()]
+    fixed = [numpy_helper.from_array(array, name) for array, name in zip((w, a, powers, b), "wapb")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.INT8, [9, 7])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, fixed)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("my.domain", 1)]
+    program = celosia.compile(helper.make_model(graph, opset_imports=opsets), config=CONFIGS["4x4"])
+    assert [row["place"] for row in program.placements] == ["accelerator"] * 3
+    h, s, y = np.zeros((9, 10), np.int8), np.zeros((9, 10), np.int8), np.zeros((9, 7), np.int8)
+    with interpreted():
+        product_operator(x, w, a, h)
+        softmax_operator(h, powers, s)
+        product_operator(s, v, b, y)
+    assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
