@@ -297,6 +297,8 @@ def heads(
     p = (shares(s, inside, powers, steps) + P).to(cl.int8)
     if WHICH == "twice shared":
         p = (shares(cl.where(inside, p, -128), inside, powers, steps) + P).to(cl.int8)
+    if WHICH == "shares the other way round":
+        p = p.T
     values = matrix(v, other if WHICH == "the values of another head" else head, 0, BT)
     if WHICH == "values beyond the last":
         values = cl.load(v, (head, 0, 0), (1, BT, D), other=5).reshape(BT, D)
@@ -393,7 +395,7 @@ WRONG = {
     "keys from the second on": "from its first row on", "keys that are not turned": "",
     "scores of nothing": "what a softmax is of is -128", "twice shared": "attention requantises its products",
     "the values of another head": "head by head", "values beyond the last": "values beyond the last are 0",
-    "values that are turned": "",
+    "values that are turned": "", "shares the other way round": "takes is a softmax",
 }  # fmt: skip
 
 
@@ -403,7 +405,8 @@ def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
     square = "turned" in which
     if WRONG[which]:
         with pytest.raises(cl.LanguageError, match=WRONG[which]):
-            attended("4x4", 2, 8, 12, 16, 4, 4, which=which)
+            sizes = (8, 8, 16, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
+            attended("4x4", 2, *sizes, which=which)
         return
     found, wanted, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
     assert not np.array_equal(found, wanted)
@@ -454,6 +457,9 @@ def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
     with pytest.raises(cl.LanguageError, match="q is read as several of queries, keys, values and masks; give copies"):
         given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+    with pytest.raises(cl.LanguageError, match="q is read and written"):
+        given = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
         cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
     with pytest.raises(cl.LanguageError, match="others than x itself"):
         x, par = x[0], cl.parameters(np.zeros(8), np.full(8, 0.01))
