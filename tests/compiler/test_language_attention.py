@@ -285,6 +285,7 @@ def heads(
 
     other = (head + 1) % cl.num_programs(0)
     a = matrix(q, head, row if WHICH != "the first queries" else 0, BM)
+    a = a.T if WHICH == "queries the other way round" else a
     b = matrix(k, other if WHICH == "the keys of another head" else head, int(WHICH == "keys from the second on"), BT)
     s = cl.dot(a, b if WHICH == "keys that are not turned" else b.T)
     s = cl.requantise(s, cl.load(of_scores, (0,), of_scores.shape))
@@ -396,6 +397,7 @@ WRONG = {
     "scores of nothing": "what a softmax is of is -128", "twice shared": "attention requantises its products",
     "the values of another head": "head by head", "values beyond the last": "values beyond the last are 0",
     "values that are turned": "", "shares the other way round": "takes is a softmax",
+    "queries the other way round": "the rows of q are those of y",
 }  # fmt: skip
 
 
@@ -405,7 +407,7 @@ def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
     square = "turned" in which
     if WRONG[which]:
         with pytest.raises(cl.LanguageError, match=WRONG[which]):
-            sizes = (8, 8, 16, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
+            sizes = (8, 8, 8, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
             attended("4x4", 2, *sizes, which=which)
         return
     found, wanted, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
