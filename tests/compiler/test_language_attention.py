@@ -455,6 +455,21 @@ def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], ma
     assert [type(layer).__name__ for layer in layers] == ["ActivationProduct"] * count
 
 
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [(((2, 12, 8), (2, 8, 8), (2, 8, 8)), "the rows of q are those of y"),
+     (((3, 8, 8), (2, 8, 8), (2, 8, 8)), "columns of q meet those of k, head by head"),
+     (((2, 8, 8), (3, 8, 8), (2, 8, 8)), "k has 3 heads, and y 2"),
+     (((2, 8, 8), (2, 8, 8), (3, 8, 8)), "v has 3 heads, and y 2"),
+     (((2, 8, 8), (2, 12, 8), (2, 8, 8)), "all 8 keys of k are read at once")],
+)  # fmt: skip
+def test_sides_that_do_not_fit(of: tuple[tuple[int, ...], ...], says: str) -> None:
+    q, k, v = (np.zeros(shape, np.int8) for shape in of)
+    par, y = cl.parameters([0], [0.01]), np.zeros((2, 8, 8), np.int8)
+    with pytest.raises(cl.LanguageError, match=says):
+        on("4x4", attention_bytes)[(2, 2)](q, k, v, par, cl.powers(8, 0.1), 127.0, par, y, 8, 4, 8, 8, 8)
+
+
 def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
     with pytest.raises(cl.LanguageError, match="q is read as several of queries, keys, values and masks; give copies"):
