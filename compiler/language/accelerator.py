@@ -134,7 +134,8 @@ class ProductLayer(KernelLayer):
     def form(self, array: ArrayArgument) -> Form:
         of_w = array is self.w
         pixels = "columns" if of_w and self.found.axes == (1, 0) else "rows"
-        return form_of_matrices(self.cfg, array.shape, pixels, array.zero_point, self.cfg.block_out if of_w else 1)
+        pad = array.zero_point if of_w or array is self.found.x else 0
+        return form_of_matrices(self.cfg, array.shape, pixels, pad, self.cfg.block_out if of_w else 1)
 
     placed, taken = LoweredKernel.placed, LoweredKernel.taken
 

@@ -18,7 +18,7 @@ from celosia.compiler.language.accelerator import lowered
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.layer import Block
+from celosia.compiler.layer import Block, ending
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 
@@ -97,10 +97,11 @@ class _Operator:
             layers = kernel.layers(arrays)
         if any(layer.y.storage is not kernel.acts[kernel.y].storage for layer in layers):
             raise OnCpu("its heads would run one by one; an operator that is attention is one layer of whole groups")
-        if len(layers) == 1 and not isinstance(layers[0], Block):
-            p.add(node, layers[0], reads, kernel.form(kernel.y))
+        (first, *others), y, form = layers, kernel.acts[kernel.y], kernel.form(kernel.y)
+        if others or isinstance(first, Block):
+            p.assemble(node, layers, reads, y, form)
         else:
-            p.assemble(node, layers, reads, kernel.acts[kernel.y], kernel.form(kernel.y))
+            p.add(node, ending(first, first.epilogue, y), reads, form)
 
     def _input(self, value: ir.Value | None) -> Values:
         fixed = constant(value)

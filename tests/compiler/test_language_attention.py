@@ -285,6 +285,7 @@ def heads(
 
     other = (head + 1) % cl.num_programs(0)
     a = matrix(q, head, row if WHICH != "the first queries" else 0, BM)
+    a = a.T if WHICH == "queries the other way round" else a
     b = matrix(k, other if WHICH == "the keys of another head" else head, int(WHICH == "keys from the second on"), BT)
     s = cl.dot(a, b if WHICH == "keys that are not turned" else b.T)
     s = cl.requantise(s, cl.load(of_scores, (0,), of_scores.shape))
@@ -297,6 +298,8 @@ def heads(
     p = (shares(s, inside, powers, steps) + P).to(cl.int8)
     if WHICH == "twice shared":
         p = (shares(cl.where(inside, p, -128), inside, powers, steps) + P).to(cl.int8)
+    if WHICH == "shares the other way round":
+        p = p.T
     values = matrix(v, other if WHICH == "the values of another head" else head, 0, BT)
     if WHICH == "values beyond the last":
         values = cl.load(v, (head, 0, 0), (1, BT, D), other=5).reshape(BT, D)
@@ -393,7 +396,8 @@ WRONG = {
     "keys from the second on": "from its first row on", "keys that are not turned": "",
     "scores of nothing": "what a softmax is of is -128", "twice shared": "attention requantises its products",
     "the values of another head": "head by head", "values beyond the last": "values beyond the last are 0",
-    "values that are turned": "",
+    "values that are turned": "", "shares the other way round": "takes is a softmax",
+    "queries the other way round": "the rows of q are those of y",
 }  # fmt: skip
 
 
@@ -403,7 +407,8 @@ def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
     square = "turned" in which
     if WRONG[which]:
         with pytest.raises(cl.LanguageError, match=WRONG[which]):
-            attended("4x4", 2, 8, 12, 16, 4, 4, which=which)
+            sizes = (8, 8, 8, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
+            attended("4x4", 2, *sizes, which=which)
         return
     found, wanted, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
     assert not np.array_equal(found, wanted)
@@ -450,10 +455,28 @@ def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], ma
     assert [type(layer).__name__ for layer in layers] == ["ActivationProduct"] * count
 
 
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [(((2, 12, 8), (2, 8, 8), (2, 8, 8)), "the rows of q are those of y"),
+     (((3, 8, 8), (2, 8, 8), (2, 8, 8)), "columns of q meet those of k, head by head"),
+     (((2, 8, 8), (3, 8, 8), (2, 8, 8)), "k has 3 heads, and y 2"),
+     (((2, 8, 8), (2, 8, 8), (3, 8, 8)), "v has 3 heads, and y 2"),
+     (((2, 8, 8), (2, 12, 8), (2, 8, 8)), "all 8 keys of k are read at once")],
+)  # fmt: skip
+def test_sides_that_do_not_fit(of: tuple[tuple[int, ...], ...], says: str) -> None:
+    q, k, v = (np.zeros(shape, np.int8) for shape in of)
+    par, y = cl.parameters([0], [0.01]), np.zeros((2, 8, 8), np.int8)
+    with pytest.raises(cl.LanguageError, match=says):
+        on("4x4", attention_bytes)[(2, 2)](q, k, v, par, cl.powers(8, 0.1), 127.0, par, y, 8, 4, 8, 8, 8)
+
+
 def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
     with pytest.raises(cl.LanguageError, match="q is read as several of queries, keys, values and masks; give copies"):
         given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+    with pytest.raises(cl.LanguageError, match="q is read and written"):
+        given = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
         cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
     with pytest.raises(cl.LanguageError, match="others than x itself"):
         x, par = x[0], cl.parameters(np.zeros(8), np.full(8, 0.01))
@@ -500,4 +523,43 @@ def test_attention_as_an_operator(keys: int, place: str) -> None:
     given, y = {n: bytes_of(rng, 2, t, 8) for n, t in zip("qkv", (6, keys, keys))}, np.zeros((2, 6, 8), np.int8)
     with interpreted():
         attention_operator(*given.values(), *fixed, y)
+    assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
+
+
+@cl.op("my.domain", "Softmax", shape=lambda x, powers: (x.shape, "int8"))
+def softmax_operator(x: Any, powers: Any, y: Any) -> None:
+    grid = (cl.cdiv(len(x), 4),)
+    on("4x4", softmax_bytes)[grid](x, powers, 127.0, cl.quantised(y, -5), x.shape[1], 4, x.shape[1])
+
+
+@cl.op("my.domain", "Product", shape=lambda x, w, par: ((x.shape[0], w.shape[0]), "int8"))
+def product_operator(x: Any, w: Any, par: Any, y: Any) -> None:
+    (m, k), n = x.shape, w.shape[0]
+    kernel = on("4x4", product)
+    kernel[(cl.cdiv(m, 4), cl.cdiv(n, 4))](cl.quantised(x, 3), w, par, y, cl.quantised(y, 1), k, 4, 4, False, False)
+
+
+def test_a_softmax_between_products_as_operators() -> None:
+    """Of rows that are no whole channel groups; the last product is by what is no constant."""
+    rng = np.random.default_rng(0)
+    w, x, v = bytes_of(rng, 10, 6), bytes_of(rng, 9, 6), bytes_of(rng, 7, 10)
+    a, b = (cl.parameters(rng.integers(-500, 500, n), rng.random(n) / 200) for n in (10, 7))
+    powers = cl.powers(10, 0.05)
+    nodes = [
+        helper.make_node(op, inputs, [y], domain="my.domain")
+        for op, inputs, y in (("Product", "xwa", "h"), ("Softmax", "hp", "s"), ("Product", "svb", "y"))
+    ]
+    given = {"x": x, "v": v}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, array.shape) for name, array in given.items()]
+    fixed = [numpy_helper.from_array(array, name) for array, name in zip((w, a, powers, b), "wapb")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.INT8, [9, 7])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, fixed)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("my.domain", 1)]
+    program = celosia.compile(helper.make_model(graph, opset_imports=opsets), config=CONFIGS["4x4"])
+    assert [row["place"] for row in program.placements] == ["accelerator"] * 3
+    h, s, y = np.zeros((9, 10), np.int8), np.zeros((9, 10), np.int8), np.zeros((9, 7), np.int8)
+    with interpreted():
+        product_operator(x, w, a, h)
+        softmax_operator(h, powers, s)
+        product_operator(s, v, b, y)
     assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
