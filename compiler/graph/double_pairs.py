@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.propagation import IDLE
-from celosia.compiler.graph.values import constant, is_op, new_constant, only_use
+from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.propagation import is_passed_on, only_reader
+from celosia.compiler.graph.values import constant, is_op, new_constant
 
 KINDS = (np.int8, np.uint8, np.int16, np.uint16)
 
@@ -36,8 +37,8 @@ def merge_pairs(model: ir.Model) -> None:
 
 
 def _merge(graph: ir.Graph, first: ir.Node) -> bool:
-    back = _reader(first.outputs[0])
-    second = _reader(back.outputs[0]) if is_op(back, "DequantizeLinear") else None  # type: ignore[union-attr]
+    back = _reader(first)
+    second = _reader(back) if is_op(back, "DequantizeLinear") else None  # type: ignore[arg-type]
     if back is None or second is None or not is_op(second, "QuantizeLinear"):
         return False
     last, result = [use.node for use in second.outputs[0].uses()], second.outputs[0]
@@ -56,13 +57,13 @@ def _merge(graph: ir.Graph, first: ir.Node) -> bool:
         node.replace_input_with(2, parameters[1])
     for node in last:
         node.replace_input_with(0, first.outputs[0])
-    graph.remove([second, back], safe=True)
+    drop_unused(graph)
     return True
 
 
-def _reader(value: ir.Value) -> ir.Node | None:
-    """The operator that alone reads `value`, which is not returned."""
-    return None if IDLE in value.meta or value.is_graph_output() else only_use(value)
+def _reader(node: ir.Node) -> ir.Node | None:
+    """The operator that alone reads the result of `node`, which is not returned."""
+    return only_reader(node) if is_passed_on(node) else None
 
 
 def _same_steps(nodes: list[ir.Node]) -> Steps | None:

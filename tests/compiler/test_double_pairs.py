@@ -15,6 +15,7 @@ import celosia
 FIRST = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
 BODIES = {
     "between operators": f"{FIRST} p = QuantizeLinear(d, t, y) r = DequantizeLinear(p, t, y) o = Conv(r, w)",
+    "wires": f"{FIRST} i = Dropout(d) j = Identity(i) p = QuantizeLinear(j, t, y) o = DequantizeLinear(p, t, y)",
     "three": f"""{FIRST} p = QuantizeLinear(d, t, y) r = DequantizeLinear(p, t, y)
         k = QuantizeLinear(r, u, z) o = DequantizeLinear(k, u, z)""",
     "read twice behind": f"""{FIRST} p = QuantizeLinear(d, t, y) r = DequantizeLinear(p, t, y)
