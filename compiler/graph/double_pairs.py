@@ -22,7 +22,7 @@ from celosia.compiler.graph.values import constant, is_op, new_constant
 KINDS = (np.int8, np.uint8, np.int16, np.uint16)
 
 
-class Steps(NamedTuple):
+class PairSteps(NamedTuple):
     """What the integers of a tensor mean: scale, a float32, and zero point."""
 
     scale: NDArray[np.float32]
@@ -51,7 +51,7 @@ def _merge(graph: ir.Graph, first: ir.Node) -> bool:
     if not steps.scale > 0:
         return False
     name = first.outputs[0].name or ""
-    parameters = [new_constant(graph, f"{name}_{part}", array) for part, array in zip(Steps._fields, steps)]
+    parameters = [new_constant(graph, f"{name}_{part}", array) for part, array in zip(PairSteps._fields, steps)]
     for node in (first, *last):
         node.replace_input_with(1, parameters[0])
         node.replace_input_with(2, parameters[1])
@@ -66,25 +66,25 @@ def _reader(node: ir.Node) -> ir.Node | None:
     return only_reader(node) if is_passed_on(node) else None
 
 
-def _same_steps(nodes: list[ir.Node]) -> Steps | None:
+def _same_steps(nodes: list[ir.Node]) -> PairSteps | None:
     """Those of all `nodes`, where they are constants, one for all elements, and equal."""
     found = []
     for node in nodes:
         scale, zero = (constant(value) for value in (*node.inputs[1:3], None, None)[:2])
         if scale is None or zero is None or scale.dtype != np.float32 or scale.size != 1 or zero.size != 1:
             return None
-        found.append(Steps(scale.reshape(()), zero.reshape(())))
+        found.append(PairSteps(scale.reshape(()), zero.reshape(())))
     same = all(steps == found[0] and steps.zero.dtype == found[0].zero.dtype for steps in found)
     return found[0] if same and found[0].zero.dtype in KINDS and found[0].scale > 0 else None
 
 
-def _of_both(a: Steps, b: Steps) -> Steps:
+def _of_both(a: PairSteps, b: PairSteps) -> PairSteps:
     """Steps from the larger of the least values of `a` and `b` to the smaller of their largest, in float32."""
     info = np.iinfo(a.zero.dtype)
     ends = [[np.float32(end - int(each.zero)) * each.scale for end in (info.min, info.max)] for each in (a, b)]
     low, high = max(ends[0][0], ends[1][0]), min(ends[0][1], ends[1][1])
-    scale = np.float32((high - low) / np.float32(info.max - info.min))
+    scale = np.asarray((high - low) / np.float32(info.max - info.min), np.float32)
     if not scale > 0:
-        return Steps(scale, a.zero)
+        return PairSteps(scale, a.zero)
     zero = float(np.float32(info.min) - np.float32(low / scale))
-    return Steps(np.asarray(scale), np.asarray(np.trunc(zero + np.copysign(0.5, zero)), a.zero.dtype))
+    return PairSteps(scale, np.asarray(np.trunc(zero + np.copysign(0.5, zero)), a.zero.dtype))

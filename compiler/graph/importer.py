@@ -151,6 +151,8 @@ def _folder(path: str | Path) -> str:
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
     with _readable(path):
+        if path.is_char_device() or path.is_block_device():
+            raise ModelError(f"{path} is a device; give an ONNX file")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ModelError(
                 f"{path} has {size:,} bytes, and ONNX reads {MOST_BYTES:,} at most; save constants in a file beside it"
