@@ -154,7 +154,9 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
         return
     node, last, given = product.node, product.last, product.bias
     scale, bias = constant(product.source.inputs[1]), constant(given)
-    if scale is None or scale.dtype != np.float32 or scale.size != 1 or (given is None and last is not node):
+    if scale is not None and (scale.dtype != np.float32 or scale.size != 1):
+        return
+    if given is None and last is not node:
         return
     if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
         return
@@ -168,7 +170,7 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
         name = f"{node.name}_weights"
         arrays: dict[str, NDArray[Any] | None] = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
         node.replace_input_with(1, _dequantised(graph, node, arrays))
-    if bias is not None:
+    if bias is not None and scale is not None:  # of a scale that comes at run time weights alone become integers
         step = (scale.reshape(()) * w_scale).astype(np.float32)
         with np.errstate(all="ignore"):
             steps = np.rint(bias / step)

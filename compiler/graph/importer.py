@@ -16,6 +16,7 @@ import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.bias_scales import settle_biases
+from celosia.compiler.graph.double_pairs import merge_pairs
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.functions import inline_functions
@@ -85,6 +86,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
+    merge_pairs(model)
     settle_biases(model)
     widen(model)
     return model
@@ -149,6 +151,8 @@ def _folder(path: str | Path) -> str:
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """The model in a file, with its external data, or without. ModelError."""
     with _readable(path):
+        if path.is_char_device() or path.is_block_device():
+            raise ModelError(f"{path} is a device; give an ONNX file")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ModelError(
                 f"{path} has {size:,} bytes, and ONNX reads {MOST_BYTES:,} at most; save constants in a file beside it"

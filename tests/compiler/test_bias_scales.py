@@ -1,11 +1,11 @@
-"""An int32 bias whose scale is not quite that of the products: onnxruntime adds it to the sums as it is."""
+"""Scales of products that are not quite as a quantiser writes them, as onnxruntime takes them."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 
 import celosia
@@ -54,3 +54,25 @@ def test_a_bias_nearly_in_steps_of_the_products(op: str, factor: float, steps: t
         (found,) = celosia.Runtime(program).run(feed).outputs.values()
         np.testing.assert_array_equal(found, wanted)
         assert program.macs_accelerator == (program.macs_total if to_bytes else 0)
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_float_weights_of_what_has_its_scale_at_run_time(op: str) -> None:
+    """They become bytes all the same; the bias stays what it is."""
+    made, rng = model(op, 1.0, (0.05, 0.01), True), np.random.default_rng(0)
+    graph = made.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    floats = rng.normal(size=tuple(constants["w"].dims)), rng.normal(size=16)
+    for node in [node for node in graph.node if node.output[0] in ("weights", "bias")]:
+        graph.node.remove(node)
+    for name in ("w", "b", "sw", "sb", "sx"):
+        graph.initializer.remove(constants[name])
+    for name, array in zip(("weights", "bias"), floats):
+        graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    constants["sy"].CopyFrom(numpy_helper.from_array(np.float32(0.1), "sy"))
+    graph.input.append(helper.make_tensor_value_info("sx", TensorProto.FLOAT, []))
+    sizes = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
+    feed = {"x": rng.normal(0, 2, sizes).astype(np.float32), "sx": np.array(0.05, np.float32)}
+    (wanted,) = opened(made, int8=True).run(None, feed)
+    (found,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
+    np.testing.assert_array_equal(found, wanted)

@@ -537,6 +537,7 @@ OPEN = "compile @dynamic.onnx -o p"
 WRONG = {
     "no model": ("compile missing.onnx -o p", 1, "there is no model at missing.onnx"),
     "no model to run": ("run missing.onnx -i @x.npy", 1, "there is no model at missing.onnx"),
+    "a device": ("compile /dev/zero -o p", 1, "/dev/zero is a device; give an ONNX file"),
     "a folder": ("compile . -o p", 1, "is a folder; give an ONNX file"),
     "not ONNX": ("compile text -o p", 1, "cannot be read as ONNX"),
     "nothing": ("compile empty -o p", 1, "holds no graph"),
