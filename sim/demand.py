@@ -50,9 +50,9 @@ class Demand:
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
     softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
     whether the VECTOR before it is one like it, but for what each has of its own; trails: of a VECTOR that may write
-    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before the first step
-    of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or
-    VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
+    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before
+    the first step of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port:
+    INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
     read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
     the outputs, from the first one on, are there.
     """
@@ -144,7 +144,7 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
     alone = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
-        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(f)
+        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
         steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
@@ -173,16 +173,19 @@ def _alike(f: Columns) -> Ints:
     return alike
 
 
-def _trails(f: Columns) -> Ints:
+def _trails(cfg: Config, f: Columns) -> Ints:
     """Of each VECTOR from acc to entries of vin that lie one behind another, where the rows of the last softmax before
-    it do so as well, and do not begin in front of them: the distance of their first entries, and 1."""
+    it do so as well, to the end of vin at most, and do not begin in front of them: the distance of their first entries,
+    and 1."""
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
-    rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n")}
+    rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
+    base = rows["a_base"] % cfg.vin_depth
     of_acc = (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
     in_line = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
     in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
-    in_front = rows["a_base"] - f["dst_base"]
+    in_line &= base + rows["extent_n"] * rows["extent_x"] <= cfg.vin_depth
+    in_front = base - f["dst_base"]
     return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
 

@@ -17,15 +17,17 @@ class Trail:
     rows of the only softmax under way, whose entries lie one behind another, too. What lies in front of the row that is
     divided is read no more, so that its steps wait for rows.
 
-    follows: what is offered is such a one, if it was in the cycle before. trails: so is the instruction whose loops run,
-    and it began beside that softmax. entries: of a row. over: one has been read for the last time. comes: the next ones
-    are those of another softmax.
+    follows: what is offered is such a one, if it was in the cycle before. trails: so is the instruction whose loops
+    run, and it began beside that softmax. Of softmaxes, walked: they have looked at all their rows, none of which lies
+    beyond the end of vin, that is, at its beginning. entries: of a row. over: one has been read for the last time.
+    comes: the next one is another softmax's.
     """
 
     def __init__(self, cfg: Config) -> None:
         bits = scratchpads(cfg)["vin"].address_bits
         self.follows, self.trails = Signal(name="follows"), Signal(name="trails")
         self.entries = Signal(EXTENT_BITS, name="row_entries")
+        self.walked = Signal(name="rows_walked")
         self.over, self.comes = Signal(name="row_over"), Signal(name="rows_come")
         self._base, self._in_line = Reg(bits, name="rows_base"), Reg(name="rows_in_line")
         self._in_front = Reg(bits + 1, name="in_front")
@@ -39,7 +41,7 @@ class Trail:
             m.d.sync += [base.eq(f.a_base), self._in_line.eq((f.a_n == 1) & (f.a_x == f.extent_n))]
         of_acc = (f.destination == Destination.VIN) & (f.a_source == ASource.ACC) & (f.b_source != BSource.VIN)
         in_line = (f.extent_n == 1) & (f.extent_y == 1) & (f.dst_x == 1) & (f.dst_base <= base)
-        waits = unit.instr.valid & ~unit.instr.ready & single & self._in_line
+        waits = unit.instr.valid & ~unit.instr.ready & single & self.walked & self._in_line
         m.d.sync += [
             self.follows.eq(waits & of_acc & in_line & ~unit.halt), self._in_front.eq(base - f.dst_base[: len(base)]),
         ]  # fmt: skip

@@ -52,17 +52,17 @@ class Rows:
     """Softmaxes in their engine: what it keeps of the last one, cycles all.
 
     _start, _ends: of it, when it starts, and of it and the one before, when they end. _filling: when the last of its
-    tiles goes to the adders, _filled: when that has gone. _found: when no largest byte is left to be found.
+    tiles goes to the adders, _filled: when that has gone. found: when no largest byte is left to be found.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
-        self._start = self._filling = self._filled = self._found = 0
+        self._start = self._filling = self._filled = self.found = 0
         self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
 
     def along(self, ready: int) -> int:
         """When one that is like the last one, and there in cycle `ready`, goes along with it; NEVER: it does not."""
-        start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self._found)
+        start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self.found)
         return start if start < self._ends[1] - 1 else NEVER
 
     def run(self, start: int, rows: int, entries: int, along: bool) -> int:
@@ -73,14 +73,14 @@ class Rows:
         if along:
             first = max(start + ROWS_TAKEN, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
-            self._found = first + (beats - 1) * parts + 1
+            self.found = first + (beats - 1) * parts + 1
             fills = max(first - FIND_TURN + beats * parts, self._filled)
         else:
-            self._found = fills = start + ROWS_TAKEN + beats
+            self.found = fills = start + ROWS_TAKEN + beats
         self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
         if others:  # the last tile's beside the one before it
             beats = (rows - others * self._tile) * spans
-            self._found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
+            self.found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
         self._ends.append(fills + softmax_behind(cfg, rows, entries))
         return self._ends[-1]
 
@@ -168,9 +168,10 @@ class Vector:
         beside = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
         rows = self._rows_last if beside else self._rows_done
         start = max(ready, self._free, self._written[-1 if waits else 0] + 1)
-        behind = max(start, max(ready, self._began + 1, self._rows_last) + 1)
-        if work.trails and behind <= rows:
-            return behind, True
+        if work.trails:
+            behind = max(start, max(ready, self._began + 1, self._rows_last, self._rows.found) + 1)
+            if behind <= rows:
+                return behind, True
         return max(start, rows), False
 
     def through(self, ready: int, work: Work) -> int:
@@ -202,8 +203,8 @@ class Vector:
             next_one, output = last + 1, output + count
 
     def _waits(self, start: int, work: Work) -> Iterator[tuple[int, int]]:
-        """Beside a softmax, how many outputs may be computed from which cycle on: those in front of its rows, and of each
-        row once that is read no more; others behind it."""
+        """Beside a softmax, how many outputs may be computed from which cycle on: those in front of its rows, those of
+        each row once that is read no more, and others behind it."""
         left, rows = work.outputs, self._rows_read
         counted = start + 2  # it takes a cycle to count them
         parts = [(work.trails - 1, 0), *((self._row, rows.first + n * rows.period + 1) for n in range(rows.entries))]
