@@ -180,11 +180,12 @@ def _trails(cfg: Config, f: Columns) -> Ints:
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
     rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
-    base = rows["a_base"] % cfg.vin_depth
+    depth = scratchpads(cfg)["vin"].depth
+    base = rows["a_base"] % depth
     of_acc = (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
     in_line = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
     in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
-    in_line &= base + rows["extent_n"] * rows["extent_x"] <= cfg.vin_depth
+    in_line &= base + rows["extent_n"] * rows["extent_x"] <= depth
     in_front = base - f["dst_base"]
     return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
