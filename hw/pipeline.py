@@ -103,7 +103,8 @@ ROWS_OFFERED = 2
 """Cycles for which it is offered before it is told."""
 ROWS_TAKEN = 2
 """From the cycle in which one is accepted to its first read of vin."""
-_FROM_SHARES = SHARE_STAGES + DIVIDE_STAGES + 2
+ROWS_READ = SHARE_STAGES + DIVIDE_STAGES + 2
+"""From the cycle in which the last of them has been read for the last time to that in which it is done."""
 
 
 def tile_rows(cfg: Config) -> int:
@@ -133,7 +134,7 @@ def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
     tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
     others = (rows - 1) // tile
     beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
-    return beats * softmax_parts(cfg) + _FROM_SHARES
+    return beats * softmax_parts(cfg) + ROWS_READ
 
 
 def softmax_cycles(cfg: Config, rows: Any, entries: Any) -> Any:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
 """Files that the Verilog does not depend on."""
-PARTS = ("dae_pipeline", "gemm_core", "vector_unit")
-"""Folders of the hardware."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""
+
+
+def _files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the hardware's sources, those of folders as well."""
+    for path in folder.iterdir():
+        if path.name.endswith(".py") and path.name not in NO_HARDWARE:
+            yield within + path.name, path.read_bytes()
+        elif path.is_dir():
+            yield from _files(path, f"{within}{path.name}/")
 
 
 @cache
@@ -20,12 +29,7 @@ def sources_digest() -> str:
     folder = resources.files("celosia.hw")
     if (folder / KEPT).is_file():
         return (folder / KEPT).read_text(encoding="ascii")
-    files = {
-        f"{part}{path.name}": path.read_bytes()
-        for part, where in (("", folder), *((f"{name}/", folder / name) for name in PARTS))
-        for path in where.iterdir()
-        if path.name.endswith(".py") and path.name not in NO_HARDWARE
-    }
+    files = dict(_files(folder))
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"\n{name}\n".encode() + data)

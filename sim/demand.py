@@ -18,6 +18,7 @@ from celosia.hw.isa import (
     UNIT_OF,
     VECTOR_LOOPS,
     ASource,
+    BSource,
     Buffer,
     Destination,
     Opcode,
@@ -48,9 +49,10 @@ class Demand:
     both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
     softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
-    whether the VECTOR before it is one like it, but for what each has of its own; finds: cycles before the first step
-    of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port: INP_PORT or
-    VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
+    whether the VECTOR before it is one like it, but for what each has of its own; trails: of a VECTOR that may write
+    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before
+    the first step of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port:
+    INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
     read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
     the outputs, from the first one on, are there.
     """
@@ -70,6 +72,7 @@ class Demand:
     residual: Ints
     alone: Ints
     alike: Ints
+    trails: Ints
     finds: Ints
     reads: Ints
     feeds: Ints
@@ -139,9 +142,9 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    alone = alike = np.zeros_like(steps)
+    alone = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
-        alone, alike = f["softmax"] * f["extent_n"], _alike(f)
+        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
         steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
@@ -151,6 +154,7 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
         "residual": f["rescale_add"],
         "alone": alone,
         "alike": alike,
+        "trails": trails,
         "read_bank": read_bank,
         "read_here": read_here,
         "write_bank": write_bank,
@@ -167,6 +171,23 @@ def _alike(f: Columns) -> Ints:
     for fact in facts:
         alike[1:] &= fact[1:] == fact[:-1]
     return alike
+
+
+def _trails(cfg: Config, f: Columns) -> Ints:
+    """Of each VECTOR from acc to entries of vin that lie one behind another, where the rows of the last softmax before
+    it do so as well, to the end of vin at most, and do not begin in front of them: the distance of their first entries,
+    and 1."""
+    numbers = np.arange(len(f["opcode"]))
+    before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
+    rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
+    depth = scratchpads(cfg)["vin"].depth
+    base = rows["a_base"] % depth
+    of_acc = (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
+    in_line = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
+    in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
+    in_line &= base + rows["extent_n"] * rows["extent_x"] <= depth
+    in_front = base - f["dst_base"]
+    return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
 
 def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:

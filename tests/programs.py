@@ -327,6 +327,8 @@ class Generator:
         fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
         while True:
             fields |= self.address("a", OUTER_LOOPS, (n, 1, x), cfg.vin_depth)
+            if rng.random() < 0.5:
+                fields |= dict(a_n=1, a_x=n)
             if softmax_span(cfg) == 1 or fields["a_n"] == 1:  # pairs lie side by side
                 break
         fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
@@ -336,6 +338,17 @@ class Generator:
             clip_hi=rng.choice((127, high)),
         )  # fmt: skip
         return self.last_softmax.copy()
+
+    def behind(self, fields: dict[str, int]) -> dict[str, int]:
+        """`fields` of a VECTOR from acc, made to write vin about where the rows of the last softmax lie."""
+        cfg, extents = self.cfg, [1, 1, self.rng.randint(1, 60)]
+        base = self.last_softmax["a_base"] - self.rng.choice((0, 0, -1, 5))
+        fields = fields | dict(zip((f"extent_{loop}" for loop in OUTER_LOOPS), extents))
+        fields |= self.address(
+            "a", VECTOR_LOOPS, [*extents, *(fields[f"extent_{loop}"] for loop in "rs")], cfg.acc_depth
+        )
+        fields |= self.address("par", OUTER_LOOPS, extents, cfg.par_depth)
+        return fields | dict(destination=Destination.VIN, dst_base=base % cfg.vin_depth, dst_x=1)
 
     def norm(self) -> dict[str, int]:
         """Of rows of some entries, whatever comes of them."""
@@ -383,6 +396,9 @@ class Generator:
                 fields |= self.address("tap", TAP_LOOPS, [extents[0], *extents[3:]], cfg.tap_depth)
             if not reads_own_result(cfg, fields):
                 break
+        of_acc = (a_source, b_source) == (ASource.ACC, BSource.IMM)
+        if of_acc and self.last_softmax and cfg.forward and rng.random() < 0.5:
+            fields = self.behind(fields)
         scale = (rng.randint(-15, 15),) if self.rich else ()
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))

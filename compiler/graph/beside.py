@@ -2,8 +2,8 @@
 
     what scores need, scores, softmaxes 0 .. n, V and what turns it, softmax n + 1, P · V 0, softmax n + 2, P · V 1, ...
 
-V comes behind as many softmaxes as its products take: their tiles are emitted between each other (`launch/image.py`).
-P · V of a head runs beside the softmax of a later one.
+V comes behind as many softmaxes as its products hide to their ends: their tiles are emitted between each other
+(`launch/image.py`). P · V of a head runs beside the softmax of a later one: more than one that waits for V hides.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def _beside(cfg: Config, choices: list[Choice], makers: list[set[int]], own: lis
     left = sum(choices[n].layer.macs for n in beside) / cfg.macs_per_cycle
     for head, number in enumerate(own):
         order.append(number)
-        left -= _cycles(cfg, choices[number])
-        if left <= 0:
+        cycles = _cycles(cfg, choices[number])
+        left -= cycles
+        if left <= cycles:
             order += beside if not set(beside) & set(order) else []
             share = -(-len(waiting) // (len(own) - head))  # as many with each softmax that is left
             order += waiting[:share]

@@ -228,8 +228,10 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
 
 
 def attention_cycles(cfg: Config, p: Problem, d: Decisions) -> float:
-    """Cycles of attention: those of all tiles in the vector unit, where nothing but results runs beside a softmax, or
-    in gemm, if that takes longer; what comes before the first tile's softmax, and behind the last one."""
+    """Cycles of attention: those of all tiles in the vector unit, where results run beside a softmax, or in gemm, if
+    that takes longer; what comes before the first tile's softmax, and behind the last one. Scores of the next tile run
+    behind the rows of a tile's only softmax, but not before gemm has made them: where that is late, the next softmax
+    begins late and ends late, so that those of the tile after it are early."""
     assert p.attends is not None
     keys, channels = p.attends
 
@@ -237,9 +239,10 @@ def attention_cycles(cfg: Config, p: Problem, d: Decisions) -> float:
         if not heads or not queries:
             return 0
         softmax = _softmaxes(cfg, heads, queries, keys)
-        rows = heads * queries
-        vector = softmax + rows * keys + 2 * VECTOR_STAGES
-        return max(vector, rows * keys * (channels + p.out_blocks))
+        scores, gemm = heads * queries * keys, heads * queries * keys * (channels + p.out_blocks)
+        if heads == 1 and queries <= query_part(cfg):
+            return max(softmax + keys, (softmax + gemm + scores) / 2, gemm) + 2 * VECTOR_STAGES
+        return max(softmax + scores + 2 * VECTOR_STAGES, gemm)
 
     (many, few), (most, rest) = divmod(p.rows, d.y), divmod(p.columns, d.x)
     tiles = many * (most * tile(d.y, d.x) + tile(d.y, rest)) + most * tile(few, d.x) + tile(few, rest)

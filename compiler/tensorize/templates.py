@@ -160,7 +160,7 @@ class _Template:
         image, head, query, channel = scores.order
         block, lane = scores.split(channel, self.cfg.group)
         scores.reorder(image, head, query, block, lane)
-        self._by_parts(scores, head, query, (block,))
+        self._by_parts(scores, head, query)
         scores.tensorize(lane, self.hw[first.vector.name])
         self._constants(first, middle.near, y, queries)
         self._of_heads(first, queries)

@@ -25,6 +25,7 @@ from celosia.hw.pipeline import QUEUED, ROWS_OFFERED
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.residual import BIAS
+from celosia.hw.vector_unit.trail import Trail
 
 # Fields that hold during an instruction and are used as they are.
 _COPIED = (
@@ -84,6 +85,7 @@ class Issue:
         self.rows, self.alone, self.room = Signal(name="starts_rows"), Signal(name="alone"), Signal(name="room")
         self.rows_under_way, self.late = Signal(2, name="rows_under_way"), Signal(2, name="late")
         self.of_rows = Reg(layout, name="constants_of_rows")
+        self.trail = Trail(cfg) if cfg.softmax and cfg.forward else None
 
     def steps(self, m: Module, unit: Any, finish: Value, rows_finish: Value) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one with steps is told
@@ -147,6 +149,8 @@ class Issue:
         with m.If(~self.rows_under_way[1]):
             post, index = unit.instr.payload.fields.post, unit.instr.payload.index
             m.d.sync += [second["post"].eq(post), second["index"].eq(index)]
+        if self.trail:
+            self.trail.offer(m, unit, self.alone & ~self.rows_under_way[1], self.rows)
         m.d.sync += self.rows_under_way.eq(self.rows_under_way + self.rows - finish)
         with m.If(self.rows):
             m.d.sync += self.alone.eq(1)
@@ -172,7 +176,8 @@ class Issue:
         """Whether what is offered leaves alone what the only softmax under way reads and writes."""
         out = (fields.destination == Destination.OUT) & ~self.of_rows.to[Destination.OUT]
         acc = (fields.a_source == ASource.ACC) & (fields.b_source != BSource.VIN)
-        return ~self.rows_under_way[1] & out & acc
+        follows = self.trail.follows if self.trail else Const(0)
+        return ~self.rows_under_way[1] & ((out & acc) | follows)
 
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
@@ -204,6 +209,11 @@ class Issue:
             queued = self.queued + (self.takes & step.payload.last & now.to[Destination.ACC])
             m.d.sync += self.queued.eq(Mux(unit.halt, 0, queued - lands))
             blocked |= queued == QUEUED
+        if self.trail:
+            output = self.takes & step.payload.last
+            accept = loops.instr.valid & loops.instr.ready
+            self.trail.count(m, loops.instr.ready, accept, output)
+            blocked |= self.trail.blocks(loops.instr.ready, self.alone, output)
         m.d.sync += self.slot.eq(unit.halt | ~blocked)
 
     def _facts(self, instr: data.View[data.StructLayout], held: data.View[data.StructLayout]) -> list[object]:

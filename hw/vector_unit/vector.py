@@ -317,6 +317,9 @@ class Vector(wiring.Component):
             rows.vin.data.eq(self.vin.data[:entry]),
             rows.halt.eq(self.halt),
         ]
+        if issue.trail:
+            told = ("walked", "over", "entries", "comes")
+            m.d.comb += [getattr(issue.trail, name).eq(getattr(rows, name)) for name in told]
         with m.If(issue.alone):
             m.d.comb += [self.vin.en.eq(rows.vin.en), self.vin.addr.eq(rows.vin.addr)]
         return rows

@@ -266,8 +266,8 @@ class Machine:
             start, end = self._gemm.run(ready + 1, work)
         elif unit == _VECTOR:
             start, end, writes = self._vector.run(ready + 1, work)
-            if work.port:
-                self._ports[work.port].take(writes)
+            for train in writes if work.port else ():
+                self._ports[work.port].take(train)
         else:
             start, end = self._store.run(ready + 1, work)
         self._starts[work.number] = start

@@ -90,9 +90,9 @@ class Acc:
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
-    def vector_reads(self, work: Work, steps: Steps) -> int:
-        """When the last of VECTOR's reads has its turn, which wants to be at these times."""
-        here = min(steps.steps, work.read_here * steps.each)
+    def vector_reads(self, work: Work, steps: Steps, output: int = 0) -> int:
+        """When the last of VECTOR's reads from an output on has its turn, which wants to be at these times."""
+        here = min(steps.steps, max(0, work.read_here - output) * steps.each)
         ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
             if part.steps:

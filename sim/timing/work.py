@@ -27,6 +27,7 @@ class Work(NamedTuple):
     residual: int
     alone: int
     alike: int
+    trails: int
     finds: int
     reads: int
     feeds: int

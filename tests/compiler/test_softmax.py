@@ -195,3 +195,13 @@ def test_what_turns_values_is_no_product_of_the_model(tmp_path: Path) -> None:
     assert program.macs_accelerator == program.macs_total
     layers = [layer for launch in program.launches for layer in launch.layers]
     assert [layer.what for layer in layers if layer.what.startswith("matrix turned")] == ["matrix turned 16x16"] * 2
+
+
+def test_the_last_softmax_is_for_products_of_values(tmp_path: Path) -> None:
+    """V's products would hide the last one in part; P · V of the heads before it does so whole."""
+    encoder = Encoder(197, 3, 64, 16)
+    path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
+    program = celosia.compile(path, config=PYNQ, check=False)
+    kinds = [layer.what.split(" ")[0] for layer in program.launches[0].layers]
+    order = ["softmax", "softmax", "conv", *["matrix"] * 3, "product", "softmax", "product", "product", "conv"]
+    assert kinds[kinds.index("softmax") :] == order

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from celosia.driver.remote.deploy import runner
+from celosia.hw import sources
 from celosia.hw.config import PRESETS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad
@@ -84,6 +86,20 @@ def test_a_simulation_promises_nothing_that_silicon_does_not() -> None:
     assert "initial" not in harsh and harsh.count("'hxx") == 2  # one for each grain
     ring = convert(StreamFifo(8, 4), TOP, simulation=True)  # whose memory is read without a clock
     assert "initial" not in ring and "addr ==" not in ring
+
+
+def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In folders of folders, too."""
+    hardware = Path(str(sources.resources.files("celosia.hw")))
+    shutil.copytree(hardware, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources.resources, "files", lambda _: tmp_path)
+    before = sources_digest.__wrapped__()
+    for changed in ("top.py", "vector_unit/issue.py", "vector_unit/softmax/engine.py"):
+        path = tmp_path / changed
+        path.write_text(path.read_text() + "# another one\n")
+        after = sources_digest.__wrapped__()
+        assert after != before, changed
+        before = after
 
 
 def test_sources_are_known_where_they_are_not(tmp_path: Path) -> None:

@@ -227,6 +227,20 @@ EXACT_NORM = {
         *[vector(2, 1, rows, 1, 1, a_x=2, destination=Destination.INP, **ROWS) for rows in (9, 16, 12)],
         vector(1, 1, 9, 3, 1), vector(1, 1, 2, 1, 1), vector(2, 1, 9, 1, 1, a_x=2, destination=Destination.INP, **ROWS),
     ],
+    "behind the rows of a softmax": [
+        vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS), vector(1, 1, 5, 1, 1, a_x=1),
+        gemm(1, 9, 30, acc_x=1, accumulate=1), vector(1, 1, 63, 1, 1, a_x=1, dst_x=1, destination=VIN), load(200),
+        vector(3, 1, 21, 1, 1, a_x=3, destination=Destination.INP, **ROWS),
+    ],
+    "in front of rows, and beyond them": [
+        *[vector(2, 1, rows, 1, 1, a_base=7, a_x=2, **ROWS) for rows in (9, 20)],
+        vector(1, 1, 60, 2, 1, a_x=1, dst_x=1, destination=VIN), vector(1, 1, 4, 1, 1, dst_x=1, destination=VIN),
+        vector(1, 1, 9, 1, 1, a_x=1, a_source=ASource.VIN),
+    ],
+    "behind the last rows": [
+        load(700, post=1 << Unit.VECTOR), vector(1, 1, 40, 1, 1, a_x=1, **ROWS),
+        vector(1, 1, 40, 1, 1, wait=1, a_x=1, dst_x=1, destination=VIN), load(120, buffer=Buffer.VIN),
+    ],
     "a norm beside gemm": [
         gemm(1, 9, 30, acc_x=1, accumulate=1), vector(3, 1, 5, 1, 1, **NORM), vector(1, 1, 30, 1, 1, a_x=1)
     ],

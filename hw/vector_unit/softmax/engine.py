@@ -74,6 +74,9 @@ class SoftmaxEngine(wiring.Component):
     write : Out(1), addr, data      A result, an entry. Where entries are read in pairs there is `spare` : Out(1), too:
                                     it is none, but what lies behind a row of an odd number of them.
     finish : Out(1)                 With the last one of a VECTOR.
+    walked : Out(1)                 All rows have been looked at once, none of which lies beyond the end of vin.
+    over : Out(1)                   A row of `entries` : Out entries of vin has been read for the last time.
+    comes : Out(1)                  The next ones are those of the next VECTOR.
     busy : Out(1)                   One is under way.
     halt : In(1)                    Drops everything.
     """
@@ -87,6 +90,7 @@ class SoftmaxEngine(wiring.Component):
             "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
             "high": In(signed(8)), "vin": Out(read_port(pads["vin"], self._span)), "exp": In(write_port(pads["exp"])),
             "write": Out(1), "addr": Out(fields["dst_base"].shape), "data": Out(pads["out"].width), "finish": Out(1),
+            "walked": Out(1), "over": Out(1), "entries": Out(fields["extent_n"].shape), "comes": Out(1),
             "busy": Out(1), "halt": In(1), **({"spare": Out(1)} if self._span > 1 else {}),
         })  # fmt: skip
 
@@ -157,7 +161,9 @@ class SoftmaxEngine(wiring.Component):
             divide.on.eq(divide.active & (beat == DIVIDE_TURN - 1)),
             begin.eq(Mux(ahead, finds, found & (beat == self._parts - 1) & (fill.ends | ~fill.active))),
             find.begin.eq(begin | ~(found | finds)), fill.begin.eq(begin), divide.begin.eq(summed),
-            self.vin.en.eq(find.on), self.vin.addr.eq(find.addr),
+            self.vin.en.eq(find.on), self.vin.addr.eq(find.addr), self.over.eq(divide.on & divide.last),
+            self.walked.eq(find.through & ~find.wrapped), self.entries.eq(self._taken.extent_n),
+            self.comes.eq(divide.comes),
         ]  # fmt: skip
         m.d.sync += beat.eq(Mux(ahead, Mux(begin, FILL_TURN, FIND_TURN), beat + 1))
         with m.If(~self.busy):

@@ -44,7 +44,9 @@ class TileWalk(wiring.Component):
     -------
     took : In(1)            An instruction has been taken; it comes when the one before it is through, one of both here.
     fields : In(fields_layout)      Its own, until it comes.
+    comes : Out(1)          It does.
     through : Out(1)        None is here.
+    wrapped : Out(1)        By row: it has gone from the end of vin to its beginning.
     begin : In(1)           A tile begins in the next cycle, if one is due.
     active : Out(1)         There is a step.
     on : In(1)              It is over, the next one follows.
@@ -59,15 +61,15 @@ class TileWalk(wiring.Component):
     def __init__(self, cfg: Config, by_row: bool) -> None:
         self._by_row, self._in_tile, self._span = by_row, row_bits(cfg), softmax_span(cfg)
         super().__init__({
-            "took": In(1), "fields": In(fields_layout(cfg)), "through": Out(1), "begin": In(1), "active": Out(1),
-            "on": In(1), "addr": Out(scratchpads(cfg)["vin"].address_bits),
+            "took": In(1), "fields": In(fields_layout(cfg)), "comes": Out(1), "through": Out(1), "wrapped": Out(1),
+            "begin": In(1), "active": Out(1), "on": In(1), "addr": Out(scratchpads(cfg)["vin"].address_bits),
             "row": Out(self._in_tile + by_row * exact_log2(TILES)),
             "first": Out(1), "last": Out(1), "bottom": Out(1), "ends": Out(1), "more": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        over, due, waits, comes = Signal(), Signal(), Signal(), Signal()
+        over, due, waits, comes = Signal(), Signal(), Signal(), self.comes
         m.d.comb += [
             self.ends.eq(self.last & self.bottom), over.eq(self.on & self.ends),
             comes.eq((self.took | waits) & (~due | (over & ~self.more))), self.through.eq(~(self.took | waits | due)),
@@ -115,12 +117,13 @@ class TileWalk(wiring.Component):
 
     def _addresses_by_row(self, m: Module, comes: Value) -> None:
         """A tile begins where the next row does."""
-        line, target, f = Reg(len(self.addr)), Signal(len(self.addr)), self.fields
+        line, target, f = Reg(len(self.addr)), Signal(len(self.addr) + 1), self.fields
+        follows = ~self.ends | self.more
         m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, self._next(f)))
         with m.If(comes):
-            m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base)]
+            m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base), self.wrapped.eq(0)]
         with m.Elif(self.on):
-            m.d.sync += self.addr.eq(target)
+            m.d.sync += [self.addr.eq(target), self.wrapped.eq(self.wrapped | (follows & target[-1]))]
             with m.If(self.last):
                 m.d.sync += line.eq(target)
 
