@@ -63,13 +63,14 @@ class QuantizerChoices:
     exclude: tuple[str, ...]
     weights: int = WEIGHTS[0]
     smooth: float | str | None = None
+    symmetric: bool = False
     decoder: bool = False
 
     @property
-    def symmetric(self) -> bool:
+    def centred(self) -> bool:
         """Whether activations have no zero point: with one a product of two of them takes three times as long, as
         docs/attention.md says."""
-        return bool(self.chosen) and self.activations == ACTIVATIONS[0]
+        return self.symmetric or (bool(self.chosen) and self.activations == ACTIVATIONS[0])
 
     @property
     def chosen(self) -> str:
@@ -92,15 +93,18 @@ class QuantizerChoices:
             raise ValueError(
                 f"weights of {self.weights} bits have a scale for each output channel; leave --per-tensor out"
             )
+        if self.symmetric and self.activations != ACTIVATIONS[0]:
+            raise ValueError(f"symmetric activations are {ACTIVATIONS[0]}, not {self.activations}")
         if self.smooth is not None:
             alpha_of(self.smooth)
 
 
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
-    weights: int = WEIGHTS[0], activations: str = "int8", method: str = "minmax", operators: str | None = None,
-    smooth: float | str | None = None, samples: int | None = None, exclude: Sequence[str] = (),
-    mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), config: str | Path | Config = "pynq",
+    weights: int = WEIGHTS[0], activations: str = "int8", symmetric: bool = False, method: str = "minmax",
+    operators: str | None = None, smooth: float | str | None = None, samples: int | None = None,
+    exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
+    config: str | Path | Config = "pynq",
     progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
@@ -108,13 +112,14 @@ def quantize(
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
     `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4, 2
-    or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). method: how
-    ranges come from samples: "minmax", "entropy" or "percentile". operators: "all" that the quantiser can, or
-    "products" (MatMul and Gemm with their biases, int8 activations symmetric), by default those for decoders, all for
-    others; "rotary" is products and rotary positions, "attention" masks and softmaxes, too, of decoders "all" is these,
-    the residual stream and norms. smooth: alpha, or "auto", of smooth.py. samples: use no more than these. exclude:
-    names of operators that stay float. mean, std: of images, for pixels in 0..1. config: the accelerator whose share of
-    the work is reported. Dynamic sizes of the model become those of the samples, but for decoders, whose stay open.
+    or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). symmetric:
+    activations, int8, have no zero point. method: how ranges come from samples: "minmax", "entropy" or "percentile".
+    operators: "all" that the quantiser can, or "products" (MatMul and Gemm with their biases, int8 activations
+    symmetric), by default those for decoders, all for others; "rotary" is products and rotary positions, "attention"
+    masks and softmaxes, too, of decoders "all" is these, the residual stream and norms. smooth: alpha, or "auto", of
+    smooth.py. samples: use no more than these. exclude: names of operators that stay float. mean, std: of images, for
+    pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those
+    of the samples, but for decoders, whose stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -136,7 +141,9 @@ def quantize(
     """
     say = progress or (lambda stage: None)
     cfg = Config.load(config)
-    choices = QuantizerChoices(per_channel, activations, method, operators or "all", tuple(exclude), weights, smooth)
+    choices = QuantizerChoices(
+        per_channel, activations, method, operators or "all", tuple(exclude), weights, smooth, symmetric
+    )
     _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
@@ -339,7 +346,7 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
     """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
     model = onnx.load(prepared)
     try:
-        found = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.symmetric, choices.per_channel)
+        found = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
     except OracleError as error:
         raise QuantizeError(str(error)) from None
     if not found["places"]:
@@ -390,9 +397,10 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
     """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
     if choices.chosen:
         _name(model)
-    names, scores = products_of(model), dict[str, Any]()
+    names, scores, masks = products_of(model), dict[str, Any](), list[str]()
     if choices.chosen != "products":
-        masks = add_masks(model, scores_of(model)) if choices.chosen != "rotary" else []
+        if choices.chosen != "rotary":
+            masks += add_masks(model, scores_of(model))
         between = between_products(model, choices.chosen or OPERATORS[0])
         try:
             ranges = score_ranges(model, between.masked, samples)
@@ -404,16 +412,14 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
             name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
             for name, each in ranges.items()
         }
-        if not choices.chosen:
-            return {
-                "nodes_to_exclude": [*choices.exclude, *masks], "extra_options": {"TensorQuantOverrides": scores},
-            }  # fmt: skip
         names += between.operators
+    options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": scores}
+    if not choices.chosen:
+        return {"nodes_to_exclude": [*choices.exclude, *masks], "extra_options": options}
     names = [name for name in names if name not in choices.exclude]
     if not names:  # which would stand for all of them
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
     kinds = {node.op_type for node in model.graph.node if node.name in names}
-    options = {"ActivationSymmetric": choices.symmetric, "TensorQuantOverrides": scores}
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
 
 

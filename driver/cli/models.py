@@ -340,6 +340,9 @@ Weights = Annotated[
     ),
 ]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]
+Symmetric = Annotated[
+    bool, typer.Option("--symmetric", help="Activations have no zero point, as attention wants them.")
+]
 Method = Annotated[str, opt.one_of(names=METHODS, help="How ranges come from the samples.")]
 Kinds = Annotated[
     str | None,
@@ -365,6 +368,7 @@ def quantize(
     per_tensor: PerTensor = False,
     weights: Weights = str(WEIGHTS[0]),
     activations: Activations = ACTIVATIONS[0],
+    symmetric: Symmetric = False,
     method: Method = "minmax",
     operators: Kinds = None,
     smooth: Smooth = None,
@@ -388,6 +392,8 @@ def quantize(
     """
     if per_tensor and int(weights) < WEIGHTS[0]:
         raise typer.BadParameter(f"--per-tensor: weights of {weights} bits have a scale for each output channel")
+    if symmetric and activations != ACTIVATIONS[0]:
+        raise typer.BadParameter(f"--symmetric: activations are {ACTIVATIONS[0]} then, not {activations}")
     try:
         alpha = None if smooth is None else alpha_of(smooth)
     except ValueError as error:
@@ -398,8 +404,9 @@ def quantize(
 
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
-            operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,), std=std or (1.0,),
-            weights=int(weights), smooth=alpha, config=config, progress=stages, told=common.telling_once(quiet),
+            symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
+            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, progress=stages,
+            told=common.telling_once(quiet),
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

@@ -252,6 +252,7 @@ def test_the_command_says_what_it_costs(tmp_path: Path) -> None:
     for more, words in (
         (["--weights", "3"], "'3' is not one of"),
         (["--weights", "4", "--per-tensor"], "--per-tensor"),
+        (["--symmetric", "--activations", "uint8"], "--symmetric"),
     ):
         refused = CliRunner().invoke(app, [*command, *more])
         assert refused.exit_code == USAGE and words in refused.output

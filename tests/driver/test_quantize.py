@@ -82,8 +82,13 @@ def assert_exact(path: Path, inputs: Array) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"per_channel": False, "method": "percentile"}, {"activations": "uint8", "method": "entropy"}],
-    ids=["default", "per-tensor", "uint8"],
+    [
+        {},
+        {"per_channel": False, "method": "percentile"},
+        {"activations": "uint8", "method": "entropy"},
+        {"symmetric": True},
+    ],
+    ids=["default", "per-tensor", "uint8", "symmetric"],
 )
 def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, options: dict[str, Any]) -> None:
     report = celosia.quantize(model, {"image": images()}, tmp_path / "int8.onnx", config="tiny", **options)
@@ -93,6 +98,8 @@ def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, opt
     assert scales[0].size == (1 if "per_channel" in options else 8)
     kinds = {t.data_type for t in quantised.graph.initializer if t.name.endswith("zero_point") and "image" in t.name}
     assert kinds == {TensorProto.UINT8 if options.get("activations") else TensorProto.INT8}
+    zeros = [numpy_helper.to_array(t) for t in quantised.graph.initializer if t.name.endswith("zero_point")]
+    assert any(each.any() for each in zeros) != options.get("symmetric", False)
     assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"]
 
 
