@@ -20,8 +20,8 @@ from benchmarks.gain import cycles as cycles_of
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats, quantised
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
-from celosia.compiler.compile import NEEDED, PASSES
 from celosia.compiler.cpu.target import TARGETS
+from celosia.compiler.graph.pipeline import NEEDED, PASSES
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.tensorize.decisions import decisions_of

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import onnx
@@ -15,31 +15,17 @@ import onnx_ir as ir
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
-from celosia.compiler.graph.averages import round_averages
-from celosia.compiler.graph.batchnorm import fold_batchnorm
-from celosia.compiler.graph.block_sums import sum_blocks
-from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cost import total_macs
-from celosia.compiler.graph.cse import merge_equal
-from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.float_weights import quantise_weights
-from celosia.compiler.graph.fold import fold, fold_imported
-from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.limits import require_memory, require_numpy
-from celosia.compiler.graph.passes import GraphPass, Pipeline, Watch
-from celosia.compiler.graph.quantized import Integerise
+from celosia.compiler.graph.passes import Pipeline, Watch
+from celosia.compiler.graph.pipeline import for_hardware, passes_of
 from celosia.compiler.graph.select.placement import CACHE
-from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
-from celosia.compiler.graph.sums import round_sums
-from celosia.compiler.graph.tables import compose_tables
-from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.graph.turned import turn_values
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
@@ -48,12 +34,11 @@ from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.placing import Placed
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.selfcheck.check import self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
-from celosia.compiler.switches import PARTS, leaving_out
+from celosia.compiler.switches import leaving_out
 from celosia.compiler.tensorize.decisions import Given
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
@@ -63,35 +48,6 @@ from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import seldom_collected
 from celosia.hw.config import Config, did_you_mean
-
-
-def _to_integers(model: ir.Model, norms: bool = False) -> None:
-    Integerise(model, norms).run()
-
-
-PASSES = Pipeline(
-    GraphPass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
-    GraphPass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
-    GraphPass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
-    GraphPass("integer", "QDQ patterns become integer operators", _to_integers),
-    GraphPass("tables", "functions of one 8-bit tensor become tables", compose_tables),
-    GraphPass(
-        "fold-quantised", "constants that QDQ patterns did not take are computed", partial(fold, keep=frozenset())
-    ),
-    GraphPass("identities", "operators that change nothing go, two that make one become one", simplify),
-    GraphPass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
-    GraphPass("channels", "channels are chosen and ordered in the weights of the convolution before", order_channels),
-    GraphPass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
-    GraphPass("common", "operators that compute the same are computed once", merge_equal),
-    GraphPass(
-        "layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False
-    ),
-    GraphPass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
-    GraphPass("dead", "what nothing reads is removed", remove_dead),
-)
-"""What happens to the graph before operators are placed, in order."""
-NEEDED = ("shapes", "fold", "integer", "dead")
-"""Passes that the others rely on."""
 
 
 @taking(Options)
@@ -316,45 +272,9 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
     macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
-    passes = Pipeline(*_passes(options), *_for_hardware(cfg)).run(found.graph, kept.watched(watch))
+    passes = Pipeline(*passes_of(options), *for_hardware(cfg)).run(found.graph, kept.watched(watch))
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
-
-
-def _for_hardware(cfg: Config) -> Iterator[GraphPass]:
-    """Passes that prepare for what not every Config has."""
-    if cfg.softmax:
-        turn = partial(turn_values, cfg=cfg)
-        yield GraphPass("turn", "values of attention are turned by a product", turn, inside=False)
-    if cfg.sums:
-        add = partial(sum_blocks, cfg=cfg)
-        yield GraphPass(
-            "block-sums", "products by weights of few bits are sums of integers by blocks", add, inside=False
-        )
-
-
-ROUNDED = (
-    GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums),
-    GraphPass("averages", "averages of bytes that floats alone would round are rounded correctly", round_averages),
-)
-"""With rounding = "correct", behind all others."""
-
-
-def _passes(options: Options) -> Pipeline:
-    """Those that are not left out. ModelError where a name is none, or one that nothing does without."""
-    known = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
-    for name in options.left_out:
-        if name not in known:
-            raise ModelError(
-                f"nothing is compiled without {name!r}{did_you_mean(name, known)}; take {', '.join(known)}"
-            )
-    if options.rounding not in ROUNDINGS:
-        close = did_you_mean(options.rounding, ROUNDINGS)
-        raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
-    correctly = partial(_to_integers, norms=options.rounding == "correct")
-    passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    behind = ROUNDED if options.rounding == "correct" else ()
-    return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
@@ -411,7 +331,7 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
     if options.check:
         say("checking")
         imported = lambda: specialise(source, options.shapes, cfg.batch).graph  # noqa: E731
-        _check(program, model, lowered, front.originals[0], imported, _passes(options))
+        _check(program, model, lowered, front.originals[0], imported, passes_of(options))
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.batched = front.model.batched

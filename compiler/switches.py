@@ -1,6 +1,6 @@
 """Parts of the compiler that can be left out, to see what each is good for: `without` in the arguments of `compile`.
 
-Passes over the graph are left out by their own names (compile.PASSES), and these parts by theirs.
+Passes over the graph are left out by their own names (graph/pipeline.py), and these parts by theirs.
 """
 
 from __future__ import annotations

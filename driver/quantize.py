@@ -104,8 +104,8 @@ def quantize(
     weights: int = WEIGHTS[0], activations: str = "int8", symmetric: bool = False, method: str = "minmax",
     operators: str | None = None, smooth: float | str | None = None, samples: int | None = None,
     exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
-    config: str | Path | Config = "pynq",
-    progress: Callable[[str], None] | None = None, told: Callable[[str], None] = lambda sentence: None,
+    config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
+    told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
     DequantizeLinear pairs.
@@ -133,43 +133,38 @@ def quantize(
     Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
     a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
     `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
-    (what smooth.py returns) and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of
-    4 bits or less, and their `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of
-    the multiplications), and where an output is worse than POOR `losing` (the layers that lose most) and `advice` (what
-    to try), else both empty. told: called with a sentence for each image that is resized or converted. ModelError,
-    CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
+    and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of 4 bits or less, and their
+    `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and
+    where an output is worse than POOR `losing` (the layers that lose most) and `advice` (what to try), else both empty.
+    told: called with a sentence for each image that is resized or converted. ModelError, CalibrationError,
+    QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
-    say = progress or (lambda stage: None)
-    cfg = Config.load(config)
-    choices = QuantizerChoices(
-        per_channel, activations, method, operators or "all", tuple(exclude), weights, smooth, symmetric
-    )
+    say, cfg = progress or (lambda stage: None), Config.load(config)
+    kinds = operators or OPERATORS[0]
+    choices = QuantizerChoices(per_channel, activations, method, kinds, tuple(exclude), weights, smooth, symmetric)
     _check(model, output)
     say("reading the model")
     proto = _float_model(Path(model), exclude)
     inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
-    if decoder := is_decoder(inputs):
-        proto = _in_parts(proto, operators)
-        chosen = open_samples(calibration, inputs, samples, pixels, completed)
+    if is_decoder(inputs):
         choices = replace(choices, operators=operators or "products", decoder=True)
-    else:
-        chosen = open_samples(calibration, inputs, samples, pixels)
-        proto = _of_sizes(proto, chosen.inputs)
-    quantised, report = _int8(proto, chosen, choices, decoder, say)
+    chosen = open_samples(calibration, inputs, samples, pixels, completed if choices.decoder else None)
+    proto = _in_parts(proto, operators) if choices.decoder else _of_sizes(proto, chosen.inputs)
+    quantised, report = _int8(proto, chosen, choices, say)
     if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
-    share = reporting.accelerator(quantised, cfg, chosen.inputs if decoder else ())
+    share = reporting.accelerator(quantised, cfg, chosen.inputs if choices.decoder else ())
     with replacing(output) as temporary:
         onnx.save(quantised, temporary)
     return {"model": str(model), "output": str(output), **report, "accelerator": share}
 
 
 def _int8(
-    float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, decoder: bool, say: Callable[[str], None]
+    float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, say: Callable[[str], None]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """The quantised model, and the report but for the accelerator's share."""
-    fitting, measured = _split(samples)
+    (fitting, measured), decoder = _split(samples), choices.decoder
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
         prepared, result = _prepared(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"

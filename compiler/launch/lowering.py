@@ -37,7 +37,7 @@ def lower(
     decided: Collection[str] = (), say: Callable[[str], None] = lambda stage: None,
     made: Callable[[LaunchLayers, Planner], Image] | None = None,
 ) -> Lowered:  # fmt: skip
-    """Place the operators of `model`, after compile.PASSES, and lower them. The graph stays as it is.
+    """Place the operators of `model`, after graph.pipeline.PASSES, and lower them. The graph stays as it is.
 
     refused: operators that stay on the CPU, with the reason; what fits no tiling joins them. decided: names of layers
     and blocks that are to be as they are. made: makes the image of the layers; by default

@@ -9,13 +9,12 @@ from graph_text import after, lines, proto
 from oracle import opened
 
 import celosia
-from celosia.compiler import compile as compiler
-from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.batchnorm import fold_batchnorm
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
 from celosia.compiler.graph.identities import RULES, simplify
 from celosia.compiler.graph.passes import Pipeline
+from celosia.compiler.graph.pipeline import PASSES
 from celosia.driver.runtime import Runtime
 
 KINDS = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_, "double": np.float64}
@@ -91,7 +90,9 @@ def test_identities_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) ->
     kind, operators, _ = CASES[name]
     model, feed = proto(source(kind, operators)), {"x": special(kind)}
     found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
-    monkeypatch.setattr(compiler, "PASSES", Pipeline(*(each for each in PASSES if each.name != "identities")))
+    monkeypatch.setattr(
+        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "identities"))
+    )
     plain = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
     assert (found.dtype, found.shape, found.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
 
@@ -175,7 +176,9 @@ def test_batch_normalisation(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     x = np.random.default_rng(0).standard_normal((1, 2, size, size)).astype(np.float32)
     found = Runtime(celosia.compile(model, "tiny", watch=watch)).run({"x": x}).outputs["y"]
     assert seen == left
-    monkeypatch.setattr(compiler, "PASSES", Pipeline(*(each for each in PASSES if each.name != "batch-norm")))
+    monkeypatch.setattr(
+        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "batch-norm"))
+    )
     plain = Runtime(celosia.compile(model, "tiny")).run({"x": x}).outputs["y"]
     np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
 

@@ -20,8 +20,8 @@ from thorough import paired
 
 import celosia
 from celosia.compiler import compile as compiling
-from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.passes import Pipeline
+from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
@@ -176,7 +176,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool
             else each
             for each in PASSES
         ]
-        monkeypatch.setattr(compiling, "PASSES", Pipeline(*changed))
+        monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", Pipeline(*changed))
         return done
 
     return plant

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from oracle import opened
 
 import celosia
-from celosia.compiler.compile import PASSES
 from celosia.compiler.graph.importer import load
+from celosia.compiler.graph.pipeline import PASSES
 from celosia.driver.runtime import Runtime
 
 QDQ = """

@@ -13,11 +13,12 @@ import pytest
 
 import celosia
 from celosia.compiler import compile as compiler
-from celosia.compiler.compile import PASSES, ModelError
 from celosia.compiler.cpu.ops import convolution, window
 from celosia.compiler.graph import windows, witness
 from celosia.compiler.graph.check import BrokenGraph
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.passes import GraphPass, Pipeline
+from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.program.host import windows as meaning
 from celosia.compiler.program.host.hostops import vision
 
@@ -139,7 +140,7 @@ def test_a_wrong_shape_that_a_pass_leaves(op: str, axis: int, monkeypatch: pytes
         value.shape = ir.Shape(dims)
 
     passes = Pipeline(next(iter(PASSES)), GraphPass("bad", "", fault), *list(PASSES)[1:])
-    monkeypatch.setattr(compiler, "PASSES", passes)
+    monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", passes)
     with pytest.raises(BrokenGraph, match=f"after pass bad: shapes are those that operators make: .* {op} "):
         compiler.compile(PLANTED[op].model(), "tiny")
 
@@ -150,7 +151,7 @@ def test_a_wrong_shape_at_import(op: str, monkeypatch: pytest.MonkeyPatch) -> No
         value = next(node for node in model.graph if node.op_type == op).outputs[0]
         value.shape = ir.Shape([2, 3, *[99] * (len(PLANTED[op].size))])
 
-    monkeypatch.setattr(compiler, "PASSES", Pipeline(GraphPass("bad", "", fault), *PASSES))
+    monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", Pipeline(GraphPass("bad", "", fault), *PASSES))
     with pytest.raises((ModelError, BrokenGraph), match=f"{op} .* makes"):
         compiler.compile(PLANTED[op].model(), "tiny")
 

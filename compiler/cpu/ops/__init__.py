@@ -7,6 +7,7 @@ from typing import Any
 
 from celosia.compiler.cpu.ops import (  # they fill the table
     attention,
+    averages,
     block_sums,
     blocked,
     contrib,
@@ -38,6 +39,7 @@ __all__ = [
     "Node",
     "Unsupported",
     "attention",
+    "averages",
     "block_sums",
     "blocked",
     "build",

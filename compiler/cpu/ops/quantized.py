@@ -16,7 +16,6 @@ from celosia.compiler.cpu.ops.products import matmul_any
 from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
@@ -349,38 +348,6 @@ def qlinear_concat(node: Node) -> Tensor:
     return concatenate(node, tensors, axis, [rescale(i) for i in starts])
 
 
-@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3, takes="TfT fT")
-@with_channels_last
-def qlinear_global_average_pool(node: Node) -> Tensor:
-    """Channels may be the last axis."""
-    return global_average(node)
-
-
-def global_average(node: Node) -> Tensor:
-    """The mean of each image [n, c, ...] of bytes, requantised."""
-    x = node.input(0)
-    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
-    scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
-
-    def mean(v: Expr, ks: Any) -> Expr:
-        return requantize(T.sum(v.astype("int32") - zx, ks), scale, node.scalar(4, x.dtype), x.dtype)
-
-    return reduced(x, range(2, len(x.shape)), True, mean, "average")
-
-
-@op("QLinearMean", kind=Kind.REDUCTION, scale=3)
-def qlinear_mean(node: Node) -> Tensor:
-    """Ours: x, sx, zx, sy, zy; the mean over rows and columns with the factor that the accelerator has."""
-    x = node.input(0)
-    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
-    scale = node.scalar(1, F32).astype("float64") / (node.scalar(3, F32).astype("float64") * float(count))
-
-    def mean(v: Expr, ks: Any) -> Expr:
-        return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), node.scalar(4, x.dtype), x.dtype)
-
-    return reduced(x, range(2, len(x.shape)), True, mean, "average")
-
-
 @op("Table", kind=Kind.COMPLEX)
 def table(node: Node) -> Tensor:
     """Ours: x, table; entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
@@ -391,41 +358,6 @@ def table(node: Node) -> Tensor:
         return stored if signed else (stored.astype("int32") + 128).astype("uint8")
 
     return node.elementwise(body, node.input(0))
-
-
-@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
-@with_channels_last
-def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
-    `integers`: as the accelerator adds."""
-    x = node.input(0)
-    window = SlidingWindow.of(node, x.shape[2:])
-    if window.whole:
-        return global_average(node)
-    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
-    if node.attrs.get("integers"):
-        return _average_of_integers(node, x, window, ks)
-    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
-    sy, zy = node.scalar(3, F32), node.scalar(4, F32)
-
-    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
-        total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
-        mean = total / window.count(o).astype(F32)
-        return saturate(round_even(mean / sy + zy), x.dtype)
-
-    return T.compute((*x.shape[:2], *window.out), body, "average")
-
-
-def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
-    zx = node.scalar(2, "int32")
-    p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
-    sx, sy, zy = node.scalar(1, F32), node.scalar(3, F32), node.scalar(4, x.dtype)
-
-    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
-        scale = sx / (sy * window.count(o).astype(F32))
-        return requantize(T.sum(p[(n, c, *window.at(o, ks))], ks), scale, zy, x.dtype)
-
-    return T.compute((*x.shape[:2], *window.out), body, "average")
 
 
 @op("QLinearSoftmax", kind=Kind.REDUCTION, like=("Identity", (0,)), scale=3, takes="TfT fT")

@@ -1,0 +1,81 @@
+"""Averages of bytes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.ops.quantized import F32, dequantized, requantize, with_channels_last
+from celosia.compiler.cpu.ops.reductions import reduced
+from celosia.compiler.cpu.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.cpu.ops.window import SlidingWindow
+from celosia.compiler.expr import Expr, Tensor, wrap
+from celosia.compiler.program.traits import Kind
+
+
+@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3, takes="TfT fT")
+@with_channels_last
+def qlinear_global_average_pool(node: Node) -> Tensor:
+    """Channels may be the last axis."""
+    return global_average(node)
+
+
+def global_average(node: Node) -> Tensor:
+    """The mean of each image [n, c, ...] of bytes, requantised."""
+    x = node.input(0)
+    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
+    scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
+
+    def mean(v: Expr, ks: Any) -> Expr:
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale, node.scalar(4, x.dtype), x.dtype)
+
+    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+
+
+@op("QLinearMean", kind=Kind.REDUCTION, scale=3)
+def qlinear_mean(node: Node) -> Tensor:
+    """Ours: x, sx, zx, sy, zy; the mean over rows and columns with the factor that the accelerator has."""
+    x = node.input(0)
+    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
+    scale = node.scalar(1, F32).astype("float64") / (node.scalar(3, F32).astype("float64") * float(count))
+
+    def mean(v: Expr, ks: Any) -> Expr:
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), node.scalar(4, x.dtype), x.dtype)
+
+    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+
+
+@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
+@with_channels_last
+def qlinear_average_pool(node: Node) -> Tensor:
+    """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
+    `integers`: as the accelerator adds."""
+    x = node.input(0)
+    window = SlidingWindow.of(node, x.shape[2:])
+    if window.whole:
+        return global_average(node)
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
+    if node.attrs.get("integers"):
+        return _average_of_integers(node, x, window, ks)
+    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
+    sy, zy = node.scalar(3, F32), node.scalar(4, F32)
+
+    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
+        total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
+        mean = total / window.count(o).astype(F32)
+        return saturate(round_even(mean / sy + zy), x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out), body, "average")
+
+
+def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
+    zx = node.scalar(2, "int32")
+    p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
+    sx, sy, zy = node.scalar(1, F32), node.scalar(3, F32), node.scalar(4, x.dtype)
+
+    def body(n: Expr, c: Expr, *o: Expr) -> Expr:
+        scale = sx / (sy * window.count(o).astype(F32))
+        return requantize(T.sum(p[(n, c, *window.at(o, ks))], ks), scale, zy, x.dtype)
+
+    return T.compute((*x.shape[:2], *window.out), body, "average")
