@@ -1,29 +1,36 @@
 """What goes from acc to vin beside a softmax never comes to an entry that this has still to read.
 
-Two claims. Of how instructions enter the vector unit: such an instruction writes behind the rows that are over, entry by
-entry, and waits no longer than for these. Of the engine: what it tells of its rows is so, and it reads nothing in front
-of the row that it divides.
+Two claims. Of how instructions enter the vector unit: such an instruction writes behind the rows that are over, entry
+by entry, and waits no longer than for these. Of the engine: what it tells of its rows is so, and it divides them in
+that order.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from amaranth import Module, Signal, Value
-from amaranth.lib import wiring
+from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In
 
 from celosia.hw.config import Config
 from celosia.hw.isa import ASource, BSource, Destination, Opcode
 from celosia.hw.layout import claim_layout, unit_members
+from celosia.hw.pipeline import FILL_TURN, ROWS_ALIKE
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.issue import Issue
+from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
 
 CONFIG = replace(SMALL, forward=True, softmax=1, int32=False)
+MOST = scratchpads(CONFIG)["vin"].depth - 1
+"""The last entry of vin."""
+SIZE, PLACE = 6, 9
+"""Bits of a number of rows or of entries, and of a place behind as many, where products are compared."""
 WIDE = 26
 """Bits in which no sum of rows wraps: two extents, a base and what a trail has written."""
 
@@ -53,18 +60,22 @@ class Rows:
     """
 
     def __init__(self, h: Harness, starts: Value, fields: Any, comes: Value, over: Value, halt: Value) -> None:
-        self.base, self.entries = Signal.like(fields.a_base, name="base"), Signal.like(fields.extent_n, name="entries")
-        self.in_line, self.owed, self.front = Signal(), Signal(), Signal(WIDE, name="front")
+        names = "a_base", "a_n", "a_x", "extent_n", "extent_x"
+        self.fields = {name: Signal.like(fields[name], name=f"rows_{name}") for name in names}
+        self.owed, self.front = Signal(name="owed"), Signal(WIDE, name="front")
         with h.m.If(starts):
-            h.m.d.sync += [
-                self.base.eq(fields.a_base), self.entries.eq(fields.extent_n),
-                self.in_line.eq((fields.a_n == 1) & (fields.a_x == fields.extent_n)),
-            ]  # fmt: skip
+            h.m.d.sync += [held.eq(fields[name]) for name, held in self.fields.items()]
+        self.base, step, line, self.entries, self.count = self.fields.values()
+        self.in_line = (step == 1) & (line == self.entries)
         h.m.d.sync += self.owed.eq((self.owed & ~comes | starts) & ~halt)
         with h.m.If(comes):
             h.m.d.sync += self.front.eq(self.base)
         with h.m.Elif(over):
             h.m.d.sync += self.front.eq(self.front + self.entries)
+
+    def after(self, over: Value) -> Value:
+        """`front` behind this cycle."""
+        return self.front + Mux(over, self.entries, 0)
 
 
 def behind() -> Harness:
@@ -81,8 +92,7 @@ def behind() -> Harness:
     busy, accept = inside.of(loops, "busy"), loops.instr.valid & loops.instr.ready
     rows = Rows(h, issue.rows, fields, told["comes"], told["over"], dut.halt)
     single = issue.alone & ~issue.rows_under_way[1]
-    after = Signal(WIDE + 1, name="front_after")
-    h.m.d.comb += after.eq(rows.front + (rows.entries & told["over"].replicate(len(rows.entries))))
+    after = rows.after(told["over"])
 
     # Surroundings: instructions stay until taken, unless there is a halt, and have what fetch has checked.
     h.trusts(dut.instr, "instr")
@@ -140,15 +150,144 @@ def behind() -> Harness:
 
 def engine_tells(h: Harness, told: Any, rows: Rows, after: Value, single: Value, issue: Issue, dut: Entrance) -> None:
     """What is assumed of the engine."""
-    starts, depth = issue.rows, scratchpads(CONFIG)["vin"].depth
+    starts = issue.rows
     h.assume(implies(issue.room, single & ~rows.owed))
     h.assume(implies(dut.rows_finish, issue.alone & ~starts & ~(single & rows.owed)))
     h.assume(implies(issue.alone, told["entries"] == rows.entries))
     h.assume(implies(told["comes"], rows.owed))
     h.assume(implies(told["walked"] & single, ~rows.owed))
-    h.assume(implies(told["walked"] & single & rows.in_line, (rows.base <= rows.front) & (after <= depth)))
+    h.assume(implies(told["walked"] & single & rows.in_line, (rows.base <= rows.front) & (after <= MOST + 1)))
     stays = h.register(told["walked"] & issue.alone & ~starts & ~dut.halt, "stays_walked")
     h.assume(implies(stays, told["walked"]))
+
+
+def _small(entries: Value, rows: Value) -> Value:
+    return (entries != 0) & (entries < 8) & (rows != 0) & (rows < 32)
+
+
+def _alike(fields: Any) -> Value:
+    return Cat(fields[name] for name in ROWS_ALIKE)
+
+
+def rows_are_over(cfg: Config) -> Harness:
+    """What `behind` assumes of the engine, of rows whose entries lie one behind another where it is about places.
+
+    Sizes are products: rows have up to 7 entries, and there are up to 31; 16 entries of vin hold fewer.
+    """
+    h = Harness()
+    dut = SoftmaxEngine(cfg)
+    inside, fields = h.add(dut), dut.fields
+    h.assume(_small(fields.extent_n, fields.extent_x))
+    taken, before = inside["_taken"], h.register(fields, "fields_before")
+    h.assume(implies(dut.start, ~dut.busy | (dut.room & (before == Value.cast(fields)))))  # as Issue starts them
+    rows = Rows(h, dut.start, fields, dut.comes, dut.over, dut.halt)
+    under_way = Signal(2, name="under_way")
+    h.m.d.sync += under_way.eq((under_way + dut.start - dut.finish) & (~dut.halt).replicate(2))
+    single = under_way == 1
+    find, divide = (Walked(h, inside, name, rows, dut) for name in ("find", "divide"))
+
+    # Of the last one the largest elements have been found before its last quotient is written.
+    h.assume(implies(dut.finish & single, inside["find"].through))
+
+    h.ensure(dut.busy == under_way.any(), "busy")
+    h.ensure(implies(dut.room, single & ~rows.owed), "room")
+    h.ensure(implies(dut.finish, under_way.any() & ~dut.start & ~(single & rows.owed)), "finish")
+    h.ensure(implies(dut.busy, dut.entries == rows.entries), "entries")
+    h.ensure(implies(dut.comes, rows.owed), "comes")
+    h.ensure(implies(dut.walked & single, ~rows.owed), "walked_when_they_have_come")
+    stays = h.register(dut.walked & dut.busy & ~dut.start & ~dut.halt, "stays_walked")
+    h.ensure(implies(stays, dut.walked), "stays_walked")
+    within = (rows.base <= rows.front) & (rows.after(dut.over) <= MOST + 1)
+    h.ensure(implies(dut.walked & single & rows.in_line, within), "rows_within_vin")
+    reads = dut.vin.en & ~(inside["beat"] == FILL_TURN)
+    place = (rows.front + divide.index)[: len(dut.vin.addr)]
+    behind_front = (dut.vin.addr == place) & (divide.index < rows.entries)
+    h.ensure(implies(dut.walked & single & rows.in_line & reads, behind_front), "reads_no_row_that_is_over")
+
+    # What makes it inductive: each one under way is owed, divided, or all in the stages behind that.
+    marks, divides = inside["marks"], inside["divides"]
+    last = [valid & step.end for step, valid in list(zip(marks, divides))[1:]]
+    for number, step in enumerate(marks):
+        h.ensure(implies(step.end, step.whole), f"whole{number}")
+    h.ensure(under_way == rows.owed + divide.due + sum(last, dut.finish), "under_way")
+    h.ensure(under_way <= 2, "two")
+    h.ensure(inside["second"] == under_way[1], "second")
+    h.ensure(rows.owed == divide.owed, "owed")
+    h.ensure(implies(dut.busy, _small(rows.entries, rows.count)), "small")
+    held, was_offered = _alike(taken), _alike(data.View(fields.shape(), before))
+    was_held = h.register(held, "was_held")
+    h.ensure(implies(dut.busy, inside["alike"] == (was_held == was_offered)), "alike")
+    h.ensure(implies(dut.busy & ~rows.owed, held == was_held), "held")
+    for name in ROWS_ALIKE[:3]:
+        h.ensure(implies(dut.busy, taken[name] == rows.fields[name]), f"taken_{name}")
+    for name, walk in (("find", find), ("divide", divide)):
+        own = (taken.a_base == rows.base) & (taken.extent_x == rows.count)
+        h.ensure(implies(walk.owed, own & dut.busy), f"{name}_owed")
+        h.ensure(implies(walk.due, dut.busy), f"{name}_due")
+        last_one = walk.came & (walk.base == rows.base) & (walk.rows == rows.count)
+        h.ensure(implies(dut.busy & ~walk.owed, last_one), f"{name}_came_to_the_last_one")
+    h.ensure(implies(dut.busy & (divide.due | ~divide.owed), rows.front == divide.line), "front")
+    return h
+
+
+class Walked:
+    """What a walk by row has done of the softmax that it has come to.
+
+    came: to one, of `rows` rows from `base` on, of which it has `done` so many; index: of the entry at which it is.
+    """
+
+    def __init__(self, h: Harness, inside: Any, name: str, rows: Rows, dut: SoftmaxEngine) -> None:
+        walk = inside[name]
+        self.due, self.waits = inside.of(walk, "due"), inside.of(walk, "waits")
+        self.came, self.owed = Signal(name=f"{name}_came"), walk.took | self.waits
+        self.base, self.rows = Signal.like(rows.base, name=f"{name}_base"), Signal(SIZE, name=f"{name}_rows")
+        self.done, self.index = Signal(SIZE, name=f"{name}_done"), Signal(SIZE, name=f"{name}_index")
+        with h.m.If(walk.comes):
+            h.m.d.sync += [
+                self.came.eq(1), self.base.eq(rows.base), self.rows.eq(rows.count), self.done.eq(0), self.index.eq(0),
+            ]  # fmt: skip
+        with h.m.Elif(walk.on & walk.last):
+            h.m.d.sync += [self.done.eq(self.done + 1), self.index.eq(0)]
+        with h.m.Elif(walk.on):
+            h.m.d.sync += self.index.eq(self.index + inside.of(walk, "_span"))
+        with h.m.If(dut.halt):
+            h.m.d.sync += self.came.eq(0)
+        self.line, self.end = (Signal(PLACE, name=f"{name}_{end}") for end in ("line", "end"))
+        entries = rows.entries[:SIZE]
+        h.m.d.comb += [self.line.eq(self.base + self.done * entries), self.end.eq(self.base + self.rows * entries)]
+        self._inductive(h, inside, walk, name, rows)
+
+    def _inductive(self, h: Harness, inside: Any, walk: Any, name: str, rows: Rows) -> None:
+        """What the registers of the walk are, of what it has done."""
+        of, bits, span = (lambda register: inside.of(walk, register)), len(walk.addr), inside.of(walk, "_span")
+        left, others = of("left"), of("others")
+        row, tiles = walk.row[: of("_in_tile")], others[of("_in_tile") :]
+        facts = {
+            "came": self.came,
+            "within": (self.index < rows.entries) & (self.done < self.rows),
+            "left": left == (rows.entries - self.index + span - 1) // span,
+            "steps": self.index % span == 0,
+            "first": walk.first == (self.index == 0),
+            "last": walk.last == (left == 1),
+            "rows": others + self.done + 1 == self.rows + row,
+            "more": walk.more == tiles.any(),
+        }
+        in_line = {
+            "line": of("line") == self.line[:bits],
+            "addr": walk.addr == (self.line + self.index)[:bits],
+            "wrapped": walk.wrapped == (self.line + self.index > MOST),
+        }
+        for fact, holds in facts.items():
+            h.ensure(implies(self.due, holds), f"{name}_{fact}")
+        for fact, holds in in_line.items():
+            h.ensure(implies(self.due & rows.in_line, holds), f"{name}_{fact}")
+        h.ensure(implies(~self.due, row == 0), f"{name}_no_row")
+        h.ensure(implies(self.came, (self.rows != 0) & (self.rows < 32)), f"{name}_small")
+        through = self.came & ~self.due & ~self.owed
+        h.ensure(implies(through, (self.done == self.rows) & (self.index == 0)), f"{name}_through")
+        h.ensure(implies(through & rows.in_line, walk.wrapped == (self.end > MOST + 1)), f"{name}_wrapped_at_last")
+        h.ensure(implies(walk.active, self.due), f"{name}_active")
+        h.ensure(implies(self.waits, self.due), f"{name}_waits")
 
 
 TRAIL = "vector_unit/trail.py"
@@ -168,3 +307,16 @@ prove(
     depth=1,
     reach=14,
 )(behind)
+
+WALK = "vector_unit/softmax/walk.py"
+PAIRS = replace(CONFIG, taps=2, tap_depth=4, softmax=2)
+for name, cfg, mutants in (("by entry", CONFIG, ()), ("by pairs", PAIRS, (Mutant(WALK, " | within)", ")"),))):
+    prove(
+        f"a softmax reads no row that it tells to be over, nor beyond the end of vin, {name}",
+        Mutant(WALK, "(follows & target[-1])", "0"),
+        *mutants,
+        Mutant("vector_unit/softmax/engine.py", "self.over.eq(divide.on & divide.last)", "self.over.eq(divide.on)"),
+        Mutant("vector_unit/softmax/engine.py", "find.through & ~find.wrapped", "~find.wrapped"),
+        depth=1,
+        reach=40,
+    )(partial(rows_are_over, cfg))
