@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.asserts import AnySeq
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
-from celosia.hw.isa import ASource, BSource, Destination, Opcode
+from celosia.hw.isa import VECTOR_LOOPS, ASource, BSource, Destination, Opcode
 from celosia.hw.layout import claim_layout, unit_members
 from celosia.hw.pipeline import FILL_TURN, ROWS_ALIKE
 from celosia.hw.scratchpads import scratchpads
 from celosia.hw.vector_unit.issue import Issue
-from celosia.hw.vector_unit.softmax import engine
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
 from proofs.declare import Mutant, prove
@@ -51,30 +51,30 @@ class Entrance(wiring.Component):
         m = Module()
         finish = Signal()
         self.issue.steps(m, self, finish, self.rows_finish)
-        self.issue.advance(m, self, self.rows_finish)
+        self.issue.advance(m, self, Const(0))
         m.d.comb += finish.eq(self.issue.tells(m, self.ends, self.halt))
         return m
 
 
 class Rows:
-    """Those of the softmax that was accepted last, which says where they are when it `starts`.
+    """Those of the softmax that was accepted last, which says where they are when it starts.
 
     in_line: their entries lie one behind another. owed: the engine has still to come to them. front: where the first
     row begins that is not over; before they come, one of the softmax in front of them.
     """
 
-    def __init__(self, h: Harness, starts: Value, fields: Any, comes: Value, over: Value, halt: Value) -> None:
+    def __init__(self, h: Harness, engine: Any, fields: Any) -> None:
         names = "a_base", "a_n", "a_x", "extent_n", "extent_x"
         self.fields = {name: Signal.like(fields[name], name=f"rows_{name}") for name in names}
         self.owed, self.front = Signal(name="owed"), Signal(WIDE, name="front")
-        with h.m.If(starts):
+        with h.m.If(engine.start):
             h.m.d.sync += [held.eq(fields[name]) for name, held in self.fields.items()]
         self.base, step, line, self.entries, self.count = self.fields.values()
         self.in_line = (step == 1) & (line == self.entries)
-        h.m.d.sync += self.owed.eq((self.owed & ~comes | starts) & ~halt)
-        with h.m.If(comes):
+        h.m.d.sync += self.owed.eq((self.owed & ~engine.comes | engine.start) & ~engine.halt)
+        with h.m.If(engine.comes):
             h.m.d.sync += self.front.eq(self.base)
-        with h.m.Elif(over):
+        with h.m.Elif(engine.over):
             h.m.d.sync += self.front.eq(self.front + self.entries)
 
     def after(self, over: Value) -> Value:
@@ -82,87 +82,114 @@ class Rows:
         return self.front + Mux(over, self.entries, 0)
 
 
+class Beside:
+    """The entrance, and what is said of an instruction that goes beside a softmax.
+
+    engine: what it tells. rows: of the last softmax; single: it is under way alone; lie: and its entries
+    one behind another, all within vin. busy: loops run, of an
+    instruction that is `beside` rows and writes vin, `place` next; output: it does now.
+    """
+
+    def __init__(self) -> None:
+        self.h, self.dut = Harness(), Entrance(CONFIG)
+        h, inside, self.issue = self.h, self.h.add(self.dut), self.dut.issue
+        assert self.issue.trail is not None
+        self.trail, issue, fields = self.issue.trail, self.issue, self.dut.instr.payload.fields
+        self.engine = SimpleNamespace(
+            start=issue.rows, busy=issue.alone, finish=self.dut.rows_finish, halt=self.dut.halt, room=issue.room,
+            **{name: getattr(self.trail, name) for name in ("walked", "over", "entries", "comes")},
+        )  # fmt: skip
+        for name in ("room", "walked", "over", "entries", "comes"):
+            told = getattr(self.engine, name)
+            h.m.d.comb += told.eq(h.any(told.shape(), f"any_{name}"))
+        self.rows = Rows(h, self.engine, fields)
+        self.single = issue.alone & ~issue.rows_under_way[1]
+        self.lie = self.single & self.trail.walked & self.rows.in_line
+
+        loops, self.busy = issue.loops, inside.of(issue.loops, "busy")
+        self.to_vin = issue.now.to[Destination.VIN]
+        self.beside = issue.alone & self.busy & self.to_vin
+        self.output = issue.takes & loops.step.payload.last
+        written, base = Signal(WIDE, name="written"), Signal(WIDE, name="dst_base")
+        with h.m.If(loops.instr.ready):
+            h.m.d.sync += [written.eq(0), base.eq(fields.dst_base)]
+        with h.m.Elif(self.output):
+            h.m.d.sync += written.eq(written + 1)
+        self.place = base + written
+
+        self.one_by_one = (fields.extent_n == 1) & (fields.extent_y == 1) & (fields.dst_x == 1)
+        self.reads = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
+
+
 def behind() -> Harness:
     """An entry of vin is written beside a softmax only where a row is over. The engine is anything that tells what
     `rows_are_over` proves of it."""
-    h = Harness()
-    dut = Entrance(CONFIG)
-    inside, issue, trail = h.add(dut), dut.issue, dut.issue.trail
-    assert trail is not None
-    told = {name: h.any(getattr(trail, name).shape(), name) for name in ("walked", "over", "entries", "comes")}
-    room = h.any(1, "room")
-    h.m.d.comb += [issue.room.eq(room), *(getattr(trail, name).eq(value) for name, value in told.items())]
-    fields, loops, step, now = dut.instr.payload.fields, issue.loops, issue.loops.step, issue.now
-    busy, accept = inside.of(loops, "busy"), loops.instr.valid & loops.instr.ready
-    rows = Rows(h, issue.rows, fields, told["comes"], told["over"], dut.halt)
-    single = issue.alone & ~issue.rows_under_way[1]
-    after = rows.after(told["over"])
-
-    # Surroundings: instructions stay until taken, unless there is a halt, and have what fetch has checked.
-    h.trusts(dut.instr, "instr")
-    for name in ("n", "y", "x", "r", "s"):
-        h.assume(fields[f"extent_{name}"] != 0)
-    # One that ends has no steps left; so far as many are late.
-    h.assume(implies(dut.ends, issue.under_way > issue.late + busy))
-    engine_tells(h, told, rows, after, single, issue, dut)
-
-    to_vin = now.to[Destination.VIN]
-    written, base = Signal(WIDE, name="written"), Signal(WIDE, name="dst_base")
-    output = issue.takes & step.payload.last
-    with h.m.If(loops.instr.ready):
-        h.m.d.sync += [written.eq(0), base.eq(fields.dst_base)]
-    with h.m.Elif(output):
-        h.m.d.sync += written.eq(written + 1)
-    place = base + written
-    beside = issue.alone & busy & to_vin
-
-    # What is claimed. By the addresses of the loops, an instruction like this one writes entry behind entry.
-    comes_beside = accept & issue.alone & (fields.destination == Destination.VIN)
-    one_by_one = (fields.extent_n == 1) & (fields.extent_y == 1) & (fields.dst_x == 1)
-    h.ensure(implies(comes_beside, one_by_one), "entry_behind_entry")
-    h.ensure(implies(comes_beside, single & told["walked"] & rows.in_line), "rows_one_behind_another")
-    reads = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
-    h.ensure(implies(comes_beside, ~reads), "reads_nothing_of_vin")
-    h.ensure(implies(beside & issue.takes, place < rows.front), "behind_the_rows_that_are_over")
+    it = Beside()
+    h, issue, rows, loops = it.h, it.issue, it.rows, it.issue.loops
+    surroundings(it)
+    # By the addresses of the loops, an instruction like this one writes entry behind entry.
+    comes = loops.instr.valid & loops.instr.ready & issue.alone
+    comes &= it.dut.instr.payload.fields.destination == Destination.VIN
+    h.ensure(implies(comes, it.one_by_one), "entry_behind_entry")
+    h.ensure(implies(comes, it.lie), "rows_one_behind_another")
+    h.ensure(implies(comes, ~it.reads), "reads_nothing_of_vin")
+    h.ensure(implies(it.beside & issue.takes, it.place < rows.front), "behind_the_rows_that_are_over")
     # It waits for them, and for gemm, alone.
-    free = ~issue.alone | (after > place + output)
-    waits_for_gemm = dut.claims.read.any() | loops.instr.ready
-    h.ensure(implies(h.register(busy & free & ~waits_for_gemm, "goes_on"), issue.slot), "waits_for_nothing_else")
+    free = ~issue.alone | (rows.after(it.trail.over) > it.place + it.output)
+    waits_for_gemm = it.dut.claims.read.any() | loops.instr.ready
+    goes_on = h.register(it.busy & free & ~waits_for_gemm, "goes_on")
+    h.ensure(implies(goes_on, issue.slot), "waits_for_nothing_else")
+    counts(it)
+    return h
 
-    # What makes it inductive.
+
+def counts(it: Beside) -> None:
+    """What makes it inductive: what the trail's registers are."""
+    h, issue, rows, trail, fields = it.h, it.issue, it.rows, it.trail, it.dut.instr.payload.fields
     h.ensure(issue.alone == issue.rows_under_way.any(), "alone")
     h.ensure(issue.rows_under_way <= 2, "two_softmaxes")
     h.ensure(implies(rows.owed, issue.alone), "owed")
     h.ensure(implies(issue.alone, rows.entries != 0), "entries")
     h.ensure(issue.under_way <= 2, "two")
-    h.ensure(issue.late + busy <= issue.under_way, "late")
+    h.ensure(issue.late + it.busy <= issue.under_way, "late")
     h.ensure(implies(issue.alone, trail._base == rows.base), "base")
     h.ensure(implies(issue.alone, trail._in_line == rows.in_line), "in_line")
-    bits = len(trail._free)
-    counted = (rows.front - rows.base)[:bits]
+    counted = (rows.front - rows.base)[: len(trail._free)]
     h.ensure(implies(issue.alone & ~rows.owed, trail._free == counted), "free")
-    offered = dut.instr.valid & one_by_one & ~reads & (fields.destination == Destination.VIN)
+    offered = it.dut.instr.valid & it.one_by_one & ~it.reads & (fields.destination == Destination.VIN)
     offered &= (fields.dst_base <= rows.base) & (trail._in_front == rows.base - fields.dst_base)
     h.ensure(implies(trail.follows, offered), "follows")
-    h.ensure(implies(trail.follows & issue.alone, single & told["walked"] & rows.in_line), "follows_rows")
-    h.ensure(implies(beside, trail.trails & single & told["walked"] & rows.in_line & ~rows.owed), "trails")
-    h.ensure(implies(beside, (place <= rows.front) & (trail._gap == rows.front - place)), "gap")
-    h.ensure(implies(beside & issue.slot, trail._gap != 0), "slot")
-    h.ensure(implies(busy & ~to_vin, ~trail.trails), "trails_to_vin_alone")
-    return h
+    h.ensure(implies(trail.follows & issue.alone, it.lie), "follows_rows")
+    h.ensure(implies(it.beside, trail.trails & it.lie & ~rows.owed), "trails")
+    h.ensure(implies(it.beside, (it.place <= rows.front) & (trail._gap == rows.front - it.place)), "gap")
+    h.ensure(implies(it.beside & issue.slot, trail._gap != 0), "slot")
+    h.ensure(implies(it.busy & ~it.to_vin, ~trail.trails), "trails_to_vin_alone")
 
 
-def engine_tells(h: Harness, told: Any, rows: Rows, after: Value, single: Value, issue: Issue, dut: Entrance) -> None:
-    """What is assumed of the engine."""
-    starts = issue.rows
-    h.assume(implies(issue.room, single & ~rows.owed))
-    h.assume(implies(dut.rows_finish, issue.alone & ~starts & ~(single & rows.owed)))
-    h.assume(implies(issue.alone, told["entries"] == rows.entries))
-    h.assume(implies(told["comes"], rows.owed))
-    h.assume(implies(told["walked"] & single, ~rows.owed))
-    h.assume(implies(told["walked"] & single & rows.in_line, (rows.base <= rows.front) & (after <= MOST + 1)))
-    stays = h.register(told["walked"] & issue.alone & ~starts & ~dut.halt, "stays_walked")
-    h.assume(implies(stays, told["walked"]))
+def surroundings(it: Beside) -> None:
+    """Instructions stay until taken and have the sizes that fetch has checked; one that ends has no steps left."""
+    h, issue, rows = it.h, it.issue, it.rows
+    h.trusts(it.dut.instr, "instr")
+    for name in VECTOR_LOOPS:
+        h.assume(it.dut.instr.payload.fields[f"extent_{name}"] != 0)
+    h.assume(implies(it.dut.ends, issue.under_way > issue.late + it.busy))
+    for fact in promises(h, it.engine, rows, it.single).values():
+        h.assume(fact)
+
+
+def promises(h: Harness, engine: Any, rows: Rows, single: Value) -> dict[str, Value]:
+    """Of the engine, which is proved by `rows_are_over`, and used by `behind`. single: one softmax is under way."""
+    stays = h.register(engine.walked & engine.busy & ~engine.start & ~engine.halt, "stays_walked")
+    within = (rows.base <= rows.front) & (rows.after(engine.over) <= MOST + 1)
+    return {
+        "room": implies(engine.room, single & ~rows.owed),
+        "finish": implies(engine.finish, engine.busy & ~engine.start & ~(single & rows.owed)),
+        "entries": implies(engine.busy, engine.entries == rows.entries),
+        "comes": implies(engine.comes, rows.owed),
+        "walked_when_they_have_come": implies(engine.walked & single, ~rows.owed),
+        "stays_walked": implies(stays, engine.walked),
+        "rows_within_vin": implies(engine.walked & single & rows.in_line, within),
+    }
 
 
 def _small(entries: Value, rows: Value) -> Value:
@@ -180,13 +207,13 @@ def rows_are_over(cfg: Config) -> Harness:
     """
     h = Harness()
     dut = SoftmaxEngine(cfg)
-    with patch.object(engine, "SoftmaxSums", AnySums):
+    with patch("celosia.hw.vector_unit.softmax.engine.SoftmaxSums", AnySums):
         inside = h.add(dut)
     fields = dut.fields
     h.assume(_small(fields.extent_n, fields.extent_x))
     taken, before = inside["_taken"], h.register(fields, "fields_before")
     h.assume(implies(dut.start, ~dut.busy | (dut.room & (before == Value.cast(fields)))))  # as Issue starts them
-    rows = Rows(h, dut.start, fields, dut.comes, dut.over, dut.halt)
+    rows = Rows(h, dut, fields)
     under_way = Signal(2, name="under_way")
     h.m.d.sync += under_way.eq((under_way + dut.start - dut.finish) & (~dut.halt).replicate(2))
     single = under_way == 1
@@ -196,15 +223,8 @@ def rows_are_over(cfg: Config) -> Harness:
     h.assume(implies(dut.finish & single, inside["find"].through))
 
     h.ensure(dut.busy == under_way.any(), "busy")
-    h.ensure(implies(dut.room, single & ~rows.owed), "room")
-    h.ensure(implies(dut.finish, under_way.any() & ~dut.start & ~(single & rows.owed)), "finish")
-    h.ensure(implies(dut.busy, dut.entries == rows.entries), "entries")
-    h.ensure(implies(dut.comes, rows.owed), "comes")
-    h.ensure(implies(dut.walked & single, ~rows.owed), "walked_when_they_have_come")
-    stays = h.register(dut.walked & dut.busy & ~dut.start & ~dut.halt, "stays_walked")
-    h.ensure(implies(stays, dut.walked), "stays_walked")
-    within = (rows.base <= rows.front) & (rows.after(dut.over) <= MOST + 1)
-    h.ensure(implies(dut.walked & single & rows.in_line, within), "rows_within_vin")
+    for name, fact in promises(h, dut, rows, single).items():
+        h.ensure(fact, name)
     reads = dut.vin.en & ~(inside["beat"] == FILL_TURN)
     place = (rows.front + divide.index)[: len(dut.vin.addr)]
     behind_front = (dut.vin.addr == place) & (divide.index < rows.entries)
