@@ -63,15 +63,16 @@ def test_long_program() -> None:
     check(random_program(CONFIGS["4x4"], 1000, count=250), rtl("4x4"), ZYNQ_HP)
 
 
-@pytest.mark.parametrize(("rows", "first"), [(30, 30), (30, 25), (246, 0)])
-def test_behind_the_rows_of_a_softmax(rows: int, first: int) -> None:
+@pytest.mark.parametrize(("rows", "entries", "first"), [(30, 3, 30), (30, 3, 25), (246, 3, 0), (197, 20, 0)])
+def test_behind_the_rows_of_a_softmax(rows: int, entries: int, first: int) -> None:
     """Entries of vin are written while a softmax is under way whose rows begin there, behind them, or lie beyond the
-    end of vin in part, and so where these are."""
+    end of vin in part, and so where these are; the last entry alone, too, which is read with the one before it."""
     cfg = CONFIGS["4x4-softmax2"]
     generator, one = Generator(cfg, Draws(1), align=1), {f"extent_{loop}": 1 for loop in VECTOR_LOOPS}
     of_rows = dict(
-        softmax=1, a_source=ASource.VIN, destination=Destination.OUT, extent_n=3, extent_x=20, a_base=rows, a_n=1,
-        a_x=3, dst_n=1, dst_x=3, clip_lo=-128, clip_hi=127, zero_point=-128,
+        softmax=1, a_source=ASource.VIN, destination=Destination.OUT, extent_n=entries, a_n=1,
+        extent_x=60 // entries, a_base=rows, a_x=entries, dst_n=1, dst_x=entries, clip_lo=-128, clip_hi=127,
+        zero_point=-128,
     )  # fmt: skip
     behind = dict(destination=Destination.VIN, extent_x=60, a_x=1, dst_base=first, dst_x=1, clip_lo=-128, clip_hi=127)
     flush = dict(dram_addr=generator.output.start, x_size=60, y_size=1, z_size=1, sram_x=1)

@@ -119,11 +119,13 @@ class TileWalk(wiring.Component):
         """A tile begins where the next row does."""
         line, target, f = Reg(len(self.addr)), Signal(len(self.addr) + 1), self.fields
         follows = ~self.ends | self.more
+        # Of two neighbours the second one may lie there alone, if it is the row's.
+        within = self.addr.all() & ~(self.last & f.extent_n[0]) if self._span > 1 else Const(0)
         m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, self._next(f)))
         with m.If(comes):
             m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base), self.wrapped.eq(0)]
         with m.Elif(self.on):
-            m.d.sync += [self.addr.eq(target), self.wrapped.eq(self.wrapped | (follows & target[-1]))]
+            m.d.sync += [self.addr.eq(target), self.wrapped.eq(self.wrapped | (follows & target[-1]) | within)]
             with m.If(self.last):
                 m.d.sync += line.eq(target)
 

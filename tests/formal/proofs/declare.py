@@ -90,7 +90,7 @@ def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
     modules = (
         "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes copies "
-        "ends expand decoder requantiser softmax norm pump runs"
+        "ends expand decoder requantiser softmax trail norm pump runs"
     )
     for module in modules.split():
         importlib.import_module(f"proofs.{module}")
