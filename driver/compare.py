@@ -105,7 +105,7 @@ def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array])
     ]  # fmt: skip
 
 
-SUMS = ("Add", "QLinearAdd", "AveragePool", "QLinearAveragePool")
+SUMS = ("Add", "AveragePool")
 """What integers may round to the other side of a tie, beside normalisations."""
 
 
@@ -123,7 +123,9 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Any])
             told["apart"] += int(np.sum(unequal))
             right = int(unequal.max(initial=0)) <= 1
         else:
-            is_sum = row["op"] in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
+            is_sum = (
+                row["op"].removeprefix("QLinear") in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
+            )
             told["sums"] += row["different"] * (is_sum and not behind)
             told["behind"] += row["different"] > 0 and behind
             right = behind or is_sum

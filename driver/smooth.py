@@ -33,9 +33,10 @@ GAIN = 0.5
 rounding elsewhere changes a model's result as often to the worse."""
 ROWS = 512
 """Rows of activations, of all samples together, that AUTO looks at."""
-HOMOGENEOUS = ("Identity", "Relu", "LeakyRelu", "PRelu")
-"""f(s x) = s f(x) for s > 0."""
-LINEAR = ("Add", "Sub", "Mul", "Div")
+HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
+"""f(s x) = s f(x) for s > 0; so are views."""
+SUMS = ("Add", "Sub")
+FACTORS = ("Mul", "Div")
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class _SmoothGraph:
             return None if bias is None else [weights[1], *bias]
         if node.op_type in HOMOGENEOUS or self._is_view(node):
             return self._alone(node.input[0])
-        return self._of_both(node, name) if node.op_type in LINEAR else None
+        return self._of_both(node, name) if node.op_type in (*SUMS, *FACTORS) else None
 
     def _of_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
         operands = [k for k, name in enumerate(node.input) if k and name]
@@ -254,7 +255,7 @@ class _SmoothGraph:
     def _of_both(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
         """A sum's constant and what it is added to; one factor of a product."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
-        if node.op_type in ("Add", "Sub"):
+        if node.op_type in SUMS:
             along = self._along(node, constant[0], name) if len(constant) == 1 else None
             rest = None if along is None else self._alone(node.input[1 - constant[0]])
             return None if along is None or rest is None else along + rest

@@ -6,7 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # novm: boards may have an older Python, and do not check types
 
 NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
 """Files that the Verilog does not depend on."""

@@ -34,8 +34,8 @@ from celosia.sim.device import Device
 Array = NDArray[Any]
 LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
-COUNTING = ("Cast", "CumSum", "Sub", "Slice")
-"""What makes places of new tokens of a mask."""
+COUNTING = ("CumSum", "Sub", "Slice")
+"""What makes places of new tokens of a mask, beside Cast."""
 TABLES = {"Gather": 0, "RotaryEmbedding": 2}
 """Operators whose second input is places in a table, and which of their inputs that is."""
 
@@ -306,7 +306,7 @@ def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
     for node in proto.graph.node:
         if (traits(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
-        if node.op_type in COUNTING and node.input[0] in counted:
+        if node.op_type in (*COUNTING, "Cast") and node.input[0] in counted:
             counted.update(node.output)
             aliases.update(node.output if node.op_type == "Slice" else ())
         place = TABLES.get(node.op_type)
