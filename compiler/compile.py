@@ -272,9 +272,11 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         watch = _after("import", lambda imported: originals.append(Original(imported)), watch)
     macs: list[int] = []  # once shapes are known
     watch = _after("fold", lambda folded: macs.append(total_macs(folded.graph)), watch)
-    passes = Pipeline(*passes_of(options), *for_hardware(cfg)).run(found.graph, kept.watched(watch))
+    passes = Pipeline(*passes_of(options.left_out, options.rounding), *for_hardware(cfg)).run(
+        found.graph, kept.watched(watch)
+    )
     require_memory(found.graph)
-    return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+    return Front(cfg, given, planner, found, kept, originals, sum(macs), told)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
@@ -331,7 +333,7 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
     if options.check:
         say("checking")
         imported = lambda: specialise(source, options.shapes, cfg.batch).graph  # noqa: E731
-        _check(program, model, lowered, front.originals[0], imported, passes_of(options))
+        _check(program, model, lowered, front.originals[0], imported, passes_of(options.left_out, options.rounding))
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.batched = front.model.batched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,6 @@ from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.turned import turn_values
-from celosia.compiler.options import Options
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.config import Config, did_you_mean
@@ -79,19 +78,19 @@ ROUNDED = (
 """With rounding = "correct", behind all others."""
 
 
-def passes_of(options: Options) -> Pipeline:
-    """PASSES that are not left out, and ROUNDED where they are asked for. ModelError where a name is none, or one that
-    nothing does without."""
+def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
+    """PASSES that are not left out, and ROUNDED where `rounding` asks for them. ModelError where a name is none, or one
+    that nothing does without."""
     known = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
-    for name in options.left_out:
+    for name in left_out:
         if name not in known:
             raise ModelError(
                 f"nothing is compiled without {name!r}{did_you_mean(name, known)}; take {', '.join(known)}"
             )
-    if options.rounding not in ROUNDINGS:
-        close = did_you_mean(options.rounding, ROUNDINGS)
-        raise ModelError(f"rounding is {options.rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
-    correctly = partial(_to_integers, norms=options.rounding == "correct")
+    if rounding not in ROUNDINGS:
+        close = did_you_mean(rounding, ROUNDINGS)
+        raise ModelError(f"rounding is {rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
+    correctly = partial(_to_integers, norms=rounding == "correct")
     passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    behind = ROUNDED if options.rounding == "correct" else ()
-    return Pipeline(*Pipeline(*passes).without(options.left_out), *behind)
+    behind = ROUNDED if rounding == "correct" else ()
+    return Pipeline(*Pipeline(*passes).without(left_out), *behind)

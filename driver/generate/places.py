@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from celosia.compiler.graph.dimensions import inputs_of
+from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.values import constant
 from celosia.driver.generate.roles import Roles
 
 LAST, TOTAL = 5, 6
@@ -15,6 +19,7 @@ LAST, TOTAL = 5, 6
 SEEN = (1, 1, 1, 1, 0)
 """A mask, of which SEEN_LAST is the last place."""
 SEEN_LAST = 3
+FOUND = "celosia/place"
 
 
 def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
@@ -31,21 +36,20 @@ def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -
 
 def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
     """The number `name` where the mask is SEEN; None where it is none, or needs more than the mask."""
-    from onnx.reference import ReferenceEvaluator
-
     wanted, nodes = {name}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):
         if wanted.intersection(node.output):
             nodes.insert(0, node)
             wanted.update(node.input)
-    given = [value for value in inputs_of(proto).values() if value.name in wanted]
-    if [value.name for value in given] != [roles.mask]:
+    if [each for each in inputs_of(proto) if each in wanted] != [roles.mask]:
         return None
     constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted]
-    graph = helper.make_graph(nodes, "places", given, [onnx.ValueInfoProto(name=name)], constants)
-    try:
-        model = helper.make_model(graph, opset_imports=proto.opset_import)
-        (found,) = ReferenceEvaluator(model).run(None, {roles.mask: np.array([SEEN]).astype(roles.kinds[roles.mask])})
-    except Exception:  # the evaluator raises many classes
-        return None
-    return int(found.reshape(-1)[0]) if np.size(found) == 1 else None
+    constants.append(numpy_helper.from_array(np.array([SEEN]).astype(roles.kinds[roles.mask]), roles.mask))
+    nodes.append(helper.make_node("Identity", [name], [FOUND]))  # what makes an output is not folded
+    graph = helper.make_graph(nodes, "places", [], [onnx.ValueInfoProto(name=FOUND)], constants)
+    model = ir.from_proto(helper.make_model(graph, opset_imports=proto.opset_import))
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    fold(model, keep=frozenset())
+    (last,) = (node for node in model.graph if node.outputs[0].name == FOUND)
+    found = constant(last.inputs[0])
+    return None if found is None or found.size != 1 else int(found.item())
