@@ -276,7 +276,7 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         found.graph, kept.watched(watch)
     )
     require_memory(found.graph)
-    return Front(cfg, given, planner, found, kept, originals, sum(macs), told)
+    return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
