@@ -182,21 +182,6 @@ def _extreme_lane(b: Any, op: str, vector: V) -> V:
     return b.extract_element(vector, I32(0))
 
 
-def transposed(b: Any, lines: list[V]) -> list[V]:
-    """The columns of a square tile, given its lines: as many vectors as each has lanes, a power of two.
-
-    Each round interleaves a line of the upper half with one of the lower half.
-    """
-    n = len(lines)
-    lanes = [list(range(n)), list(range(n, 2 * n))]
-    mixed = [lane for pair in zip(*lanes) for lane in pair]
-    halves = [ir.Constant(ir.VectorType(I32, n), mixed[at : at + n]) for at in (0, n)]
-    for _ in range(n.bit_length() - 1):
-        pairs = zip(lines[: n // 2], lines[n // 2 :])
-        lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
-    return lines
-
-
 def convert(b: Any, value: V, source: str, target: str) -> V:
     """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
     if source == target:

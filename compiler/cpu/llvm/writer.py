@@ -7,8 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations, unrolled
 from celosia.compiler.cpu.llvm.operations import aligned, fits, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
@@ -38,15 +39,6 @@ STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
 STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
-class _Rows:
-    """An unrolled loop, its iteration `at` being written. tiles: vectors read for all of its iterations at once."""
-
-    def __init__(self, var: Var, extent: int, body: Stmt) -> None:
-        self.var, self.extent, self.at = var, extent, 0
-        self.written = {s.tensor for s in statements(body) if isinstance(s, Store | Update)}
-        self.tiles: dict[Any, list[V]] = {}
-
-
 class BodyWriter:
     """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
 
@@ -63,7 +55,7 @@ class BodyWriter:
         self.workspace_bytes = self.stack_bytes = 0
         self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
-        self.rows: _Rows | None = None  # the innermost unrolled loop
+        self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
         self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
         self.following: dict[Var, Following] = {}  # loops, and what each iteration fetches
@@ -86,7 +78,7 @@ class BodyWriter:
             case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
-                outer, self.rows = self.rows, _Rows(var, extent, body)
+                outer, self.rows = self.rows, UnrolledLoop(var, extent, body)
                 for self.rows.at in range(extent):
                     self.stmt(body, env | {var: I64(self.rows.at)})
                 self.rows = outer
@@ -266,15 +258,15 @@ class BodyWriter:
                 value = operations.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
             elif step == 1:
                 value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
+            elif (tile := self._tile(tensor, index, env)) is not None:
+                assert self.rows is not None
+                value = tile[self.rows.at]
             elif step == 2:  # both halves of what the lanes span, then every other element
                 first = self._in_lane(0, tensor, index, env)
                 second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
                 halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
                 pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
                 value = self.b.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), n), pick))
-            elif (tile := self._tile(tensor, index, env)) is not None:
-                assert self.rows is not None
-                value = tile[self.rows.at]
             else:
                 value = ir.Constant(wide, ir.Undefined)
                 for lane in range(n):
@@ -286,19 +278,22 @@ class BodyWriter:
         return value
 
     def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
-        """What all iterations of the unrolled loop read, where that is a square tile with its lines along that loop."""
+        """What all iterations of the unrolled loop read, where that lies in one piece, their elements by turns, or is a
+        square tile with its lines along that loop."""
         rows, vector = self.rows, self.vector
-        if rows is None or vector is None or rows.extent != vector[1] or rows.extent.bit_count() != 1:
+        if rows is None or vector is None or tensor in rows.written or stride_along(tensor, index, rows.var) != 1:
             return None
-        if tensor in rows.written or stride_along(tensor, index, rows.var) != 1:
+        one_piece = self._lanes(tensor, index) == rows.extent
+        square = rows.extent == vector[1] and rows.extent.bit_count() == 1
+        if not (one_piece or square) or not in_range(Load(tensor, index)):
             return None
         key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
         if key not in rows.tiles:
-            wide = ir.VectorType(memory_type(tensor.dtype), rows.extent)
             first = env | {rows.var: I64(0)}
-            starts = [self._in_lane(lane, tensor, index, first) for lane in range(rows.extent)]
+            starts = [self._in_lane(lane, tensor, index, first) for lane in range(1 if one_piece else rows.extent)]
+            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // len(starts))
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.tiles[key] = operations.transposed(self.b, lines)
+            rows.tiles[key] = unrolled.apart(self.b, *lines, rows.extent) if one_piece else unrolled.transposed(self.b, lines)
         return rows.tiles[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
@@ -311,6 +306,8 @@ class BodyWriter:
             self.b.store(value, self._in_lane(None, tensor, index, env), align=align)
             return
         n = self.vector[1]
+        if self.rows is not None and self._held(self.rows, tensor, index, splat(self.b, value, n), env):
+            return
         if step == 1:
             done = self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
             if tensor in self.streamed and n * align == LINE:
@@ -319,6 +316,22 @@ class BodyWriter:
         for lane in range(n):
             one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
             self.b.store(one, self._in_lane(lane, tensor, index, env), align=align)
+
+    def _held(
+        self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
+    ) -> bool:
+        """Whether `value` is stored together with those of the other iterations of the unrolled loop, which lie between
+        its lanes: by the last iteration."""
+        if tensor not in rows.holdable or self._lanes(tensor, index) != rows.extent or rows.extent == 1:
+            return False
+        if stride_along(tensor, index, rows.var) != 1:
+            return False
+        held = rows.held.setdefault(tensor, [])
+        held.append(value)
+        if len(held) == rows.extent:
+            at = self._in_lane(0, tensor, index, env | {rows.var: I64(0)})
+            self.b.store(unrolled.interleaved(self.b, held), at, align=itemsize(tensor.dtype))
+        return True
 
     def _update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
         memo: dict[Any, V] = {}

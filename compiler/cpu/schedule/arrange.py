@@ -20,7 +20,7 @@ from celosia.compiler.expr import (
     fuse_epilogues,
     fuse_injective,
 )
-from celosia.compiler.expr.affine import depends, in_range
+from celosia.compiler.expr.affine import depends, flatten, in_range
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.nodes import Expr, Scan
 from celosia.compiler.expr.transform import topological
@@ -103,7 +103,7 @@ def arrange(stage: Stage, knobs: Knobs = Knobs()) -> None:
 
 def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int) -> None:
     assert stage.tensor.body is not None
-    if not data or data[-1].extent < 4:
+    if not data or _by_turns(stage, data, reads) or data[-1].extent < 4:
         return
     if any(step(read, data[-1]) is None for read in reads) and _gathered(stage, data, reads):
         return
@@ -115,6 +115,35 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
     lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
     _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     stage.vectorize(inner)
+
+
+NARROW = range(2, 9)
+"""Extents of an axis whose elements are read or written by turns: shuffles grow with their square."""
+
+
+def _by_turns(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
+    """Vectors along the longer of two axes that lie in one piece, the narrow one inside: `x[p, c]` with few c.
+
+    The loop over the narrow axis is written out inside, so that all of a piece is read or written at once and lanes
+    are shuffled. False where nothing lies so.
+    """
+    assert stage.tensor.body is not None
+    written = flatten(tuple(axis.extent for axis in data), tuple(data))
+    accesses = [*reads, Load(stage.tensor, (written,))]
+    for row in (axis for axis in data if axis.extent in NARROW):
+        columns = [axis for axis in data if axis is not row]
+        if not columns or (column := columns[-1]).extent < 4 or _guarded(stage.tensor.body, [row, column]):
+            continue
+        steps = [(step(access, column), step(access, row)) for access in accesses]
+        turns = [pair == (row.extent, 1) for pair in steps]
+        if not any(turns) or not all(turn or pair[0] in (0, 1) for turn, pair in zip(turns, steps)):
+            continue
+        outer, inner = stage.split(column, min(target().lanes(stage.tensor.dtype), column.extent))
+        stage.reorder(*columns[:-1], outer, row, inner)
+        stage.unroll(row)
+        stage.vectorize(inner)
+        return True
+    return False
 
 
 SHARED = 16

@@ -1,0 +1,69 @@
+"""What the iterations of an unrolled loop of vectors share: tiles of memory that they read or write together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from llvmlite import ir
+
+from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, exprs
+from celosia.compiler.expr.nodes import Load, Tensor, Var
+from celosia.compiler.expr.walk import walk
+
+V = Any
+I32 = ir.IntType(32)
+
+
+class UnrolledLoop:
+    """One that is being written out, in iteration `at`. tiles: vectors read for all of its iterations at once. held:
+    vectors to be stored when the last iteration has made its own."""
+
+    def __init__(self, var: Var, extent: int, body: Stmt) -> None:
+        inside = list(statements(body))
+        stores = Counter(s.tensor for s in inside if isinstance(s, Store | Update))
+        reads = {n.tensor for s in inside for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
+        once = all(isinstance(s, Block | Store) or (isinstance(s, For) and s.kind == "vectorized") for s in inside)
+        self.var, self.extent, self.at = var, extent, 0
+        self.written = frozenset(stores)
+        self.holdable = {t for t, times in stores.items() if once and times == 1 and t not in reads}
+        self.tiles: dict[Any, list[V]] = {}
+        self.held: dict[Tensor, list[V]] = {}
+
+
+def transposed(b: Any, lines: list[V]) -> list[V]:
+    """The columns of a square tile, given its lines: as many vectors as each has lanes, a power of two.
+
+    Each round interleaves a line of the upper half with one of the lower half.
+    """
+    n = len(lines)
+    lanes = [list(range(n)), list(range(n, 2 * n))]
+    mixed = [lane for pair in zip(*lanes) for lane in pair]
+    halves = [_places(mixed[at : at + n]) for at in (0, n)]
+    for _ in range(n.bit_length() - 1):
+        pairs = zip(lines[: n // 2], lines[n // 2 :])
+        lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
+    return lines
+
+
+def apart(b: Any, whole: V, count: int) -> list[V]:
+    """Every `count`-th element of a vector, from the first, second, ... on."""
+    nothing = ir.Constant(whole.type, ir.Undefined)
+    return [b.shuffle_vector(whole, nothing, _places(range(k, whole.type.count, count))) for k in range(count)]
+
+
+def interleaved(b: Any, vectors: list[V]) -> V:
+    """The first element of each vector, then the second of each, and so on: what `apart` takes apart."""
+    n, count = vectors[0].type.count, len(vectors)
+    nothing, whole = ir.Constant(vectors[0].type, ir.Undefined), vectors[0]
+    for k, vector in enumerate(vectors[1:], 1):
+        longer = b.shuffle_vector(vector, nothing, _places([*range(n), *[n] * (k * n - n)]))
+        whole = b.shuffle_vector(whole, longer, _places(range(k * n + n)))
+    nothing = ir.Constant(whole.type, ir.Undefined)
+    return b.shuffle_vector(whole, nothing, _places(k * n + i for i in range(n) for k in range(count)))
+
+
+def _places(lanes: Any) -> V:
+    lanes = list(lanes)
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
