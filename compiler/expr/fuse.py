@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
@@ -22,7 +22,7 @@ from celosia.compiler.expr.loops import (
     map_accesses,
     sequence,
 )
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
+from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, maximum, minimum
 from celosia.compiler.expr.walk import walk
 
 LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
@@ -69,8 +69,49 @@ def _accesses(stmt: Stmt) -> tuple[list[Access], list[Access]]:
         if isinstance(here, Store | Update):
             writes.append((here.tensor, linear(flatten(here.tensor.shape, here.index))))
         for e in exprs(here):
-            reads += [(n.tensor, linear(flatten(n.tensor.shape, n.index))) for n in walk(e) if isinstance(n, Load)]
+            reads += _reads(e)
     return reads, writes
+
+
+Guards = dict[frozenset[tuple[Expr | None, int]], Expr]
+"""What indices, as sums, are where conditions on them hold."""
+
+
+def _reads(e: Expr) -> Iterator[Access]:
+    """The loads of an expression; the first arm of a selection reads only where its condition holds."""
+    seen: set[tuple[Hashable, ...]] = set()
+    stack: list[tuple[Expr, Guards]] = [(e, {})]
+    while stack:
+        node, guards = stack.pop()
+        if (key := (id(node), *guards.items())) in seen:
+            continue
+        seen.add(key)
+        if isinstance(node, Select):
+            stack += (node.b, guards), (node.a, _guarded(node.cond, guards)), (node.cond, guards)
+            continue
+        stack += ((child, guards) for child in node.children())
+        if isinstance(node, Load):
+            yield node.tensor, _held(linear(flatten(node.tensor.shape, node.index)), guards)
+
+
+def _held(terms: Linear, guards: Guards) -> Linear:
+    """An index that is read under `guards`."""
+    for own, held in guards.items():
+        if all(terms.get(atom) == k for atom, k in own if atom is not None):
+            rest = {atom: terms.get(atom, 0) - dict(own).get(atom, 0) for atom in (*terms, None)}
+            terms = {atom: k for atom, k in rest.items() if k} | {held: 1}
+    return terms
+
+
+def _guarded(cond: Expr, guards: Guards) -> Guards:
+    match cond:
+        case Binary("and", a, b):
+            return _guarded(b, _guarded(a, guards))
+        case Binary("le", Const() as least, index) if terms := frozenset(linear(index).items()):
+            return guards | {terms: maximum(guards.get(terms, index), least)}
+        case Binary("lt", index, Const(end)) if index.dtype == INDEX and (terms := frozenset(linear(index).items())):
+            return guards | {terms: minimum(guards.get(terms, index), Const(end - 1, INDEX))}
+    return guards
 
 
 def _touches(stmt: Stmt, tensor: Tensor) -> bool:
@@ -139,6 +180,8 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     """Both loops as one, or None where that is not allowed or brings nothing."""
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
+    if not alike and first.extent != second.extent and 1 not in (first.extent, second.extent):
+        first, second = _cut(first, second.extent), _cut(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
         return None
     renamed = map_accesses(second.body, lambda e: first.var if e is second.var else None)
@@ -158,6 +201,15 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     if alike and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
         return None
     return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], alike)))
+
+
+def _cut(loop: For, extent: int) -> For:
+    """The loop as one of `extent` iterations around another, where it has a multiple of that."""
+    if loop.extent % extent or loop.extent == extent or loop.kind != "serial":
+        return loop
+    outer, inner = Axis(f"{loop.var.name}.o", extent=extent), Axis(f"{loop.var.name}.i", extent=loop.extent // extent)
+    body = map_accesses(loop.body, lambda e: outer * inner.extent + inner if e is loop.var else None)
+    return For(outer, extent, For(inner, inner.extent, body))
 
 
 def _beside_common(accesses: list[Linear], inside: set[Var]) -> list[Linear]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
 
+from celosia.compiler.expr.affine import in_range, stride_along
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, exprs
-from celosia.compiler.expr.nodes import Load, Tensor, Var
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
 from celosia.compiler.expr.walk import walk
 
 V = Any
@@ -31,13 +33,31 @@ class UnrolledLoop:
         self.tiles: dict[Any, list[V]] = {}
         self.held: dict[Tensor, list[V]] = {}
 
+    def lines(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None, lanes: int) -> int | None:
+        """In how many lines of memory lies what the iterations read, in vectors whose lanes are `step` elements apart:
+        in one, where the iterations are between the lanes; in as many as `lanes`, where those are a square tile."""
+        if tensor in self.written or stride_along(tensor, index, self.var) != 1 or not in_range(Load(tensor, index)):
+            return None
+        if step == self.extent:
+            return 1
+        return lanes if self.extent == lanes and lanes.bit_count() == 1 else None
 
-def transposed(b: Any, lines: list[V]) -> list[V]:
-    """The columns of a square tile, given its lines: as many vectors as each has lanes, a power of two.
+    def holds(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None) -> bool:
+        """Whether what the iterations store to lies in one line, between the lanes of each other."""
+        return tensor in self.holdable and step == self.extent > 1 and stride_along(tensor, index, self.var) == 1
 
-    Each round interleaves a line of the upper half with one of the lower half.
+
+def columns(b: Any, lines: list[V], count: int) -> list[V]:
+    """`count` vectors, of the first element of each line, the second, ...; of one line, of every `count`-th one.
+
+    A square tile has as many lines as each has lanes, a power of two: each round interleaves a line of the upper half
+    with one of the lower half.
     """
     n = len(lines)
+    if n == 1:
+        nothing = ir.Constant(lines[0].type, ir.Undefined)
+        each = [_places(range(k, lines[0].type.count, count)) for k in range(count)]
+        return [b.shuffle_vector(lines[0], nothing, places) for places in each]
     lanes = [list(range(n)), list(range(n, 2 * n))]
     mixed = [lane for pair in zip(*lanes) for lane in pair]
     halves = [_places(mixed[at : at + n]) for at in (0, n)]
@@ -47,14 +67,8 @@ def transposed(b: Any, lines: list[V]) -> list[V]:
     return lines
 
 
-def apart(b: Any, whole: V, count: int) -> list[V]:
-    """Every `count`-th element of a vector, from the first, second, ... on."""
-    nothing = ir.Constant(whole.type, ir.Undefined)
-    return [b.shuffle_vector(whole, nothing, _places(range(k, whole.type.count, count))) for k in range(count)]
-
-
 def interleaved(b: Any, vectors: list[V]) -> V:
-    """The first element of each vector, then the second of each, and so on: what `apart` takes apart."""
+    """The first element of each vector, then the second of each, and so on: what `columns` takes apart."""
     n, count = vectors[0].type.count, len(vectors)
     nothing, whole = ir.Constant(vectors[0].type, ir.Undefined), vectors[0]
     for k, vector in enumerate(vectors[1:], 1):
@@ -64,6 +78,6 @@ def interleaved(b: Any, vectors: list[V]) -> V:
     return b.shuffle_vector(whole, nothing, _places(k * n + i for i in range(n) for k in range(count)))
 
 
-def _places(lanes: Any) -> V:
+def _places(lanes: Iterable[int]) -> V:
     lanes = list(lanes)
     return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)

@@ -14,7 +14,6 @@ from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -278,22 +277,20 @@ class BodyWriter:
         return value
 
     def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
-        """What all iterations of the unrolled loop read, where that lies in one piece, their elements by turns, or is a
-        square tile with its lines along that loop."""
+        """What all iterations of the unrolled loop read, where that lies in lines."""
         rows, vector = self.rows, self.vector
-        if rows is None or vector is None or tensor in rows.written or stride_along(tensor, index, rows.var) != 1:
+        if rows is None or vector is None:
             return None
-        one_piece = self._lanes(tensor, index) == rows.extent
-        square = rows.extent == vector[1] and rows.extent.bit_count() == 1
-        if not (one_piece or square) or not in_range(Load(tensor, index)):
+        count = rows.lines(tensor, index, self._lanes(tensor, index), vector[1])
+        if count is None:
             return None
         key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
         if key not in rows.tiles:
             first = env | {rows.var: I64(0)}
-            starts = [self._in_lane(lane, tensor, index, first) for lane in range(1 if one_piece else rows.extent)]
-            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // len(starts))
+            starts = [self._in_lane(lane, tensor, index, first) for lane in range(count)]
+            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.tiles[key] = unrolled.apart(self.b, *lines, rows.extent) if one_piece else unrolled.transposed(self.b, lines)
+            rows.tiles[key] = unrolled.columns(self.b, lines, rows.extent)
         return rows.tiles[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
@@ -317,14 +314,9 @@ class BodyWriter:
             one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
             self.b.store(one, self._in_lane(lane, tensor, index, env), align=align)
 
-    def _held(
-        self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
-    ) -> bool:
-        """Whether `value` is stored together with those of the other iterations of the unrolled loop, which lie between
-        its lanes: by the last iteration."""
-        if tensor not in rows.holdable or self._lanes(tensor, index) != rows.extent or rows.extent == 1:
-            return False
-        if stride_along(tensor, index, rows.var) != 1:
+    def _held(self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> bool:
+        """Whether `value` is stored together with those of the other iterations of the unrolled loop, by the last."""
+        if not rows.holds(tensor, index, self._lanes(tensor, index)):
             return False
         held = rows.held.setdefault(tensor, [])
         held.append(value)

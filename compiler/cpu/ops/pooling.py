@@ -9,8 +9,9 @@ import numpy as np
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, op
+from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.expr import Expr, Tensor, is_float, wrap
+from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
 from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.program.traits import Kind, Moves
 
@@ -27,9 +28,37 @@ def max_pool(node: Node) -> Tensor:
         raise node.fail("the second output, indices")
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
+    if prod(window.kernel) > MANY:
+        return _max_by_axis(window, x)
     p = window.padded(x, lowest(x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
+
+
+MANY = 4
+"""Elements of a window from which on its maximum is that of its lines' maxima, which neighbours share."""
+
+
+def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
+    """Maxima along one axis after another. Only along the last one, which vectors go along, x is put into a frame."""
+    before, after = window.margins()
+    least, last = lowest(x.dtype), len(x.shape) - 1
+    for d in range(2, last):
+        size, first, k = x.shape[d], before[d - 2], T.reduce_axis(window.kernel[d - 2], f"k{d - 2}")
+
+        def body(*i: Expr, d: int = d, x: Tensor = x, first: int = first, size: int = size, k: Axis = k) -> Expr:
+            at = i[d] * window.stride[d - 2] + k * window.dilation[d - 2] - first
+            return T.max(select((at >= 0) & (at < size), x[(*i[:d], at, *i[d + 1 :])], least), (k,))
+
+        x = T.compute((*x.shape[:d], window.out[d - 2], *x.shape[d + 1 :]), body, "lines")
+    lead = (0,) * last
+    p = padded(x, (*lead, before[-1]), (*lead, after[-1]), least)
+    k = T.reduce_axis(window.kernel[-1], f"k{last - 2}")
+    return T.compute(
+        (*x.shape[:last], window.out[-1]),
+        lambda *i: T.max(p[(*i[:last], i[last] * window.stride[-1] + k * window.dilation[-1])], (k,)),
+        "max_pool",
+    )
 
 
 @op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True)
