@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from celosia.compiler.cpu.schedule.arrange import plain, schedule
+from celosia.compiler.cpu.schedule.within import within_outputs
 from celosia.compiler.expr import Function, Schedule, Tensor, fuse_loops, lower
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.trace import ReplayError, Trace
@@ -63,7 +64,7 @@ class KernelWorkload:
 
 def finished(made: Schedule, inputs: Sequence[Tensor]) -> Function:
     """The loops of a kernel. ValueError where the schedule cannot be followed."""
-    return partition(fuse_loops(lower(made, inputs, "kernel")))
+    return partition(within_outputs(fuse_loops(lower(made, inputs, "kernel"))))
 
 
 @dataclass
