@@ -33,8 +33,9 @@ def convolution(
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
-    # Where lines fill half a vector, parting phases takes longer than it saves.
-    few = SMALL if set(window.stride) == {1} else target().lanes(x.dtype) // 2
+    # Where lines fill half a vector, parting phases takes longer than it saves; by channel, lines share what they read.
+    lanes = target().lanes(x.dtype)
+    few = lanes // 2 if set(window.stride) != {1} else lanes if cg == 1 else SMALL
     small = len(window.out) > 1 and 1 < window.out[-1] < few and prod(window.kernel) > 1
     p = window.padded(x, pad_value, change_x) if not small else window.phases(x, pad_value, change_x)
     if change_w is not None:

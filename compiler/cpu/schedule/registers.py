@@ -26,6 +26,8 @@ from celosia.compiler.program.dtypes import itemsize
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
+SLIDING = 128
+"""The same where most of them take what others have read."""
 EVEN = 1.05
 """How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
@@ -98,12 +100,24 @@ def register_tile(
     for axis in tile:
         stage.unroll(axis)
     sums = [axis for axis in stage.order if axis.reduce]
+    across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
+    sliding = [axis for axis in sums if any(_slides(vectors, axis, each) for each in across)]
+    sums = [*(axis for axis in sums if axis not in sliding), *sliding]
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
     if prod(axis.extent for axis in (*sums, *tile)) * len(inside) <= UNROLLED:
         for axis in sums:
             stage.unroll(axis)
+    elif sliding and prod(axis.extent for axis in (*sliding, *tile)) * len(inside) <= SLIDING:
+        for axis in sliding:
+            stage.unroll(axis)
     stage.vectorize(lane)
     return True
+
+
+def _slides(vectors: list[Load], axis: Axis, row: Axis) -> bool:
+    """Whether a step along `axis` reads for some rows what others read before: written out, that is read once."""
+    steps = [(step(read, axis), step(read, row)) for read in vectors]
+    return any(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent for a, r in steps)
 
 
 Kinds = tuple[list[Axis | None], list[Axis | None], float]
