@@ -142,7 +142,8 @@ def test_terms_are_made_beside_their_sum() -> None:
     (inner,) = (
         s for s in statements(function.body)
         if isinstance(s, loops.For) and s.kind == "serial"
-        and {"exp", "lanes.acc"} <= {w.tensor.name for w in statements(s) if isinstance(w, loops.Store | loops.Update)}
+        and {"softmax", "lanes.acc"}
+        <= {w.tensor.name for w in statements(s) if isinstance(w, loops.Store | loops.Update)}
         and s.extent == 4096 // this_processor().lanes("float32")
     )  # fmt: skip
     assert isinstance(inner.body, loops.Block)

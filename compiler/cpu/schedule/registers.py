@@ -77,6 +77,9 @@ def register_tile(
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
         others = []  # nothing is shared, and row by row they stay beside the loops that make what they read
+    elif not scalars:
+        slid = [axis for axis in others if any(_slides(vectors, each, axis) for each in stage.order if each.reduce)]
+        others = slid or others
     kinds = _kinds(others, vectors, scalars, 2 in steps, lane.extent)
     rows_outside = None
     if choose is not None:
@@ -99,17 +102,16 @@ def register_tile(
         tile.append(inner)
     for axis in tile:
         stage.unroll(axis)
-    sums = [axis for axis in stage.order if axis.reduce]
     across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
+    sums = [axis for axis in stage.order if axis.reduce]
     sliding = [axis for axis in sums if any(_slides(vectors, axis, each) for each in across)]
     sums = [*(axis for axis in sums if axis not in sliding), *sliding]
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
-    if prod(axis.extent for axis in (*sums, *tile)) * len(inside) <= UNROLLED:
-        for axis in sums:
-            stage.unroll(axis)
-    elif sliding and prod(axis.extent for axis in (*sliding, *tile)) * len(inside) <= SLIDING:
-        for axis in sliding:
-            stage.unroll(axis)
+    for few, most in ((sums, UNROLLED), (sliding, SLIDING)):
+        if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= most:
+            for axis in few:
+                stage.unroll(axis)
+            break
     stage.vectorize(lane)
     return True
 
@@ -117,7 +119,7 @@ def register_tile(
 def _slides(vectors: list[Load], axis: Axis, row: Axis) -> bool:
     """Whether a step along `axis` reads for some rows what others read before: written out, that is read once."""
     steps = [(step(read, axis), step(read, row)) for read in vectors]
-    return any(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent for a, r in steps)
+    return any(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in steps)
 
 
 Kinds = tuple[list[Axis | None], list[Axis | None], float]

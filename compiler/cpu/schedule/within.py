@@ -1,9 +1,9 @@
 """Temporaries that lie in the output which is made of them, so that lines of the cache are written but once.
 
-    for i in 16:                                       for i in 16:
-      for j in 8192: e[j] = exp(x[i, j])         ->      for j in 8192: y[i, j] = exp(x[i, j])
-      for j in 8192: s sum= e[j]                         for j in 8192: s sum= y[i, j]
-      for j in 8192: y[i, j] = e[j] / s                  for j in 8192: y[i, j] = y[i, j] / s
+for i in 16:                                       for i in 16:
+  for j in 8192: e[j] = exp(x[i, j])         ->      for j in 8192: y[i, j] = exp(x[i, j])
+  for j in 8192: s sum= e[j]                         for j in 8192: s sum= y[i, j]
+  for j in 8192: y[i, j] = e[j] / s                  for j in 8192: y[i, j] = y[i, j] / s
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from celosia.compiler.expr.walk import walk
 
 
 def within_outputs(function: Function) -> Function:
-    """Temporaries of the workspace lie in an output of their type where each of its elements is written once, last, from
-    the one of the temporary that lies there."""
+    """Temporaries of the workspace lie in an output of their type where each of its elements is written once, last,
+    from the one of the temporary that lies there."""
     body, kept, free = function.body, [], set(function.outputs)
     while isinstance(body, Alloc):
         kept.append(body)
