@@ -20,7 +20,7 @@ from celosia.driver.runtime import Runtime
 
 from .narrow_models import CLOSE, IN_BYTES, KINDS, TYPES, Sketch, apart, bound, by_onnxruntime, outcome, packed
 
-SEEDS = 12
+SEEDS = 6
 CONFIGS = ("tiny", "pynq")
 
 

@@ -8,7 +8,7 @@ from thorough import some
 
 from .onnx_nodes import RANDOM, cases, known_failing, run, run_all
 
-PARTS = 3
+PARTS = 6
 
 
 @pytest.mark.skipif(onnx.__version__ != "1.23.2", reason="the list of failing tests is that of onnx 1.23.2")
@@ -34,7 +34,7 @@ def test_simple_models() -> None:
 
 
 REAL = [*cases("real")]
-QUICK = ["test_shufflenet", "test_squeezenet"]
+QUICK = ["test_squeezenet"]
 
 
 @pytest.mark.parametrize("name", some(REAL, QUICK))

@@ -79,7 +79,7 @@ def test_no_reason_is_empty_or_the_old_one() -> None:
 # Multiplications ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     channels=st.integers(1, 4), out=st.integers(1, 3), kernel=st.integers(1, 4), stride=st.integers(1, 3),
     size=st.integers(1, 5), groups=st.integers(1, 3),

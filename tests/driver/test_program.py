@@ -31,6 +31,7 @@ from celosia.compiler.program.files import OutputError
 from celosia.driver.arrays import read_array
 from celosia.driver.calibration import open_samples
 from celosia.driver.cli import app
+from celosia.sim.build import compiler
 
 
 @pytest.fixture(scope="module")
@@ -307,15 +308,13 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
 ) -> None:
     """A forged shared object does something when it is loaded; its checksums are right, as the forger writes them."""
-    pytest.importorskip("ziglang")
-    path, mark, source = tmp_path / "forged", tmp_path / "mark", tmp_path / "code.c"
+    path, mark, source = tmp_path / "forged", tmp_path / "mark", tmp_path / "code.cpp"
     program = celosia.compile(models / "quantised.onnx", "tiny")
     expected = celosia.Runtime(program).run(x).outputs
     source.write_text(
-        f'int system(const char *); __attribute__((constructor)) void go(void) {{ system("touch {mark}"); }}'
+        f'extern "C" int system(const char *); __attribute__((constructor)) void go() {{ system("touch {mark}"); }}'
     )
-    command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", "code.so", source.name]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", "code.so", source.name], cwd=tmp_path, check=True)
     program.machine, program.library = platform.machine(), (tmp_path / "code.so").read_bytes()
     program.save(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

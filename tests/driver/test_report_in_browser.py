@@ -81,7 +81,7 @@ def check(tab: Browser, folder: Path, figures: int) -> None:
         assert 0.001 < sum(data.values()) < 0.75, figure
 
 
-@pytest.mark.parametrize("screen", [SCREEN, PHONE | {"dark": True}], ids=str)
+@pytest.mark.parametrize("screen", some([SCREEN, PHONE | {"dark": True}], [PHONE | {"dark": True}]), ids=str)
 def test_figures_are_drawn(tab: Browser, program: Program, tmp_path: Path, screen: dict[str, Any]) -> None:
     celosia.report(program).save(tmp_path / "page.html")
     tab.open(tmp_path / "page.html", **screen)

@@ -34,7 +34,7 @@ def rtl() -> RtlDevice:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("kind", ["legal", "garbage"])
-@pytest.mark.parametrize("name", ["4x4", "8x8-bus4-tokens2", "8x4-batch2-taps5", "taps3-ports2"])
+@pytest.mark.parametrize("name", ["4x4", "8x8-bus4-weights4", "8x4-batch2-taps5", "taps3-ports2"])
 def test_hardware(kind: str, name: str) -> None:
     rtl()
     results = chunk(kind, CONFIGS[name], range(100))

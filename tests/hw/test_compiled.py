@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from small_models import Builder
 from thorough import some
 
 Array = NDArray[Any]
-VARIED = ["4x4", "8x4-batch2-taps5", "taps3-ports2"]
+VARIED = ["4x4", "8x4-batch2-taps5", "8x8-taps3-ports2"]
 """Those that `make test` builds, as other tests do."""
 MEMORY = 1 << 20
 
@@ -93,16 +94,19 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, **p
     bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params={"folder": str(folder), **params})
 
 
+SMALL_MODELS = [*product([*VARIED, "batch2", "2x8x4-bus16-ports2", "8x8-bus16", "4x8", "8x4"], (residual, depthwise))]
+QUICK = [("4x4", depthwise), ("8x4-batch2-taps5", residual), ("8x8-taps3-ports2", depthwise)]
+
+
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", some([*VARIED, "batch2", "2x8x4-bus16-ports2", "8x8-bus16", "4x8", "8x4"], VARIED))
-@pytest.mark.parametrize("make", [residual, depthwise])
-def test_small_model(make: Callable[[], onnx.ModelProto], config: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "make"), some(SMALL_MODELS, QUICK))
+def test_small_model(config: str, make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     simulate(make, config, tmp_path, pauses=[0, 0.5])
 
 
 @pytest.mark.rtl
 # `python -m benchmarks.activity` looks at that of `tiny`
-@pytest.mark.parametrize("config", some(["taps3-ports2", "2x8x4-bus16-ports2", "8x8-bus16", "tiny"], ["taps3-ports2"]))
+@pytest.mark.parametrize("config", some([VARIED[-1], "2x8x4-bus16-ports2", "8x8-bus16", "tiny"], VARIED[-1:]))
 def test_demo_model(config: str, tmp_path: Path) -> None:
     simulate(demo, config, tmp_path, pauses=[0.1])
 

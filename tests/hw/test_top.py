@@ -27,7 +27,7 @@ from thorough import some
 
 CONFIGS = {
     name: programs.CONFIGS[name]
-    for name in ("4x4", "8x4-batch2-taps5", "8x8-bus4-tokens2", "8x8-bus4-spread", "taps3-ports2")
+    for name in ("4x4", "8x4-batch2-taps5", "8x8-bus4-tokens2", "8x8-bus4-spread", "8x8-taps3-ports2")
 } | {
     "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
     "8x8-taps1-bus4": Config(
@@ -37,7 +37,7 @@ CONFIGS = {
 """A few that differ in what is built; tests/cosim/test_random_programs.py has all of `programs`."""
 VARIED = [name for name in CONFIGS if name in programs.CONFIGS]
 """Those whose Verilog other tests write, too."""
-TAPS = Config(block_in=8, block_out=8, bus_bytes=8, taps=3, tap_depth=16, forward=True, ports=2, **programs.SMALL)
+TAPS = CONFIGS["8x8-taps3-ports2"]
 
 
 def simulate(cfg: Config, only: str, **params: Any) -> None:
@@ -72,7 +72,7 @@ def test_4x4(test: str) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("test", ["every_error_ends_the_run", "watchdog_names_the_instruction"])
-@pytest.mark.parametrize("name", [name for name, cfg in CONFIGS.items() if cfg.ports == 2])
+@pytest.mark.parametrize("name", some([name for name, cfg in CONFIGS.items() if cfg.ports == 2], ["8x8-taps3-ports2"]))
 def test_two_ports(name: str, test: str) -> None:
     simulate(CONFIGS[name], test)
 

@@ -16,7 +16,7 @@ from celosia.sim.rtlsim import DMA_BASE, RtlDevice
 
 PATIENCE = 10**10
 """Cycles: the time limit of a board is one of the clock on the wall."""
-CFG = CONFIGS["8x8-weights4"]
+CFG = CONFIGS["8x8-bus4-weights4"]
 DEPTH = CFG.trace_depth
 
 
