@@ -461,6 +461,8 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert {"quantised.h", "quantised.c", "celosia.c", "Makefile", "CMakeLists.txt"} <= {
         p.name for p in folder.iterdir()
     }
+    options = "--config", "tiny", "--records", "none", "--rounding", "correct", "--place", "*=cpu"
+    assert "; 0 launches" in command(models / "quantised.onnx", "-o", tmp_path / "cpu", *options)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     said = command(models / "floats.onnx", "-o", folder, "--target", "wasm32", code=1)
     assert "holds models for x86_64, not for wasm32; give another folder" in said
