@@ -119,7 +119,9 @@ class Expr:
         return binary("mul", self, -1) if is_float(self.dtype) else binary("sub", 0, self)
 
     def __bool__(self) -> bool:
-        raise TypeError(f"{self} is an expression, not a truth value; use select, logical_and, equal")
+        raise TypeError(
+            f"{self} is an expression, not a truth value; write select for `if`, equal for `==`, all for `and`"
+        )
 
     def __str__(self) -> str:
         return text(self)

@@ -31,7 +31,12 @@ def export(
     target: Target = EXPORT_TARGETS[0],
     config: opt.ConfigOption = "pynq",
     name: Name = None,
+    decisions: opt.TakenDecisions = None,
+    records: opt.KnownRecords = "shipped",
+    without: opt.Without = None,
+    rounding: opt.Rounding = None,
     shape: opt.ShapeOption = None,
+    place: opt.Place = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -45,17 +50,21 @@ def export(
       celosia export model.onnx -o firmware
       celosia export model.onnx -o firmware --target armv7-linux --config pynq
       celosia export model.onnx -o firmware --target riscv32-none --name classifier
-      celosia export encoder.onnx -o firmware --shape mel=1,80,400
+      celosia export encoder.onnx -o firmware --shape mel=1,80,400 --rounding correct
+      celosia export detector.onnx -o firmware --records tuned.jsonl --place /head/Conv=cpu
     """
     with common.progress_stages(quiet) as stages:
-        shapes = common.shapes_of(shape)
+        shapes, placed = common.shapes_of(shape), common.place_of(place)
         common.check_source(model)
         from celosia.compiler.options import Options
         from celosia.driver.export import write
 
         write.require_model(model, name)
         write.require_target(output, target)
-        options = Options(config=config, progress=stages, check=not no_check, shapes=shapes)
+        options = Options(
+            config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes, records=records,
+            place=placed, without=without or (), **common.rounding_of(rounding),
+        )  # fmt: skip
         made = write.export(model, target, options, name)
         stages("writing C")
         write.write(made, output)

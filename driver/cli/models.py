@@ -35,16 +35,6 @@ Target = Annotated[
         "machine.",
     ),
 ]
-TakenDecisions = Annotated[
-    Path | None, typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them.")
-]
-Records = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE|none",
-        help="What `tune` has measured, beside what comes with Celosia; none: the compiler decides alone.",
-    ),
-]
 
 
 def _config(target: str | None) -> Config:
@@ -60,8 +50,8 @@ def compile_(
     output: ProgramFile,
     config: TargetConfig = None,
     target: Target = None,
-    decisions: TakenDecisions = None,
-    records: Records = "shipped",
+    decisions: opt.TakenDecisions = None,
+    records: opt.KnownRecords = "shipped",
     keep: opt.Keep = None,
     without: opt.Without = None,
     rounding: opt.Rounding = None,

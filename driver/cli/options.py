@@ -67,6 +67,16 @@ Without = Annotated[
     list[str] | None,
     typer.Option(metavar="PASS", help="Leave this pass out, to see what it is good for; may be repeated."),
 ]
+TakenDecisions = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="Schedules of layers, as `inspect --decisions` writes them.")
+]
+KnownRecords = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|none",
+        help="What `tune` has measured, beside what comes with Celosia; none: the compiler decides alone.",
+    ),
+]
 Rounding = Annotated[
     str | None,
     typer.Option(

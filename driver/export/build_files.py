@@ -32,19 +32,19 @@ $(MODELS): %: %_main.c lib{LIBRARY}.a
 FLAGS = {" ".join(target.gcc)}
 CFLAGS = -O2 -std=c11 -Wall -Wextra
 LDLIBS = {"-lm" if target.hosted else ""}
-MODELS = $(patsubst %_data.c,%,$(wildcard *_data.c))
-SOURCES = celosia.c {devices} $(MODELS:=.c) $(MODELS:=_data.c)
+MODELS = $(patsubst %_celosia.c,%,$(wildcard *_celosia.c))
+SOURCES = celosia.c {devices} $(MODELS:=.c) $(MODELS:=_celosia.c)
 
 all: lib{LIBRARY}.a{" $(MODELS)" if target.hosted else ""}
 
 lib{LIBRARY}.a: $(SOURCES:.c=.o)
-	$(AR) rcs $@ $^ $(wildcard *_kernels/*.o)
+	$(AR) rcs $@ $^ $(wildcard $(MODELS:=_kernels/*.o))
 
 %.o: %.c $(wildcard *.h)
 	$(CC) $(FLAGS) $(CFLAGS) -c $< -o $@
 {hosted if target.hosted else ""}
 clean:
-	rm -f *.o *.a{" $(MODELS)" if target.hosted else ""}
+	rm -f $(SOURCES:.c=.o) lib{LIBRARY}.a{" $(MODELS)" if target.hosted else ""}
 
 .PHONY: all clean
 """
@@ -65,7 +65,7 @@ def cmake(target: ExportTarget) -> str:
     hosted = f"""
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
   foreach(data ${{datas}})
-    string(REGEX REPLACE "_data.c$" "" model ${{data}})
+    string(REGEX REPLACE "_celosia.c$" "" model ${{data}})
     add_executable(${{model}}_main ${{model}}_main.c)
     set_target_properties(${{model}}_main PROPERTIES OUTPUT_NAME ${{model}})
     target_link_libraries(${{model}}_main PRIVATE {LIBRARY})
@@ -81,9 +81,10 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
-file(GLOB datas RELATIVE ${{CMAKE_CURRENT_SOURCE_DIR}} CONFIGURE_DEPENDS *_data.c)
-file(GLOB kernels CONFIGURE_DEPENDS *_kernels/*.o)
-string(REPLACE "_data.c" ".c" models "${{datas}}")
+file(GLOB datas RELATIVE ${{CMAKE_CURRENT_SOURCE_DIR}} CONFIGURE_DEPENDS *_celosia.c)
+string(REPLACE "_celosia.c" "_kernels/*.o" objects "${{datas}}")
+file(GLOB kernels CONFIGURE_DEPENDS ${{objects}})
+string(REPLACE "_celosia.c" ".c" models "${{datas}}")
 add_library({LIBRARY} STATIC celosia.c {devices} ${{models}} ${{datas}} ${{kernels}})
 set_source_files_properties(${{kernels}} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 target_compile_options({LIBRARY} PUBLIC "SHELL:-iquote \\"${{CMAKE_CURRENT_SOURCE_DIR}}\\"") # a model may be time.h

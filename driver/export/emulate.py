@@ -104,7 +104,7 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
         (folder / "program.ld").write_text(text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8")
     sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
     for each in exported:
-        sources += [f"{each.model.name}.c", f"{each.model.name}_data.c"]
+        sources += [f"{each.model.name}.c", f"{each.model.name}_celosia.c"]
         sources += [file for file in each.files if file.endswith(".o")]
     last = ("-lm",) if target.hosted else ()
     compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *last], folder)

@@ -29,7 +29,7 @@ TAKEN = re.compile(
     "f(?:close|eof|error|flush|getc|getpos|gets|open|putc|puts|read|reopen|seek|setpos|tell|write)|clearerr|getc(?:har)?|"
     "perror|putc(?:har)?|puts|remove|rename|rewind|setv?buf|tmpfile|tmpnam|ungetc|abort|(?:l|ll)?(?:abs|div)|"
     "(?:quick_)?exit|at(?:_quick_)?exit|ato(?:f|i|ll?)|bsearch|qsort|s?rand|[cm]alloc|aligned_alloc|realloc|free|getenv|"
-    r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|data)",
+    r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|celosia)",
     re.IGNORECASE,
 )
 """What no model is called: keywords of C and of C++, what C has in stddef.h, stdint.h, string.h, stdio.h and stdlib.h,
@@ -205,7 +205,7 @@ int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
         return len(self.program.image) if self.program.launches else 0
 
     def data(self) -> str:
-        """The text of NAME_data.c: what the accelerator's memory begins with, and constants of the CPU."""
+        """The text of NAME_celosia.c: what the accelerator's memory begins with, and constants of the CPU."""
         image = self.program.image if self.program.launches else self.program.image[:0]
         return "\n".join(
             [

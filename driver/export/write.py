@@ -20,6 +20,7 @@ from celosia.driver.export.targets import ExportTarget, find_export_target
 RUNTIME = Path(__file__).with_name("runtime")
 COMMON = "celosia.h", "celosia.c", "celosia_mapped.h", "device_mapped.c"
 LINUX = "celosia_linux.h", *HOSTED
+BUILD_FILES = "Makefile", "CMakeLists.txt"
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,15 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
         require_name(name)
     places, functions = places_of(program), functions_of(program, target)
     model = CModel(name or identifier(program.name.lower()), program, places)
-    texts = {
-        "Makefile": makefile(target),
-        "CMakeLists.txt": cmake(target),
+    texts = {  # Makefile and NAME_celosia.c say whose folder and model it is: before what they are said of
+        **dict(zip(BUILD_FILES, (makefile(target), cmake(target)))),
+        f"{model.name}_celosia.c": model.data(),
         f"{model.name}.h": model.header(),
         f"{model.name}.c": model.source(),
-        f"{model.name}_data.c": model.data(),
     }
     if target.hosted:
         texts[f"{model.name}_main.c"] = main_program(model)
-    files = runtime_files(target) | {file: text.encode() for file, text in texts.items()}
+    files = {file: text.encode() for file, text in texts.items()} | runtime_files(target)
     for kernel in program.kernels:
         files[f"{model.name}_kernels/{kernel.name}.o"] = kernel.code
     return Exported(model, target, files, functions)
@@ -132,9 +132,23 @@ def target_of(folder: Path) -> str | None:
     return next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
 
 
+def require_own(exported: Exported, folder: Path) -> None:
+    """OutputError where a file that is to be written is there, and is none of an earlier export."""
+    exported_to = target_of(folder) is not None
+    known = exported_to and (folder / f"{exported.model.name}_celosia.c").exists()
+    common = {*runtime_files(exported.target), *BUILD_FILES}
+    for file in exported.files:
+        path = folder / Path(file).parts[0]
+        if path.exists() and not (exported_to if file in common else known):
+            raise OutputError(
+                f"{path} is there, and not of `celosia export`, which would write over it; take another folder"
+            )
+
+
 def write(exported: Exported, folder: Path) -> None:
     """All files into `folder`, beside other models of the same target; each wholly or not at all. OutputError."""
     require_target(folder, exported.target.name)
+    require_own(exported, folder)
     kernels = folder / f"{exported.model.name}_kernels"
     make_folder(folder)
     try:

@@ -13,6 +13,7 @@ from celosia.compiler.expr.guard import guarded
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.expr.lower import lower as lower_loops
 from celosia.compiler.expr.nodes import Var
+from celosia.compiler.expr.transform import topological
 from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver import kernels
@@ -28,22 +29,33 @@ Target = str | Config | Environment
 
 
 def build(
-    s: TensorSchedule, args: Sequence[TensorExpr | Var], target: Target = "cpu", device: str = "functional"
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], target: Target = "cpu", device: str = "functional",
+    name: str = "kernel",
 ) -> BuiltKernel:  # fmt: skip
     """What is called with arrays (and numbers, for variables) in the order of `args`, and fills in the outputs.
 
-    target: "cpu", or the accelerator of a Config; device: what then runs it. ValueError for a schedule that cannot be
-    followed, at once or, where sizes are open, when they are known.
+    target: "cpu" or "llvm", this processor, or the accelerator of a Config; device: what then runs it; name: how the
+    function prints. ValueError for a schedule that cannot be followed, at once or, where sizes are open, when they are
+    known.
     """
-    environment = None if target == "cpu" else target if isinstance(target, Environment) else accelerator(target)
-    kernel = BuiltKernel(s, args, environment, device)
+    kernel = BuiltKernel(s, args, _environment(target), device, name)
     if s.sized:
         kernel.made({})
     return kernel
 
 
-def lower(s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None) -> Function:
-    """The loops, to be printed. sizes: those of variables."""
+def _environment(target: Target) -> Environment | None:
+    """The accelerator that a target is; None for this processor."""
+    if isinstance(target, Environment):
+        return target
+    return None if isinstance(target, str) and target.split(" ")[0] in ("cpu", "llvm") else accelerator(target)
+
+
+def lower(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None,
+    simple_mode: bool = True,
+) -> Function:  # fmt: skip
+    """The loops, to be printed. sizes: those of variables; simple_mode: there is no other."""
     return _lowered(s, args, dict(sizes or {}), None)
 
 
@@ -66,14 +78,19 @@ class BuiltKernel:
     """
 
     def __init__(
-        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], environment: Environment | None, device: str
+        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], environment: Environment | None, device: str,
+        name: str = "kernel",
     ) -> None:  # fmt: skip
         nodes = [arg.node for arg in args if isinstance(arg, TensorExpr)]
         if missing := [output.name for output in s.outputs if output not in nodes]:
             raise ValueError(f"{missing[0]} is computed, but not among the arguments")
-        self.s, self.args, self.environment, self.device = s, tuple(args), environment, device
+        self.s, self.args, self.environment, self.device, self.name = s, tuple(args), environment, device, name
+        self._read = {node for node in topological(s.outputs) if node.body is None}
         self.counters: Counters | None = None
         self._made: dict[tuple[tuple[Var, int], ...], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.args))})"
 
     def made(self, sizes: Mapping[Var, int]) -> Any:
         """The code for these sizes: a CompiledKernel or an AcceleratorKernel."""
@@ -96,7 +113,7 @@ class BuiltKernel:
         }
         code = self.made(sizes)
         outputs = self.s.outputs
-        inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node not in outputs]
+        inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node in self._read]
         if isinstance(code, AcceleratorKernel):
             results, self.counters = kernels.run(code, open_device(self.device, code.cfg), *inputs)
         else:

@@ -38,6 +38,9 @@ class Environment:
         self.BATCH, self.BLOCK_IN, self.BLOCK_OUT = cfg.batch, cfg.block_in, cfg.block_out
         self._known = hw.declared(cfg)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the accelerator has no {name!r}; it has gemm, clip, requantise and dma_copy")
+
     @property
     def gemm(self) -> Declared:
         """acc += inp . wgt transposed, for one entry of each."""

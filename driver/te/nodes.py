@@ -7,10 +7,13 @@ so that mistakes are found in the line that makes them; `bound` makes the nodes 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+import numpy as np
 
 from celosia.compiler.expr.affine import interval, linear
 from celosia.compiler.expr.interpret import evaluate
@@ -21,6 +24,7 @@ from celosia.compiler.expr.tensor import min as min_over
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.program.dtypes import numpy_dtype
 
 Size = int | Expr
 NOMINAL = 1 << 10
@@ -49,11 +53,12 @@ class TensorExpr:
         self.shape: tuple[Size, ...] = node.sizes if isinstance(node, SizedNode) else node.shape
 
     def __getitem__(self, index: Any) -> Expr:
-        return self.node[index]
+        given = index if isinstance(index, tuple) else (index,)
+        return self.node[tuple(_position(self.name, each) for each in given)]
 
     def __call__(self, *index: Value) -> Expr:
         """The element at `index`."""
-        return self.node[index]
+        return self[index]
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.shape))}): {self.dtype}"
@@ -79,8 +84,26 @@ def _reduced(body: Expr | None) -> list[Axis]:
     return list(dict.fromkeys(axis for node in nodes if isinstance(node, Reduce) for axis in node.axes))
 
 
-def var(name: str = "n") -> Var:
-    """A size that is known when arrays are given."""
+def _position(name: str, index: Any) -> Value:
+    """An index of any integer type, as sizes have it. ValueError for what is none."""
+    if isinstance(index, Expr):
+        if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
+            raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
+        return index.astype(INDEX)
+    return _whole(index, f"{name} is indexed with {index!r}")
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{what}: that is a whole number, or made of variables and axes") from None
+
+
+def var(name: str = "n", dtype: str = "int64") -> Var:
+    """A size that is known when arrays are given. ValueError for a type that no size has."""
+    if dtype not in ("int32", "int64"):
+        raise ValueError(f"{name} is a size, and no {dtype}; a number that the program brings is a placeholder of (1,)")
     return Var(name)
 
 
@@ -91,19 +114,35 @@ def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
     names = {node for node in walk(size) if isinstance(node, Var)}
     values: Mapping[Var, int] = dict.fromkeys(names, NOMINAL) if sizes is None else sizes
     if unknown := [name.name for name in names if name not in values]:
-        raise ValueError(f"the size {unknown[0]} is not known: no array that is given has it as a dimension")
+        raise ValueError(
+            f"the size {unknown[0]} is not known: no array that is given has it as a dimension; make the variable an "
+            "argument, too"
+        )
     return int(evaluate(size, {name: values[name] for name in names}))
 
 
-def _shape(shape: Size | Sequence[Size]) -> tuple[Size, ...]:
-    return (shape,) if isinstance(shape, int | Expr) else tuple(shape)
+def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
+    """Its sizes. ValueError for one that is no whole number, or negative."""
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in given)
+    if any(known(size) < 0 for size in sizes):
+        raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")
+    return sizes
 
 
-def placeholder(shape: Size | Sequence[Size], dtype: str = "float32", name: str | None = None) -> TensorExpr:
-    """An array that the caller brings."""
-    sizes = _shape(shape)
+def _dtype(name: str, dtype: Any) -> str:
+    """A type's name, of its name or of numpy's type. ValueError for what is none."""
+    try:
+        return numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
+    except (TypeError, AttributeError, ImportError):
+        raise ValueError(f"{name} has the type {dtype!r}, which is none; take one such as float32 or int8") from None
+
+
+def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str | None = None) -> TensorExpr:
+    """An array that the caller brings; dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
-    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), dtype, sizes=sizes))
+    sizes = _shape(name, shape)
+    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype(name, dtype), sizes=sizes))
 
 
 def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
@@ -119,8 +158,8 @@ def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
 
 def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: str | None = None) -> TensorExpr:
     """The tensor whose element at an index is `fcompute` of it. Loops are called as the parameters of `fcompute`."""
-    sizes = _shape(shape)
     name = name or f"compute{next(_numbers)}"
+    sizes = _shape(name, shape)
     parameters = inspect.signature(fcompute).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -128,10 +167,24 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
     if len(names) != len(sizes):
         raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
     axes = tuple(SizedAxis(each, extent=known(size), size=size) for each, size in zip(names, sizes))
-    if any(axis.extent < 0 for axis in axes):
-        raise ValueError(f"{name} would have the shape {[axis.extent for axis in axes]}")
-    body = wrap(fcompute(*axes), "float32")
+    body = _element(name, fcompute(*axes))
     return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
+
+
+def _element(name: str, value: Any) -> Expr:
+    """What a function of indices gives. ValueError for what is no element, and for constants that do not fit."""
+    if not isinstance(value, Expr | int | float | np.generic):
+        raise ValueError(
+            f"{name} is made of elements, and its function gives {type(value).__name__}: index tensors, and make a "
+            "tensor of each of several results"
+        )
+    body = wrap(value.item() if isinstance(value, np.generic) else value, "float32")
+    for node in walk(body):
+        if isinstance(node, Const) and np.dtype(node.dtype).kind in "iu":
+            limits = np.iinfo(node.dtype)
+            if not limits.min <= node.value <= limits.max:
+                raise ValueError(f"{name}: {node.value} is no {node.dtype}; cast what it meets to a wider type")
+    return body
 
 
 Axes = Axis | Sequence[Axis]

@@ -33,7 +33,7 @@ class ThreadAxis:
     tag: str
 
 
-def thread_axis(dom: Any = None, tag: str | None = None) -> ThreadAxis:
+def thread_axis(dom: Any = None, tag: str | None = None, name: str = "") -> ThreadAxis:
     """`thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
     tag = tag or dom
     if tag not in ("vthread", "cthread"):
@@ -54,6 +54,11 @@ class TensorSchedule:
         self.loops: Loops = plain(self.outputs)
         self.declared: dict[str, Declared] = {}
         """Intrinsics by their names."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a schedule has no {name!r}: it has cache_read and cache_write, and its stages, s[tensor], the primitives"
+        )
 
     def __getitem__(self, tensor: TensorExpr) -> StageView:
         if not isinstance(tensor, TensorExpr):
@@ -195,4 +200,6 @@ class StageView:
 
 
 def _name(arg: Any) -> Any:
+    if isinstance(arg, Sequence) and any(isinstance(each, Axis) for each in arg):
+        raise ValueError("loops are given one by one, as reorder(*loops), not as a list")
     return arg.name if isinstance(arg, Axis) else arg

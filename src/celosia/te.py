@@ -16,3 +16,4 @@ array([ 1,  3,  5,  7,  9, 11], dtype=int32)
 """
 
 from celosia.driver.te import *  # noqa: F403
+from celosia.driver.te import __getattr__ as __getattr__

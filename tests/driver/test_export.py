@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.program import Pack, TensorInfo, Unpack
 from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.files import OutputError
 from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.cli import app
@@ -351,7 +353,7 @@ NAMES = (
     "celosia",
     "device_linux",
     "é",
-    "model_data",
+    "model_celosia",
     "exit",
     "NULL",
     "_x",
@@ -459,6 +461,8 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert {"quantised.h", "quantised.c", "celosia.c", "Makefile", "CMakeLists.txt"} <= {
         p.name for p in folder.iterdir()
     }
+    options = "--config", "tiny", "--records", "none", "--rounding", "correct", "--place", "*=cpu"
+    assert "; 0 launches" in command(models / "quantised.onnx", "-o", tmp_path / "cpu", *options)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     said = command(models / "floats.onnx", "-o", folder, "--target", "wasm32", code=1)
     assert "holds models for x86_64, not for wasm32; give another folder" in said
@@ -477,6 +481,32 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert "give the ONNX model" in command(tmp_path / "floats.celosia", "-o", folder, code=1)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert not (tmp_path / "bare").exists()
+
+
+def test_files_of_others_stay_and_are_not_built(tmp_path: Path) -> None:
+    """None is written over, at first or later, nor taken for a model; a second export of one's own is none of these."""
+    made = exported(floats(), "x86_64", "sum")
+    for number, other in enumerate(("Makefile", "CMakeLists.txt", "celosia.c", "sum.h", "sum_kernels/mine.o")):
+        path = tmp_path / str(number) / other
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+        with pytest.raises(OutputError, match=f"{Path(other).parts[0]} is there, and not of `celosia export`"):
+            write(made, tmp_path / str(number))
+        assert [path] == [each for each in (tmp_path / str(number)).rglob("*") if each.is_file()]
+    folder = tmp_path / "own"
+    write(made, folder)
+    write(made, folder)
+    others = "sensor_data.c", "net.c", "mine.o", "net_kernels/mine.o"
+    (folder / "net_kernels").mkdir()
+    for other in others:
+        (folder / other).write_text("#error no model's")
+    with pytest.raises(OutputError, match=r"net\.c is there"):
+        write(exported(floats(), "x86_64", "net"), folder)
+    cmakes = [["cmake", "-B", "b", "-S", "."], ["cmake", "--build", "b"]] if shutil.which("cmake") else []
+    for command in (["make", "all"], *cmakes, ["make", "clean"]):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert all((folder / other).read_text() == "#error no model's" for other in others)
 
 
 def test_tensors_that_c_has_not() -> None:

@@ -193,6 +193,42 @@ def test_blur() -> None:
         ran(kernel, np.zeros((5, 1), np.uint16), shape=(3, 1), dtype=np.uint16)
 
 
+def test_words_of_programs_written_elsewhere() -> None:
+    """A padded convolution with conditions, functions, an index that is read, and an argument that nobody reads."""
+    x, weights, which = (
+        te.placeholder(shape, dtype, name)
+        for shape, dtype, name in (((3, 6, 6), np.float32, "x"), ((4, 3, 3, 3), "float32", "w"), ((5,), "int32", "i"))
+    )
+    unread = te.placeholder((2,), name="unread")
+    padded = te.compute(
+        (3, 8, 8),
+        lambda c, i, j: te.if_then_else(te.all(i >= 1, i < 7, j >= 1, j < 7), x[c, i - 1, j - 1], 0.0),
+        name="padded",
+    )
+    rc, ry, rx = (te.reduce_axis((0, 3), name=name) for name in ("rc", "ry", "rx"))
+    y = te.compute(
+        (4, 6, 6),
+        lambda o, i, j: te.sum(padded[rc, i + ry, j + rx] * weights[o, rc, ry, rx], axis=[rc, ry, rx]),
+        name="y",
+    )
+    hundredth = te.const(0.01, "float32")
+    z = te.compute(
+        (5, 36), lambda b, p: te.exp(y[which[b], te.floordiv(p, 6), te.floormod(p, 6)] * hundredth), name="z"
+    )
+    s = te.create_schedule(z.op)
+    s[padded].compute_inline()
+    kernel = te.build(s, [x, unread, weights, which, z], "llvm", name="conv")
+    a, b, rows = digits((3, 6, 6)), digits((4, 3, 3, 3)), np.array([3, 0, 0, 2, 1], np.int32)
+    around = np.pad(a, ((0, 0), (1, 1), (1, 1)))
+    wanted = sum(
+        np.einsum("oc,cij->oij", b[:, :, i, j], around[:, i : i + 6, j : j + 6]) for i in range(3) for j in range(3)
+    )
+    found = ran(kernel, a, digits((2,)), b, rows, shape=(5, 36))
+    np.testing.assert_allclose(found, np.exp(wanted[rows].reshape(5, 36) * np.float32(0.01)), rtol=1e-6)
+    assert str(kernel).startswith("conv(x(3, 6, 6): float32, ")
+    assert "exp" in str(te.lower(s, [x, weights, which, z], simple_mode=True))
+
+
 def scaled() -> tuple[te.TensorExpr, te.TensorExpr, te.TensorSchedule]:
     n = te.var("n")
     a = te.placeholder((n, 4), name="a")
@@ -222,11 +258,27 @@ def test_errors_are_a_sentence() -> None:
         (lambda: ran(kernel, x.astype(int), shape=(5, 4)), r"a: int64\(5, 4\) given, float32\(5, 4\) expected"),
         (lambda: kernel([1], x), "a is an array, not list"),
         (lambda: te.build(s, [a, b], "tiny")(x, x), "tensorize it"),
-        (lambda: te.lower(s, [a, b]), "the size n is not known"),
+        (lambda: te.lower(s, [a, b]), "the size n is not known: .*; make the variable an argument, too"),
+        (lambda: te.placeholder((2.5,), name="x"), "x has a size of 2.5: that is a whole number"),
+        (lambda: te.placeholder((-3,), name="x"), r"x would have the shape \[-3\]"),
+        (lambda: te.placeholder((3,), "floaty", "x"), "x has the type 'floaty', which is none"),
+        (lambda: te.compute((4,), lambda i: a[a[i, 0], i], "c"), r"a is indexed with a\[i, 0\], a float32"),
+        (lambda: te.compute((4,), lambda i: a[i, 0.5], "c"), "a is indexed with 0.5: that is a whole number"),
+        (lambda: te.compute((4,), lambda i: (a[i, 0], a[i, 1]), "c"), "c is made of elements, and .* gives tuple"),
+        (lambda: te.compute((4,), lambda i: te.const(1, "int8") + 300, "c"), "c: 300 is no int8"),
+        (lambda: te.var("alpha", "float32"), "alpha is a size, and no float32"),
+        (lambda: loops.reorder([*b.op.axis]), "loops are given one by one"),
     ]  # fmt: skip
     for mistake, words in mistakes:
         with pytest.raises(ValueError, match=words) as raised:
             mistake()
         assert "\n" not in str(raised.value)
-    with pytest.raises(AttributeError, match=r"a stage has no primitive 'rfactor'; there are .*bind, .*vectorize"):
-        loops.rfactor("y")
+    lacking: list[tuple[Any, str]] = [
+        (lambda: loops.rfactor("y"), r"a stage has no primitive 'rfactor'; there are .*bind, .*vectorize"),
+        (lambda: s.rfactor(b, "y"), "a schedule has no 'rfactor': it has cache_read"),
+        (lambda: te.scan, "celosia.te has no 'scan'; docs/expressions.md"),
+        (lambda: te.accelerator("tiny").alu, "the accelerator has no 'alu'; it has gemm"),
+    ]
+    for mistake, words in lacking:
+        with pytest.raises(AttributeError, match=words):
+            mistake()

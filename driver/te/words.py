@@ -1,0 +1,43 @@
+"""What programs write of elements beside arithmetic, in TVM's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+
+from celosia.compiler.expr.functions import ARITY
+from celosia.compiler.expr.nodes import Expr, Value, binary, call, wrap
+
+
+def all(*conditions: Expr) -> Expr:
+    """Whether every one holds."""
+    return reduce(lambda a, b: binary("and", a, b), conditions)
+
+
+def any(*conditions: Expr) -> Expr:
+    """Whether one holds at least."""
+    return reduce(lambda a, b: binary("or", a, b), conditions)
+
+
+def floordiv(a: Value, b: Value) -> Expr:
+    """a / b, rounded down."""
+    return binary("floordiv", a, b)
+
+
+def floormod(a: Value, b: Value) -> Expr:
+    """What `floordiv` leaves."""
+    return binary("mod", a, b)
+
+
+def const(value: float, dtype: str = "int64") -> Expr:
+    """A number of this type."""
+    return wrap(value, dtype)
+
+
+def function(name: str) -> Callable[..., Expr]:
+    """What the compiler has of this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
+    if name not in ARITY:
+        raise AttributeError(
+            f"celosia.te has no {name!r}; docs/expressions.md says what a program as TVM's papers print it may use"
+        )
+    return partial(call, name)
