@@ -12,7 +12,7 @@ from typing import Any
 from celosia.compiler.superoptimise.generation.byhand import makes
 from celosia.compiler.superoptimise.generation.enumeration import AlgebraVocabulary
 from celosia.compiler.superoptimise.generation.generating import Generation, running
-from celosia.compiler.superoptimise.generation.instances import rewritten_by
+from celosia.compiler.superoptimise.generation.instances import rewritten_once
 from celosia.compiler.superoptimise.generation.vocabularies import vocabularies
 from celosia.compiler.superoptimise.proofs import meaning, row_of
 from celosia.compiler.superoptimise.rule import RewriteRule
@@ -61,7 +61,7 @@ def is_case(rule: RewriteRule, other: RewriteRule) -> bool:
     """Whether `other` makes what `rule` makes, wherever that fits and with no more conditions."""
     if len(rule.before) > 1 or len(other.before) > 1 or other.where:
         return rule.digest == other.digest
-    return rule.after[0] in rewritten_by(other, rule.before[0], {})
+    return rewritten_once(other.before[0], other.after[0], rule.before[0], {}) == rule.after[0]
 
 
 def rows_of(name: str, budget: float) -> tuple[dict[str, int], list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from celosia.compiler.superoptimise.generation.changing import canonical
 from celosia.compiler.superoptimise.generation.enumeration import AlgebraVocabulary, Candidate, Enumeration
-from celosia.compiler.superoptimise.generation.instances import instances, is_constant
+from celosia.compiler.superoptimise.generation.instances import Equalities, is_constant
 from celosia.compiler.superoptimise.generation.widening import proved_once, widened_rule
 from celosia.compiler.superoptimise.prover import verdict
 from celosia.compiler.superoptimise.rule import Absorbs, Condition, Monotone, RewriteRule
@@ -50,7 +50,7 @@ class Generation:
         """All of them, proved. OutOfTime."""
         self.all = Enumeration(self.vocabulary, self._in_time)
         self.shapes: Shapes = {}
-        self.by_top: dict[str, list[RewriteRule]] = {}
+        self.equalities = Equalities()
         self.parts: dict[Term, list[tuple[Candidate, Candidate]]] = {}
         for later, earlier in self.all.equations():
             self.counted.equations += 1
@@ -71,29 +71,35 @@ class Generation:
 
     def _follows(self, term: Term, earlier: Candidate) -> bool:
         """Whether rules make of `term` what is known to be `earlier`, or of both the same."""
-        return self._reached(term, earlier) or bool(self._near(term) & self._near(earlier.term))
+        found = set()
+        for each in self._near(term):
+            if each != term and self.all.representative(each) is earlier:
+                return True
+            found.add(each)
+        return any(each in found for each in self._near(earlier.term))
 
-    def _reached(self, term: Term, earlier: Candidate) -> bool:
-        return any(self.all.representative(each) is earlier for each in self._near(term) - {term})
-
-    def _near(self, term: Term) -> set[Term]:
-        """What rules make of `term` in STEPS steps, the terms below being the first of their classes."""
+    def _near(self, term: Term) -> Iterator[Term]:
+        """`term`, and what rules make of it in STEPS steps, the terms below being the first of their classes."""
+        yield term
         found, edge = {term}, [term]
         for _ in range(STEPS):
-            edge = [made for each in edge for made in self._next(each) if made not in found]
-            found.update(edge)
+            following = []
+            for made in (made for each in edge for made in self._next(each)):
+                if made not in found:
+                    found.add(made)
+                    following.append(made)
+                    yield made
+            edge = following
             if len(found) > MOST_NEAR:
                 break
-        return found
 
     def _next(self, term: Term) -> Iterator[Term]:
         """What each rule makes of the top of `term`, whichever of their classes the terms below are."""
         if isinstance(term, Leaf):
             return
         for form in self._forms(term):
-            for rule in self.by_top.get(term.op, []):
-                for made in instances(rule, form, self.shapes):
-                    yield self.all.settled(made)
+            for made in self.equalities.rewritings(form, self.shapes):
+                yield self.all.settled(made)
 
     def _forms(self, term: Composed) -> Iterator[Composed]:
         yield term
@@ -109,8 +115,7 @@ class Generation:
             self.counted.unproved += 1
             return
         rule = canonical(_without_conditions(widened_rule(_without_conditions(within))))
-        for top in {term.op for term in (*rule.before, *rule.after) if isinstance(term, Composed)}:
-            self.by_top.setdefault(top, []).append(rule)
+        self.equalities.add(rule.before[0], rule.after[0])
         back = replace(rule, before=rule.after, after=rule.before)
         for each in (rule, back):
             if usable(each) and not _grows(each):
