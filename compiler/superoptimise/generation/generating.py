@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -39,10 +39,12 @@ class EquationCount:
 
 @dataclass
 class Generation:
-    """The rules of one vocabulary. ends: the time of time.perf_counter() at which it stops with OutOfTime."""
+    """The rules of one vocabulary. ends: the time of time.time() at which it stops with OutOfTime. say: is told how
+    many equations that do not follow from others have been tried."""
 
     vocabulary: AlgebraVocabulary
     ends: float = float("inf")
+    say: Callable[[int], None] = lambda left: None
     rules: list[RewriteRule] = field(default_factory=list)
     counted: EquationCount = field(default_factory=EquationCount)
 
@@ -61,12 +63,13 @@ class Generation:
             if not self._follows(later.term, earlier):
                 self.counted.left += 1
                 self._add(later.term, earlier.term)
+                self.say(self.counted.left)
         self._pairs()
         self.counted.terms = self.all.looked_at
         return self.rules
 
     def _in_time(self) -> None:
-        if time.perf_counter() > self.ends:
+        if time.time() > self.ends:
             raise OutOfTime(f"{self.vocabulary.name} is not done in the time that was given")
 
     def _follows(self, term: Term, earlier: Candidate) -> bool:
