@@ -237,7 +237,8 @@ def superoptimised(
     from benchmarks import superoptimise  # with onnxruntime's quantiser
 
     models = _split(options.models)
-    seconds = options.seconds if options.seconds != cpu.SECONDS else superoptimise.BUDGET
+    budget = superoptimise.RTL_BUDGET if options.device == "rtl" else superoptimise.BUDGET
+    seconds = options.seconds if options.seconds != cpu.SECONDS else budget
     if options.only == "floats":
         return superoptimise.floats(models, seconds, say)
     if options.device == "rtl":

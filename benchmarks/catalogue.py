@@ -26,6 +26,8 @@ SEARCHED = (
     "minilm_64", "split_attention", "super_resolution", "resnet18", "resnet50",
 )  # fmt: skip
 PARTLY = ("deeplab_head", "dilated_stage", "denoiser", "srcnn", "retina_head")
+MERGED, CORRECTED = ("four_branches", "inception_narrow"), ("srcnn", "retina_head")
+"""Rewritten graphs that run on the RTL: two of merging rules, and two of partly equivalent ones."""
 PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")
 BENCH = "python -m benchmarks"
 
@@ -504,7 +506,7 @@ REWRITTEN = (
         Figure(f"superoptimise-rtl-{name}", f"{name}: cycles of the RTL of `pynq` before over after", "", MACHINE,
                f"{BENCH} superoptimise --device rtl --models {name} --config pynq --seconds 30",
                (f"superoptimise/rtl/{name}",), of("ratio"), least=1.05)
-        for name in ("four_branches", "srcnn")
+        for name in (*MERGED, *CORRECTED)
     ),
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ An element of each side is an expression (elements.py). The two are taken apart 
 functions that round are equal where their names and arguments are; sums and largest values over windows are equal
 where they are, for a renumbering of what they run over, at every place; polynomials are equal where every monomial
 cancels, modulo 2^32. What is left are equations of whole numbers, indices and bounds, which z3 answers. An answer that
-it does not give in time counts as no.
+it does not give in so many steps counts as no.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, 
 from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
-MILLISECONDS = 4000
-"""For one question."""
+STEPS = 2_000_000
+"""Of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
 MOST_RENUMBERINGS = 300
 _MODULUS = 1 << 32
 Facts = tuple[Any, ...]
@@ -70,10 +70,7 @@ class Prover:
         key = (*(fact.get_id() for fact in facts), -1, claim.get_id())
         if key not in self._known:
             self.asked += 1
-            solver = z3.SolverFor("QF_UFNIA")
-            solver.set("timeout", MILLISECONDS)
-            solver.add(*facts, z3.Not(claim))
-            self._known[key] = solver.check() == z3.unsat
+            self._known[key] = excluded(*facts, z3.Not(claim))
             self._kept += [claim, *facts]  # whose numbers are not given to others meanwhile
         return self._known[key]
 
@@ -233,6 +230,14 @@ class Prover:
         return self.equal(a, b, facts)
 
 
+def excluded(*conditions: Any) -> bool:
+    """Whether no whole numbers fulfil all of `conditions`; False where z3 cannot tell in STEPS."""
+    solver = z3.SimpleSolver()
+    solver.set("rlimit", STEPS)
+    solver.add(*conditions)
+    return bool(solver.check() == z3.unsat)
+
+
 def as_z3(value: Any) -> Any:
     """An int as a term of z3; a term as it is."""
     return z3.IntVal(value) if isinstance(value, int) else value
@@ -270,10 +275,7 @@ def _without_single(each: Reduction) -> Reduction:
     left, guard = list(each.variables), each.guard
     fixed = []
     for variable in each.variables:
-        solver = z3.Solver()
-        solver.set("timeout", MILLISECONDS)
-        solver.add(guard, variable != 0)
-        if solver.check() == z3.unsat:
+        if excluded(guard, variable != 0):
             fixed.append((variable, z3.IntVal(0)))
             left.remove(variable)
     if not fixed or not left:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from celosia.compiler.superoptimise.sizes import Dim
@@ -42,6 +43,16 @@ class Composed:
     op: str
     args: tuple[Term, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.args, self.attributes))
+
+    def __hash__(self) -> int:
+        return self._hash  # of terms below, which sets and dicts ask for again and again
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Composed, (self.op, self.args, self.attributes)  # without the hash, which is of one process
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.attributes)[name]

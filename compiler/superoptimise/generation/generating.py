@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from celosia.compiler.superoptimise.generation.changing import canonical
 from celosia.compiler.superoptimise.generation.enumeration import AlgebraVocabulary, Candidate, Enumeration
-from celosia.compiler.superoptimise.generation.instances import instances, is_constant
+from celosia.compiler.superoptimise.generation.instances import Equalities, is_constant
 from celosia.compiler.superoptimise.generation.widening import proved_once, widened_rule
 from celosia.compiler.superoptimise.prover import verdict
 from celosia.compiler.superoptimise.rule import Absorbs, Condition, Monotone, RewriteRule
@@ -39,10 +39,12 @@ class EquationCount:
 
 @dataclass
 class Generation:
-    """The rules of one vocabulary. ends: the time of time.perf_counter() at which it stops with OutOfTime."""
+    """The rules of one vocabulary. ends: the time of time.time() at which it stops with OutOfTime. say: is told how
+    many equations that do not follow from others have been tried."""
 
     vocabulary: AlgebraVocabulary
     ends: float = float("inf")
+    say: Callable[[int], None] = lambda left: None
     rules: list[RewriteRule] = field(default_factory=list)
     counted: EquationCount = field(default_factory=EquationCount)
 
@@ -50,7 +52,7 @@ class Generation:
         """All of them, proved. OutOfTime."""
         self.all = Enumeration(self.vocabulary, self._in_time)
         self.shapes: Shapes = {}
-        self.by_top: dict[str, list[RewriteRule]] = {}
+        self.equalities = Equalities()
         self.parts: dict[Term, list[tuple[Candidate, Candidate]]] = {}
         for later, earlier in self.all.equations():
             self.counted.equations += 1
@@ -61,39 +63,46 @@ class Generation:
             if not self._follows(later.term, earlier):
                 self.counted.left += 1
                 self._add(later.term, earlier.term)
+                self.say(self.counted.left)
         self._pairs()
         self.counted.terms = self.all.looked_at
         return self.rules
 
     def _in_time(self) -> None:
-        if time.perf_counter() > self.ends:
+        if time.time() > self.ends:
             raise OutOfTime(f"{self.vocabulary.name} is not done in the time that was given")
 
     def _follows(self, term: Term, earlier: Candidate) -> bool:
         """Whether rules make of `term` what is known to be `earlier`, or of both the same."""
-        return self._reached(term, earlier) or bool(self._near(term) & self._near(earlier.term))
+        found = set()
+        for each in self._near(term):
+            if each != term and self.all.representative(each) is earlier:
+                return True
+            found.add(each)
+        return any(each in found for each in self._near(earlier.term))
 
-    def _reached(self, term: Term, earlier: Candidate) -> bool:
-        return any(self.all.representative(each) is earlier for each in self._near(term) - {term})
-
-    def _near(self, term: Term) -> set[Term]:
-        """What rules make of `term` in STEPS steps, the terms below being the first of their classes."""
+    def _near(self, term: Term) -> Iterator[Term]:
+        """`term`, and what rules make of it in STEPS steps, the terms below being the first of their classes."""
+        yield term
         found, edge = {term}, [term]
         for _ in range(STEPS):
-            edge = [made for each in edge for made in self._next(each) if made not in found]
-            found.update(edge)
+            following = []
+            for made in (made for each in edge for made in self._next(each)):
+                if made not in found:
+                    found.add(made)
+                    following.append(made)
+                    yield made
+            edge = following
             if len(found) > MOST_NEAR:
                 break
-        return found
 
     def _next(self, term: Term) -> Iterator[Term]:
         """What each rule makes of the top of `term`, whichever of their classes the terms below are."""
         if isinstance(term, Leaf):
             return
         for form in self._forms(term):
-            for rule in self.by_top.get(term.op, []):
-                for made in instances(rule, form, self.shapes):
-                    yield self.all.settled(made)
+            for made in self.equalities.rewritings(form, self.shapes):
+                yield self.all.settled(made)
 
     def _forms(self, term: Composed) -> Iterator[Composed]:
         yield term
@@ -109,8 +118,7 @@ class Generation:
             self.counted.unproved += 1
             return
         rule = canonical(_without_conditions(widened_rule(_without_conditions(within))))
-        for top in {term.op for term in (*rule.before, *rule.after) if isinstance(term, Composed)}:
-            self.by_top.setdefault(top, []).append(rule)
+        self.equalities.add(rule.before[0], rule.after[0])
         back = replace(rule, before=rule.after, after=rule.before)
         for each in (rule, back):
             if usable(each) and not _grows(each):

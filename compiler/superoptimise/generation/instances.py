@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from celosia.compiler.superoptimise.generation.linear import plain
-from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize, SizeOf, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
@@ -101,17 +101,45 @@ def is_constant(term: Term) -> bool:
     return all(leaf.constant for leaf in walk(term) if isinstance(leaf, Leaf))
 
 
-def instances(rule: RewriteRule, term: Term, shapes: Shapes) -> Iterator[Term]:
-    """`term` rewritten at its top, by each side of a rule of one term into the other."""
-    yield from rewritten_by(rule, term, shapes)
-    yield from rewritten_by(replace(rule, before=rule.after, after=rule.before), term, shapes)
-
-
-def rewritten_by(rule: RewriteRule, term: Term, shapes: Shapes) -> Iterator[Term]:
-    """The same by what stands before alone."""
+def rewritten_once(before: Term, after: Term, term: Term, shapes: Shapes) -> Term | None:
+    """`term`, which `before` fits, as `after`; None where it does not fit, or where something in `after` is open."""
     bound = _Bound(shapes)
-    if bound.fits(rule.before[0], term) and bound.settled():
+    if bound.fits(before, term) and bound.settled():
         try:
-            yield bound.made(rule.after[0])
+            return bound.made(after)
         except KeyError:
-            return
+            pass
+    return None
+
+
+Tops = tuple[str, tuple[str, ...]]
+"""An operator and those of its operands; "" is one that may be any."""
+
+
+@dataclass
+class Equalities:
+    """Equal terms that rewrite others at their top, both ways, by the operators that a term must have for that."""
+
+    _sides: dict[Tops, list[tuple[Term, Term]]] = field(default_factory=dict)
+
+    def add(self, one: Term, other: Term) -> None:
+        """Either may stand for the other; what would make more of any tensor does so with those of its own kind."""
+        for before, after in ((one, other), (other, one)):
+            if isinstance(before, Composed):
+                tops = before.op, tuple(_operator(arg) for arg in before.args)
+            else:
+                tops = _operator(after), ()
+            self._sides.setdefault(tops, []).append((before, after))
+
+    def rewritings(self, term: Composed, shapes: Shapes) -> Iterator[Term]:
+        """What `term` is, too."""
+        below = product(*(dict.fromkeys(("", _operator(arg))) for arg in term.args))
+        for tops in ((term.op, ()), *((term.op, each) for each in below)):
+            for before, after in self._sides.get(tops, ()):
+                made = rewritten_once(before, after, term, shapes)
+                if made is not None:
+                    yield made
+
+
+def _operator(term: Term) -> str:
+    return term.op if isinstance(term, Composed) else ""

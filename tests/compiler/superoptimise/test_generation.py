@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,28 @@ def test_the_page_says_how_many() -> None:
 
 
 @pytest.mark.thorough
-def test_a_vocabulary_gives_its_rules_again() -> None:
+def test_a_vocabulary_gives_its_rules_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one; the command does all."""
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.file import is_case, rows_of
+    from celosia.compiler.superoptimise.generation import file
+    from celosia.compiler.superoptimise.generation.generating import OutOfTime
 
-    counted, rows = rows_of("phases", 300)
-    assert counted == FILE["vocabularies"]["phases"] and rows
+    phases = [each for each in file.vocabularies() if each.name == "phases"]
+    monkeypatch.setattr(file, "vocabularies", lambda: phases)
+    monkeypatch.setattr(file, "SECONDS", 0.5)
+    said: list[str] = []
+    again = json.loads(file.text_of_all(300, said.append))
+    assert again["meaning"] == FILE["meaning"] and again["rules"]
+    assert again["vocabularies"]["phases"] == FILE["vocabularies"]["phases"]
     known = {row["digest"]: row for row in FILE["rules"].values()}
-    for row in rows:
+    for row in again["rules"].values():
         rule = rule_of("", "", row["rule"])
-        assert known.get(rule.digest) == row or any(is_case(rule, other) for other in EVERY), row["sides"]
-    assert sum(row["digest"] in known for row in rows) > 5
+        assert known.get(rule.digest) == row or any(file.is_case(rule, other) for other in EVERY), row["sides"]
+    assert sum(row["digest"] in known for row in again["rules"].values()) > 5
+    assert re.fullmatch(r"\d+ of about 101 equations tried, about \d+ s more", said[0])
+    assert said[-1].startswith("phases: 484 terms, ")
+    with pytest.raises(OutOfTime, match="phases is not done"):
+        file.text_of_all(0, said.append)
 
 
 def test_generated_rules_hold_in_onnxruntimes_arithmetic() -> None:

@@ -98,6 +98,18 @@ def test_mutants_are_refused(count: int) -> None:
     assert wrong == count
 
 
+def test_what_z3_does_not_answer_counts_as_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that is too small: rules are proved in many more steps, or refused, and steps are no seconds."""
+    pytest.importorskip("z3")
+    from celosia.compiler.superoptimise import prover
+
+    assert prover.verdict(RULES[0]).proved
+    monkeypatch.setattr(prover, "STEPS", 1)
+    assert not prover.verdict(RULES[0]).proved
+    monkeypatch.setattr(prover, "STEPS", 20_000)
+    assert prover.verdict(RULES[0]).proved
+
+
 def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = replace(RULES[0], after=RULES[0].after[::-1])
     with pytest.raises(
