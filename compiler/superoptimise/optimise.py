@@ -25,7 +25,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
 from celosia.compiler.superoptimise.stored import generated_rules
-from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.writing import CONSTANTS_APART, OnnxWriter, Unwritable
 
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
@@ -81,7 +81,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False) -> BytesGraph:
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
     """A copy of the model in which inputs have these sizes. ModelError for an input that there is not, and for a model
-    that is too old or too large to be written."""
+    that cannot be written."""
     model = onnx.ModelProto()
     model.CopyFrom(source if isinstance(source, onnx.ModelProto) else read(Path(source)))
     inputs = {value.name: value for value in model.graph.input}
@@ -96,15 +96,26 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
                 dim.dim_value = size
     if shapes:
         model.graph.ClearField("value_info")
+    _require_writable(model)
+    return model
+
+
+def _require_writable(model: onnx.ModelProto) -> None:
+    """ModelError for a model that is too old or too large, or whose constants a caller may replace."""
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OLDEST)
     if opset < OLDEST:
         raise ModelError(
             f"the model is of opset {opset}, and what is written here needs {OLDEST}: convert it first with "
             "onnx.version_converter"
         )
+    inputs = {value.name for value in model.graph.input} if model.ir_version >= CONSTANTS_APART else set()
+    if both := [each.name for each in model.graph.initializer if each.name in inputs]:
+        raise ModelError(
+            f"{len(both)} constants of the model, as {both[0]!r}, are inputs, too, so that who runs it may replace "
+            "them, which no rewritten model can follow: take them from graph.input first"
+        )
     if model.ByteSize() >= LARGEST:
         raise ModelError(f"the model has {model.ByteSize():,} bytes, more than one ONNX file holds ({LARGEST:,})")
-    return model
 
 
 def optimise(

@@ -89,6 +89,10 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Of a tensor; 0 where its shape is not known."""
+    """Of a tensor; 0 where its shape is not known, and of strings."""
     sizes, kind = shape(value), value.dtype
-    return 0 if sizes is None or kind is None else int(prod(sizes) * kind.itemsize)
+    return (
+        0
+        if sizes is None or kind in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
+        else int(prod(sizes) * kind.itemsize)
+    )

@@ -99,13 +99,24 @@ class Searching:
         self.found, self.seen = [first], {graph.digest}
         self.using, self.ends = self.rules, self.budget
         try:
-            self.state.ended = self._from(first)
+            self.state.ended = self._from(self._tidied_first(first))
             if self.state.ended == "nothing left" and self.further:
                 self.state.ended = self._further()
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
         self._tell()
         return self.state
+
+    def _tidied_first(self, first: Found) -> Found:
+        """`first` after the rules that tidy up, where that is cheaper: they need no other rule to come before them."""
+        graph, names = self.tidied(first.graph)
+        if not names or graph.digest in self.seen:
+            return first
+        self.seen.add(graph.digest)
+        where = sorted({name for each in _changed(first, Found(graph, first.price)) for name in each.outputs})
+        says = next(rule.says for rule in self.rules if rule.name == names[0])
+        made = self._priced(Found(graph, first.price, (Derived(names[0], says, tuple(where), names[1:], first.price),)))
+        return made if made.price.total < first.price.total else first
 
     def _from(self, found: Found) -> str:
         return WAYS[self.way](self, found)

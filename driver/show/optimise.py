@@ -29,6 +29,8 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         measured = is_measured(report)
         cost = f"{report['host_before'] / 1e6:,.3f} ms" if measured else f"{report['cycles_before']:,.0f} cycles"
         yield Text(f"{cost}; no rule saves any ({ended})")
+        if not measured and not report["cycles_before"]:
+            yield Text("no operator of the model runs on the accelerator; --cpu looks for less time of this processor")
         return
     yield Text(f"the same bytes under onnxruntime for random inputs; {ended}")
 

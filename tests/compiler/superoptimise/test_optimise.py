@@ -135,6 +135,22 @@ def test_constants_are_added_once() -> None:
     assert not difference(model, OnnxWriter(tidied, model).write(), opened)
 
 
+def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (int32[2, 3] x, string[2] text) => (int32[2, 3] y, string[2] same)
+        <int32 three = {3}, int32 four = {4}> {
+            a = Add(x, three)
+            y = Add(a, four)
+            same = Identity(text)
+        }""")
+    optimised = found(model)
+    assert [node.op_type for node in optimised.model.graph.node] == ["Add", "Identity"] and not optimised.refused
+    assert [(step["rule"], step["where"]) for step in optimised.report["steps"]] == [
+        ("sums of numbers of rank 2", ["a", "y"])
+    ]
+    assert not difference(model, optimised.model, opened)
+
+
 def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
     """A model for each kind of partly equivalent rule, by how the rule's name begins. Sizes are odd."""
 
@@ -371,6 +387,13 @@ def test_the_command(tmp_path: Path) -> None:
         drawn = CliRunner().invoke(app, ["report", str(source), "-o", str(page), "--quiet"])
         text = page.read_text() if drawn.exit_code == 0 else drawn.output
         assert "How the model came to be" in text and "merge convolutions" in text and "8 cases" in text, text[:300]
+    nothing = tmp_path / "float.onnx"
+    onnx.save(
+        onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) {y = Abs(x)}'),
+        nothing,
+    )
+    left = run(nothing, "-o", tmp_path / "same.onnx")
+    assert left.exit_code == 0 and "no operator of the model runs on the accelerator; --cpu looks" in left.output
     for given, words in (
         ((model, "-o", model), "it is an input, too; give another name"),
         ((model, "-o", out, "--budget", "0"), "in 0 s nothing can be found; give more, as 60s"),
@@ -410,6 +433,15 @@ def test_what_cannot_be_written_is_refused() -> None:
         found(opened)
     optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
     assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    replaced = branches(True)
+    for each in replaced.graph.initializer:
+        replaced.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    with pytest.raises(ModelError, match="constants of the model, as 'c0', are inputs, too, so that who runs it may"):
+        found(replaced)
+    replaced.ir_version = 3  # where all constants are inputs, and none can be replaced
+    optimised = found(replaced)
+    assert optimised.steps
+    onnx.checker.check_model(optimised.model)
     with pytest.raises(ModelError, match="'image' is no input of the model; its inputs are 'x'"):
         found(opened, shapes={"image": (1, 64, 16, 16)})
 
