@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError, load, read
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.changes import changes
 from celosia.compiler.superoptimise.derivation import noted
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.float_forms import FloatReader
@@ -44,6 +45,8 @@ class Optimised:
     after: Price
     state: SearchState
     refused: tuple[str, ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
+    """As changes.py has them."""
 
     @property
     def report(self) -> dict[str, Any]:
@@ -62,7 +65,7 @@ class Optimised:
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
-            "refused": list(self.refused), "steps": rows,
+            "refused": list(self.refused), "steps": rows, "changes": self.changes,
         }  # fmt: skip
 
 
@@ -156,7 +159,9 @@ def optimise(
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
     state = searching.run(graph)
     best, model, refused = _checked(searching.found, original, oracle, pricing)
-    made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    made = Optimised(
+        model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph)
+    )
     if made.steps:
         noted(model, made.report)
     return made

@@ -387,6 +387,9 @@ def test_the_command(tmp_path: Path) -> None:
         drawn = CliRunner().invoke(app, ["report", str(source), "-o", str(page), "--quiet"])
         text = page.read_text() if drawn.exit_code == 0 else drawn.output
         assert "How the model came to be" in text and "merge convolutions" in text and "8 cases" in text, text[:300]
+        before, after = text.split(">Before<")[1].split(">After<")
+        assert before.count("Conv 8×64×1×1 → 1×8×16×16</title>") == 4 and before.count('class="same"') == 1
+        assert after.count("Conv 32×64×1×1") == 2 and after.count("Slice → 1×8×16×16</title>") == 4
     nothing = tmp_path / "float.onnx"
     onnx.save(
         onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) {y = Abs(x)}'),
