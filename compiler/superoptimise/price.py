@@ -55,11 +55,13 @@ PriceModel = Callable[[onnx.ModelProto], Price]
 
 class Pricing(NamedTuple):
     """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
-    parts, saves when both are measured anew, by turns; None where nothing is measured."""
+    parts, saves when both are measured anew, by turns; None where nothing is measured. tuned: of a model whose
+    schedules are searched for first; None where they shall not be."""
 
     whole: PriceModel
     part: PriceModel
     anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
+    tuned: Callable[[onnx.ModelProto], float] | None = None
 
 
 DEAR = Price(inf, inf)

@@ -29,6 +29,7 @@ from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.records import Records, sealed, unsealed
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 from celosia.hw.config import PRESETS, Config
@@ -341,6 +342,46 @@ def test_compile_takes_a_budget(tmp_path: Path) -> None:
         derivation_in(tmp_path / "broken.celosia")
     with pytest.raises(ValueError, match="'soon' is no time; write it as 90s, 30m or 2h"):
         celosia.compile(model, "pynq", optimise="soon")
+
+
+def test_what_was_found_is_kept_and_gone_on_from(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "found.jsonl"
+    first = driver(model, "pynq", budget=20, records=file)
+    lines = file.read_bytes()
+    again = driver(model, "pynq", budget=20, records=file)
+    assert again.state.ended == "known" and again.state.priced == 2 and file.read_bytes() == lines
+    assert again.after == first.after and len(again.steps) == len(first.steps)
+    assert not difference(model, again.model, opened) and not difference(first.model, again.model, opened)
+    other = driver(branches(True, seed=1), "pynq", budget=20, records=file)  # other weights are another model
+    assert other.state.ended != "known" and len(Records.load(file).trials) == 2
+    row = unsealed(lines)
+    row["schedule"] |= {"rules": "", "steps": [*row["schedule"]["steps"], ["no rule", ["none"], 1], []]}
+    file.write_bytes(sealed(row))
+    assert driver(model, "pynq", budget=20, records=file).state.ended != "known"
+    row["schedule"]["steps"].pop()
+    file.write_bytes(sealed(row))
+    further = driver(model, "pynq", budget=20, records=file)  # by other rules: gone on from
+    assert further.state.bests[1][1] == first.after.total and further.state.ended != "known"
+
+
+def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "tuned.jsonl"
+    tuned = driver(model, "pynq", budget=20, records=file, tune=3)
+    first, *others = tuned.state.tuned
+    assert others and min(others) < first and 0 < len(others) <= 5 and tuned.steps
+    kinds = {key.measurer.split()[0] for key in Records.load(file).trials}
+    assert kinds == {"superoptimiser", "timed", "whole"}
+    asked: list[int] = []
+
+    def dearer(each: onnx.ModelProto) -> float:
+        """The more steps, the dearer; the original dearest of all."""
+        asked.append(len(each.graph.node))
+        return 1e6 if len(asked) == 1 else float(len(asked))
+
+    second = optimise(model, pricing(model)._replace(tuned=dearer), 20, opened)
+    assert 0 < len(second.steps) < len(tuned.steps) and not difference(model, second.model, opened)
+    kept = optimise(model, pricing(model)._replace(tuned=lambda each: 1.0), 20, opened)  # none takes less
+    assert not kept.steps and kept.model == model
 
 
 def test_ones_own_rule_is_used_or_refused() -> None:
