@@ -384,6 +384,21 @@ def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path)
     assert not kept.steps and kept.model == model
 
 
+def test_explore_takes_what_was_rewritten(tmp_path: Path) -> None:
+    pytest.importorskip("moocore")
+    onnx.save(branches(True), tmp_path / "four.onnx")
+    given: Any = {"space": {"block_in": 16, "block_out": 16}, "points": 1}
+    usual = celosia.explore(tmp_path / "four.onnx", **given)
+    kept = {"folder": tmp_path / "front", **given}
+    found = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
+    assert found.points[0].costs["four"].cycles * 3 < usual.points[0].costs["four"].cycles
+    again = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
+    assert again.points[0].costs == found.points[0].costs and len(again.points) == 1
+    assert len(list((tmp_path / "front").glob("optimised/*/four.onnx"))) == 1
+    with pytest.raises(ValueError, match="models that are optimised first are written to the folder of points"):
+        celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
+
+
 def test_ones_own_rule_is_used_or_refused() -> None:
     from celosia.compiler.superoptimise.proofs import RuleError
 
