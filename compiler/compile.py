@@ -117,13 +117,17 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
+    from celosia.compiler.tune.kernels.trial import processor
 
     if options.oracle is None:
         raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
     options.say("looking for a model that takes less time")
+    known = asked_for(options.records)
     found = optimise(
         source, pricing(source, options.config, options.accelerator, options.records),
         seconds(options.optimise or 0), options.oracle, options.shapes, floats=not options.accelerator,
+        records=known if known and known.path else None,
+        config=Config.load(options.config).digest if options.accelerator else processor(),
     )  # fmt: skip
     options.say(f"{found.before} at first, {found.after} after {len(found.steps)} steps")
     return (found.model, text_in(found.model)) if found.steps else (source, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -11,14 +12,18 @@ import onnx
 from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Options, Run, Source, taking
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import SearchState
+from celosia.compiler.tune.kernels.trial import processor
+from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.oracle import MissingLibrary, opened, require
+from celosia.driver.tune import tune as tune_model
 from celosia.hw.config import Config
 
 
@@ -26,7 +31,8 @@ def optimise(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
     shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
     progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
-    accelerator: bool = True,
+    accelerator: bool = True, records: str | Path | None = None,
+    tune: int = 0, jobs: int = 0, pool: str | None = None,
 ) -> Optimised:  # fmt: skip
     """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
 
@@ -40,8 +46,15 @@ def optimise(
     `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
     under onnxruntime, for random inputs.
 
-    Raises BudgetError, ModelError, ConfigError, RuleError, OracleError for a model that onnxruntime does not run, and
-    MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
+    records: a file, as that of `celosia tune`, which keeps what was found: the next search of the model goes on from
+    there, and ends at once where this one has found all, or has had as long. It need not be there yet.
+
+    tune: trials of schedules, as `celosia tune` makes them, of the original and of each of the five best, after
+    `budget`: the one that takes fewest cycles then is taken. jobs, pool: who measures, as `celosia.tune` has it;
+    records keep these trials, too, for `compile(records=)`.
+
+    Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
+    not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
     """
     require()
     if search in ("milp", "egraph"):
@@ -53,8 +66,27 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
+    known = None if records is None else Records.load(records, must_exist=False)
     costs = pricing(source, cfg, accelerator)
-    return optimised(source, costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator)
+    if tune and accelerator:
+        costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, jobs, pool, progress))
+    return optimised(
+        source, costs, budget, oracle, shapes, own=rules, told=told, way=search,
+        floats=not accelerator, records=known, config=cfg.digest if accelerator else processor(),
+    )  # fmt: skip
+
+
+def _tuned(
+    cfg: Config, trials: int, records: str | Path | None, jobs: int, pool: str | None,
+    progress: Callable[[str], None], model: onnx.ModelProto,
+) -> float:  # fmt: skip
+    """Cycles of a model with schedules of its own; of one that has nothing on the accelerator none."""
+    progress("tuning one of the best")
+    try:
+        tuning = tune_model(model, cfg, trials=trials, records=records, jobs=jobs, pool=pool, check=False)
+    except ModelError:
+        return 0
+    return float(tuning.report["cycles"])
 
 
 def _require_scipy(search: str) -> None:

@@ -11,15 +11,19 @@ import onnx
 
 from celosia.compiler.graph.importer import ModelError, read
 from celosia.compiler.program import Program
+from celosia.compiler.superoptimise import changes
 
 KEY = "celosia.derivation"
 NUMBERS = ("cycles_before", "cycles", "host_before", "host")
-STEP = {"rule": str, "says": str, "where": list, "tidied": list, "proof": str, "cycles": float, "gain": float}
+STEP = {
+    "rule": str, "says": str, "where": list, "tidied": list, "proof": str, "cycles": float, "host": float,
+    "gain": float,
+}  # fmt: skip
 
 
 def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
     """Write what `report` says of steps and costs into the model."""
-    kept = {name: report[name] for name in (*NUMBERS, "measured", "steps")}
+    kept = {name: report[name] for name in (*NUMBERS, "measured", "steps", "changes")}
     for entry in [each for each in model.metadata_props if each.key == KEY]:
         model.metadata_props.remove(entry)
     model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(kept)))
@@ -67,6 +71,8 @@ def checked(report: Any) -> dict[str, Any]:
                 kind is list and not all(isinstance(each, str) for each in step[name])
             ):
                 raise ValueError(f"a step has no {name!r}")
+    if "changes" in report:
+        changes.checked(report["changes"])
     return report
 
 

@@ -32,7 +32,7 @@ def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle
 
 
 def inputs_of(model: onnx.ModelProto, seed: int) -> dict[str, Array]:
-    """Random values for each input: of floats normal, of bytes all, of other whole numbers 0 and 1."""
+    """Random values for each input: of floats normal, of bytes all, of other whole numbers, and as text, 0 and 1."""
     rng = np.random.default_rng(seed)
     constants = {each.name for each in model.graph.initializer}
     found = {}
@@ -52,7 +52,13 @@ def _random(rng: np.random.Generator, shape: list[int], dtype: Any) -> Array:
     if dtype in (np.int8, np.uint8):
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-    return rng.integers(0, 2, shape).astype(dtype)
+    found = rng.integers(0, 2, shape)
+    return found.astype(str).astype(object) if np.issubdtype(dtype, np.object_) else found.astype(dtype)
+
+
+def _bytes(value: Array) -> bytes | list[str]:
+    """Of text what it says."""
+    return value.ravel().tolist() if value.dtype == object else np.asarray(value).tobytes()
 
 
 def differing(first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
@@ -61,7 +67,6 @@ def differing(first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
         other = second.get(name)
         if other is None or value.shape != other.shape or value.dtype != other.dtype:
             return f"output {name!r} is another tensor"
-        bad = np.asarray(value).view(np.uint8) != np.asarray(other).view(np.uint8) if value.size else np.zeros(0)
-        if np.any(bad):
+        if _bytes(value) != _bytes(other):
             return f"output {name!r} differs in {int(np.count_nonzero(value != other))} of {value.size} elements"
     return ""

@@ -180,6 +180,17 @@ class BytesGraph:
     @cached_property
     def digest(self) -> str:
         """Of what is computed and how it is written, whatever tensors inside are called."""
+        lines, numbers = self._numbered
+        lines = sorted(lines) + [f"output {name} {numbers.get(name)}" for name in self.outputs]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """What each tensor is, whatever it is called."""
+        return self._numbered[1]
+
+    @cached_property
+    def _numbered(self) -> tuple[list[str], dict[str, str]]:
         numbers = {name: f"input {name}" for name in self.inputs}
         lines = []
         for each in self.operations:
@@ -187,8 +198,7 @@ class BytesGraph:
             lines.append(f"{each.op} {read} {each.attributes} {each.note}")
             mine = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
             numbers |= {name: f"{mine}.{place}" for place, name in enumerate(each.outputs)}
-        lines = sorted(lines) + [f"output {name} {numbers.get(name)}" for name in self.outputs]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+        return lines, numbers
 
     def _digest(self, name: str) -> str:
         if name not in self._digests:

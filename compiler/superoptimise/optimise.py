@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError, load, read
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.changes import changes
 from celosia.compiler.superoptimise.derivation import noted
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.float_forms import FloatReader
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
+from celosia.compiler.superoptimise.kept import KeptSearches
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.proofs import proof_of, require_proved
@@ -25,10 +27,13 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
 from celosia.compiler.superoptimise.stored import generated_rules
-from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.writing import CONSTANTS_APART, OnnxWriter, Unwritable
+from celosia.compiler.tune.records import Records
 
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
+RETIMED = 5
+"""Of the best that were found, that many are tuned where Pricing can."""
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of a file of ONNX, less what a few nodes more may take."""
 
@@ -44,6 +49,8 @@ class Optimised:
     after: Price
     state: SearchState
     refused: tuple[str, ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
+    """As changes.py has them."""
 
     @property
     def report(self) -> dict[str, Any]:
@@ -62,7 +69,7 @@ class Optimised:
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
-            "refused": list(self.refused), "steps": rows,
+            "tuned": self.state.tuned, "refused": list(self.refused), "steps": rows, "changes": self.changes,
         }  # fmt: skip
 
 
@@ -81,7 +88,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False) -> BytesGraph:
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
     """A copy of the model in which inputs have these sizes. ModelError for an input that there is not, and for a model
-    that is too old or too large to be written."""
+    that cannot be written."""
     model = onnx.ModelProto()
     model.CopyFrom(source if isinstance(source, onnx.ModelProto) else read(Path(source)))
     inputs = {value.name: value for value in model.graph.input}
@@ -96,27 +103,40 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
                 dim.dim_value = size
     if shapes:
         model.graph.ClearField("value_info")
+    _require_writable(model)
+    return model
+
+
+def _require_writable(model: onnx.ModelProto) -> None:
+    """ModelError for a model that is too old or too large, or whose constants a caller may replace."""
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OLDEST)
     if opset < OLDEST:
         raise ModelError(
             f"the model is of opset {opset}, and what is written here needs {OLDEST}: convert it first with "
             "onnx.version_converter"
         )
+    inputs = {value.name for value in model.graph.input} if model.ir_version >= CONSTANTS_APART else set()
+    if both := [each.name for each in model.graph.initializer if each.name in inputs]:
+        raise ModelError(
+            f"{len(both)} constants of the model, as {both[0]!r}, are inputs, too, so that who runs it may replace "
+            "them, which no rewritten model can follow: take them from graph.input first"
+        )
     if model.ByteSize() >= LARGEST:
         raise ModelError(f"the model has {model.ByteSize():,} bytes, more than one ONNX file holds ({LARGEST:,})")
-    return model
 
 
 def optimise(
     source: Source, pricing: Pricing, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
     way: str = "queue", further: Sequence[RewriteRule] | None = None, floats: bool = False,
+    records: Records | None = None, config: str = "",
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `pricing` of those that the rules make of `source` in `budget` seconds.
 
     way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
     and others where that is not the same. further: rules that are tried where `rules` leave nothing; by default the
     generated ones. floats: those of floats, too. Ctrl-C ends the search and keeps what it has.
+    records: where what is found is kept, and from which the search goes on. config: what `pricing` is of, there.
     BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
@@ -143,12 +163,42 @@ def optimise(
 
     near = Neighbourhoods(original, pricing)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
+    kept = None
+    if records is not None:
+        kept = KeptSearches.of(records, config, graph, way, (*rules, *own, *further))
+        searching.known, searching.known_whole = kept.steps(), kept.has_ended(budget)
     state = searching.run(graph)
-    best, model, refused = _checked(searching.found, original, oracle, pricing)
-    made = Optimised(model, best.steps, searching.found[0].price, best.price, state, tuple(refused))
+    found: Sequence[Found] = searching.found
+    if pricing.tuned is not None and state.ended != "interrupted":
+        found = _retimed(found, original, pricing.tuned, state)
+    best, model, refused = _checked(found, original, oracle, pricing)
+    if kept is not None and state.ended != "known":
+        kept.add(best, state, budget)
+    made = Optimised(
+        model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph)
+    )
     if made.steps:
         noted(model, made.report)
     return made
+
+
+def _retimed(
+    found: Sequence[Found], original: onnx.ModelProto, tuned: Callable[[onnx.ModelProto], float], state: SearchState
+) -> Sequence[Found]:
+    """The original, and of the best those that take less than it when schedules are searched for, too, the best last.
+
+    Ctrl-C leaves them as they are."""
+    best = found[1:][-RETIMED:]
+    if not best:
+        return found
+    try:
+        state.tuned = [tuned(original), *(tuned(OnnxWriter(each.graph, original).write()) for each in best)]
+    except KeyboardInterrupt:
+        state.ended = "interrupted"
+        return found
+    first, *costs = [cycles + each.price.host for cycles, each in zip(state.tuned, (found[0], *best))]
+    order = sorted(range(len(best)), key=lambda number: (-costs[number], number))
+    return [found[0], *(best[number] for number in order if costs[number] < first)]
 
 
 def _checked(

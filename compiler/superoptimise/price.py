@@ -55,11 +55,13 @@ PriceModel = Callable[[onnx.ModelProto], Price]
 
 class Pricing(NamedTuple):
     """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
-    parts, saves when both are measured anew, by turns; None where nothing is measured."""
+    parts, saves when both are measured anew, by turns; None where nothing is measured. tuned: of a model whose
+    schedules are searched for first; None where they shall not be."""
 
     whole: PriceModel
     part: PriceModel
     anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
+    tuned: Callable[[onnx.ModelProto], float] | None = None
 
 
 DEAR = Price(inf, inf)
@@ -89,6 +91,10 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Of a tensor; 0 where its shape is not known."""
+    """Of a tensor; 0 where its shape is not known, and of strings."""
     sizes, kind = shape(value), value.dtype
-    return 0 if sizes is None or kind is None else int(prod(sizes) * kind.itemsize)
+    return (
+        0
+        if sizes is None or kind in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
+        else int(prod(sizes) * kind.itemsize)
+    )

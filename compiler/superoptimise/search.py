@@ -31,13 +31,26 @@ CostOf = Callable[[BytesGraph, GraphOp], float]
 
 @dataclass(frozen=True)
 class Derived:
-    """A step: a rule, what it was applied to, the rules that tidied up behind it, and what the model costs then."""
+    """A step: a rule, what it was applied to, the rules that tidied up behind it, and what the model costs then.
+
+    marks: what it was applied to, as BytesGraph.numbers has it. gain: by estimate."""
 
     rule: str
     says: str
     where: tuple[str, ...]
     tidied: tuple[str, ...]
     price: Price
+    marks: tuple[str, ...] = ()
+    gain: float = 0.0
+
+
+@dataclass(frozen=True)
+class KnownStep:
+    """A step of an earlier search: the rule, and marks and gain as a Derived has them."""
+
+    rule: str
+    marks: tuple[str, ...]
+    gain: float
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,8 @@ class Found:
 @dataclass
 class SearchState:
     """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the original.
+    "budget", "known" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the
+    original.
     """
 
     original: Price
@@ -64,6 +78,8 @@ class SearchState:
     waiting: int = 0
     ended: str = ""
     bests: list[tuple[float, float]] = field(default_factory=list)
+    tuned: list[float] = field(default_factory=list)
+    """Cycles of the original and of the last bests with tuned schedules, where these were searched for."""
 
 
 Told = Callable[[SearchState], None]
@@ -85,6 +101,10 @@ class Searching:
     cost_of: CostOf = lambda graph, operation: 0
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    known: Sequence[KnownStep] = ()
+    """Where the search begins: steps of an earlier one."""
+    known_whole: bool = False
+    """Whether there is nothing behind these to search for."""
     pricing: float = 0.0
     """Seconds that the last price of a whole model took."""
     saved: dict[str, float] = field(default_factory=dict)
@@ -99,13 +119,54 @@ class Searching:
         self.found, self.seen = [first], {graph.digest}
         self.using, self.ends = self.rules, self.budget
         try:
-            self.state.ended = self._from(first)
+            start = self._known(self._tidied_first(first))
+            self.state.ended = "known" if self.known_whole else self._from(start)
             if self.state.ended == "nothing left" and self.further:
                 self.state.ended = self._further()
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
         self._tell()
         return self.state
+
+    def _tidied_first(self, first: Found) -> Found:
+        """`first` after the rules that tidy up, where that is cheaper: they need no other rule to come before them."""
+        graph, names = self.tidied(first.graph)
+        if not names or graph.digest in self.seen:
+            return first
+        self.seen.add(graph.digest)
+        where = sorted({name for each in _changed(first, Found(graph, first.price)) for name in each.outputs})
+        says = next(rule.says for rule in self.rules if rule.name == names[0])
+        made = self._priced(Found(graph, first.price, (Derived(names[0], says, tuple(where), names[1:], first.price),)))
+        return made if made.price.total < first.price.total else first
+
+    def _known(self, first: Found) -> Found:
+        """`first` after the steps of an earlier search that fit; as it is where they save nothing."""
+        rules, made = {rule.name: rule for rule in (*self.rules, *self.further)}, first
+        for step in self.known:
+            if step.rule in rules:
+                made = self._after(made, rules[step.rule], step.gain, (), step.marks) or made
+        if made is first or made.graph.digest in self.seen:
+            return first
+        self.seen.add(made.graph.digest)
+        made = self._priced(made)
+        return made if made.price.total < first.price.total else first
+
+    def _after(
+        self, found: Found, rule: RewriteRule, gain: float, where: tuple[str, ...], marks: tuple[str, ...]
+    ) -> Found | None:
+        """`found` after one more step, at these places or where marks are these; None where it does not fit."""
+        for match in matches(rule, found.graph):
+            places, marked = _places(match), _marks(found.graph, match)
+            if places != where and marked != marks:
+                continue
+            try:
+                graph, tidied = self.tidied(rewritten(found.graph, match))
+            except (NotTaken, ValueError):
+                return None
+            price = found.price.less(gain)
+            derived = Derived(rule.name, rule.says, places, tidied, price, marked, gain)
+            return Found(graph, price, (*found.steps, derived), found.gain + gain)
+        return None
 
     def _from(self, found: Found) -> str:
         return WAYS[self.way](self, found)
@@ -240,14 +301,7 @@ class Searching:
         rules, made = {rule.name: rule for rule in self.using}, found
         for step in (steps[number] for number in numbers):
             last = step.steps[-1]
-            matched = (each for each in matches(rules[last.rule], made.graph) if _places(each) == last.where)
-            try:
-                graph, tidied = self.tidied(rewritten(made.graph, next(matched)))
-            except (StopIteration, NotTaken, ValueError):
-                continue
-            price = made.price.less(step.gain)
-            derived = replace(last, tidied=tidied, price=price)
-            made = Found(graph, price, (*made.steps, derived), made.gain + step.gain)
+            made = self._after(made, rules[last.rule], step.gain, last.where, ()) or made
         if made is found or made.graph.digest in self.seen:
             return next((step for step in steps if step.graph.digest == made.graph.digest), None)
         self.seen.add(made.graph.digest)
@@ -290,7 +344,8 @@ class Searching:
                 cost = found.price.total - (gain or 0)
                 if cost <= ALPHA * self.found[-1].price.total:
                     price = found.price.less(found.price.total - cost)
-                    derived = Derived(rule.name, rule.says, _places(match), graph[1], price)
+                    marks = _marks(found.graph, match)
+                    derived = Derived(rule.name, rule.says, _places(match), graph[1], price, marks, gain or 0)
                     yield Found(graph[0], price, (*found.steps, derived), gain or 0)
                 break
 
@@ -343,3 +398,7 @@ def _changed(before: Found, after: Found) -> frozenset[GraphOp]:
 
 def _places(match: Match) -> tuple[str, ...]:
     return tuple(root.outputs[0] for root in match.roots)
+
+
+def _marks(graph: BytesGraph, match: Match) -> tuple[str, ...]:
+    return tuple(graph.numbers[name] for name in _places(match))

@@ -13,6 +13,8 @@ from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
 
 MICROSOFT = "com.microsoft"
+CONSTANTS_APART = 4
+"""Version of ONNX's format from which on constants need not be inputs; those that are can be replaced then."""
 
 
 class Unwritable(Exception):
@@ -68,6 +70,12 @@ class OnnxWriter:
                 made.graph.initializer.append(numpy_helper.from_array(np.asarray(self.graph.constants[name]), name))
         for value in [each for each in made.graph.input if each.name in known and each.name not in read]:
             made.graph.input.remove(value)
+        if made.ir_version < CONSTANTS_APART:
+            given = {value.name for value in made.graph.input}
+            made.graph.input.extend(
+                helper.make_tensor_value_info(each.name, each.data_type, each.dims)
+                for each in made.graph.initializer if each.name not in given
+            )  # fmt: skip
 
     def parts_of(self, each: GraphOp) -> list[str]:
         """What a Concat puts together, those of which it consists that nothing else reads."""

@@ -51,6 +51,10 @@ Confirm = Annotated[
     ),
 ]
 Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")]
+Optimise = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Before that, rewrite each model as `celosia optimise` does, for so long."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")]
 
 
@@ -67,6 +71,7 @@ def explore(
     memory: Memory = None,
     search: Search = SEARCH_NAMES[0],
     confirm: Confirm = None,
+    optimise: Optimise = None,
     jobs: opt.Jobs = None,
     pool: opt.Pool = None,
     insecure_pool: opt.InsecurePool = False,
@@ -84,11 +89,15 @@ def explore(
     Examples:
       celosia explore model.onnx --budget 30m -o front
       celosia explore a.onnx b.onnx --board ultra96 --objective latency --objective energy -o front
+      celosia explore model.onnx --optimise 60s -o front
       celosia explore model.onnx --space mine.toml --confirm yosys -o front
       celosia run model.onnx --random --config front/03-1x16x16-8a83ab.toml
     """
+    from celosia.compiler.superoptimise.budget import seconds
+
     options: dict[str, Any] = {
-        "objective": objective or DEFAULT_OBJECTIVES, "points": points, "space": space, "folder": output,
+        "optimise": 0.0 if optimise is None else seconds(optimise), "objective": objective or DEFAULT_OBJECTIVES,
+        "points": points, "space": space, "folder": output,
         "memory": memory, "left": left / 100, "search": search, "jobs": jobs or os.cpu_count() or 1,
         "pool": common.pool_of(pool, insecure_pool), "deadline": deadline, "confirmed": confirm or (), "seed": seed,
     }  # fmt: skip

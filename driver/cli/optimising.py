@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,6 @@ from celosia.driver.cli.errors import INTERRUPTED, command, say
 
 if TYPE_CHECKING:
     from celosia.compiler.superoptimise.optimise import Optimised
-    from celosia.driver.progress import Stages
 
 Written = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")]
 Budget = Annotated[str, typer.Option(metavar="TIME", help="How long to search: 60s, 10m or 2h.")]
@@ -31,6 +31,17 @@ Search = Annotated[
 OnCpu = Annotated[
     bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
 ]
+Records = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where what is found is kept, so that the next search goes on from there."),
+]
+Trials = Annotated[
+    int,
+    typer.Option(
+        "--tune", min=0, metavar="N",
+        help="Then tune the five best as `celosia tune` does, N schedules each, and take the one that is best so.",
+    ),
+]  # fmt: skip
 
 
 @command
@@ -42,6 +53,11 @@ def optimise(
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
     cpu: OnCpu = False,
+    records: Records = None,
+    tune: Trials = 0,
+    jobs: opt.Jobs = None,
+    pool: opt.Pool = None,
+    insecure_pool: opt.InsecurePool = False,
     report: opt.Report = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -55,38 +71,33 @@ def optimise(
       celosia optimise model.onnx -o faster.onnx
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
       celosia optimise float.onnx -o faster.onnx --cpu --search milp
+      celosia optimise model.onnx -o faster.onnx --tune 200 --records tuned.jsonl
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
     from celosia.compiler.superoptimise.budget import seconds
+    from celosia.driver.optimise import optimise as driver
+    from celosia.driver.show import optimise as show
 
+    if cpu and tune:
+        raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
+    if not tune and (jobs or pool):
+        raise typer.BadParameter("--jobs and --pool say who measures schedules; give --tune N, too")
     with common.progress_stages(quiet) as stages:
-        found = _optimised(model, config, seconds(budget), search, shape, stages, output, report, not cpu)
+        common.check_source(model)
+        common.check_destinations([model], output, report, records)
+        found = driver(
+            model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
+            accelerator=not cpu, records=records, tune=tune, jobs=jobs or os.cpu_count() or 1,
+            pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
+        )  # fmt: skip
         stages("writing the model")
         _save(found, output)
     common.write_json(report, found.report)
     if not quiet:
-        from celosia.driver.show import optimise as show
-
         common.show(show.derivation(found.report))
     if found.state.ended == "interrupted":
         say(f"celosia: interrupted; the best so far is in {output}", error=True)
         raise typer.Exit(INTERRUPTED)
-
-
-def _optimised(
-    model: Path, config: str, budget: float, search: str, shape: list[str] | None, stages: Stages,
-    output: Path, report: Path | None, accelerator: bool,
-) -> Optimised:  # fmt: skip
-    shapes = common.shapes_of(shape)
-    common.check_source(model)
-    common.check_destinations([model], output, report)
-    from celosia.driver import optimise as driver
-    from celosia.driver.show import optimise as show
-
-    return driver.optimise(
-        model, config, budget=budget, shapes=shapes, search=search, progress=stages,
-        accelerator=accelerator, told=lambda state: stages.now(show.line(state)),
-    )  # fmt: skip
 
 
 def _save(found: Optimised, output: Path) -> None:

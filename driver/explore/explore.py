@@ -24,6 +24,7 @@ from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
+from celosia.driver.explore.rewritten import rewritten
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
@@ -60,7 +61,7 @@ def explore(
     budget: float | None = None, points: int | None = None, space: str | Path | Values | ConfigSpace | None = None,
     folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
     jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
-    fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
+    optimise: float = 0.0, fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
     told: Callable[[ExploreState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
     """Search for the Configs that no other is better than, for these models on `board`.
@@ -77,8 +78,10 @@ def explore(
     points and the front are kept; the same again goes on. memory: a memory model, by default the board's. left: share
     of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
     "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
-    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. progress: called with the
-    name of each stage; told: with the ExploreState.
+    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, before
+    `budget`, that graphs of each model are searched for on the board's preset (docs/superoptimiser.md); what is found
+    is explored in place of the model, and is in `folder`. progress: called with the name of each stage; told: with the
+    ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
@@ -93,7 +96,10 @@ def explore(
     if budget is not None and budget <= 0:
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    subjects = subjects_of([models] if isinstance(models, (str, Path)) else list(models))
+    given: Sequence[str | Path] = [models] if isinstance(models, (str, Path)) else list(models)
+    if optimise:
+        given = rewritten(given, place.config, optimise, folder, progress)
+    subjects = subjects_of(given)
     context = context_of(subjects, _known_as(place), behind)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program.files import reading
-from celosia.compiler.superoptimise.derivation import checked, derivation_in, tidied, total
+from celosia.compiler.superoptimise.derivation import checked, derivation_in, is_measured, tidied, total
+from celosia.driver.pages.layers import picture
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.hw.plain import from_json
 
 SAYS = (
-    "Each step is a rule that is proved for the integers of all such models, taken at one place; what it saves is of "
-    "the whole, by the timing model."
+    "Each step is a rule that is proved for all such models, taken at one place; what it saves is of the whole, {}. In "
+    "the pictures, operators that the other model has not are in colour, between those next to them."
 )
-COLUMNS = ("rule", "says", "proof", "at", "tidied up by", "cycles then", "saved")
+COLUMNS = ("rule", "proof", "at", "tidied up by")
 
 
 def is_derivation(path: Path) -> bool:
@@ -34,8 +35,9 @@ def of_derivation(path: Path) -> Page:
     require()
     with reading(path, ReportError, "is no derivation", "; write it again with `celosia optimise --report`"):
         report = checked(from_json(path.read_text(encoding="utf-8")))
+    cost, unit = _cost(report)
     facts = [
-        (f"{report['cycles_before']:,.0f}", "cycles before"), (f"{report['cycles']:,.0f}", "cycles"),
+        (f"{report[f'{cost}_before']:,.0f}", f"{unit} before"), (f"{report[cost]:,.0f}", unit),
         (f"{len(report['steps'])}", "steps"),
     ]  # fmt: skip
     return Page("Derivation", total(report), facts, [section(report)])
@@ -49,14 +51,34 @@ def with_derivation(page: Page, model: Path) -> Page:
 
 def section(report: Mapping[str, Any]) -> Section:
     """Each step with its rule, its proof and its gain."""
-    rows = "".join(map(_row, report["steps"]))
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{escape(total(dict(report)))}</p>"
-    return Section("How the model came to be", SAYS, table, brief=table)
+    cost, unit = _cost(report)
+    rows = "".join(_row(step, cost) for step in report["steps"])
+    head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
+    table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    html = f"{table}<p>{escape(total(dict(report)))}</p>{_pictures(report.get('changes'))}"
+    says = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
+    return Section("How the model came to be", says, html, brief=html)
 
 
-def _row(step: Mapping[str, Any]) -> str:
+def _cost(report: Mapping[str, Any]) -> tuple[str, str]:
+    """What the steps save: its name in a report, and its unit."""
+    return ("host", "ns") if is_measured(report) else ("cycles", "cycles")
+
+
+def _pictures(changes: Mapping[str, Any] | None) -> str:
+    """What is no longer there beside what is new. Nothing of models that were made before this was kept."""
+    if not changes or not any(changes.values()):
+        return ""
+    sides = "".join(
+        f'<div><h3>{title}</h3><div class="drawn">{picture(changes[side], title)}</div></div>'
+        for side, title in (("before", "Before"), ("after", "After"))
+    )
+    return f'<div class="sides">{sides}</div>'
+
+
+def _row(step: Mapping[str, Any], cost: str) -> str:
     where = ", ".join(short(name, NAME) for name in step["where"])
-    texts = step["rule"], step["says"], step["proof"], where, tidied(dict(step))
-    cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-    return f"<tr>{cells}<td>{step['cycles']:,.0f}</td><td>{step['gain']:,.0f}</td></tr>"
+    rule = f"<b>{escape(step['rule'])}</b><br>{escape(step['says'])}"
+    texts = rule, *map(escape, (step["proof"], where, tidied(dict(step))))
+    cells = "".join(f'<td class="said">{text}</td>' for text in texts)
+    return f"<tr>{cells}<td>{step[cost]:,.0f}</td><td>{step['gain']:,.0f}</td></tr>"

@@ -22,6 +22,10 @@ def line(state: SearchState) -> str:
 def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Each step with its rule and gain, what was refused, and what all of it came to."""
     yield from steps(report)
+    if len(report["tuned"]) > 1:
+        first, *others = report["tuned"]
+        cycles = ", ".join(f"{each:,.0f}" for each in others)
+        yield Text(f"tuned, the original takes {first:,.0f} cycles, the best of the search {cycles}")
     for sentence in report["refused"]:
         yield Text(sentence)
     ended = f"{report['priced']:,} graphs priced in {report['seconds']:.1f} s, ended by: {report['ended']}"
@@ -29,6 +33,8 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         measured = is_measured(report)
         cost = f"{report['host_before'] / 1e6:,.3f} ms" if measured else f"{report['cycles_before']:,.0f} cycles"
         yield Text(f"{cost}; no rule saves any ({ended})")
+        if not measured and not report["cycles_before"]:
+            yield Text("no operator of the model runs on the accelerator; --cpu looks for less time of this processor")
         return
     yield Text(f"the same bytes under onnxruntime for random inputs; {ended}")
 

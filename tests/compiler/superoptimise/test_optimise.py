@@ -29,6 +29,7 @@ from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.records import Records, sealed, unsealed
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 from celosia.hw.config import PRESETS, Config
@@ -133,6 +134,22 @@ def test_constants_are_added_once() -> None:
     tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph)
     assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
     assert not difference(model, OnnxWriter(tidied, model).write(), opened)
+
+
+def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (int32[2, 3] x, string[2] text) => (int32[2, 3] y, string[2] same)
+        <int32 three = {3}, int32 four = {4}> {
+            a = Add(x, three)
+            y = Add(a, four)
+            same = Identity(text)
+        }""")
+    optimised = found(model)
+    assert [node.op_type for node in optimised.model.graph.node] == ["Add", "Identity"] and not optimised.refused
+    assert [(step["rule"], step["where"]) for step in optimised.report["steps"]] == [
+        ("sums of numbers of rank 2", ["a", "y"])
+    ]
+    assert not difference(model, optimised.model, opened)
 
 
 def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
@@ -327,6 +344,61 @@ def test_compile_takes_a_budget(tmp_path: Path) -> None:
         celosia.compile(model, "pynq", optimise="soon")
 
 
+def test_what_was_found_is_kept_and_gone_on_from(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "found.jsonl"
+    first = driver(model, "pynq", budget=20, records=file)
+    lines = file.read_bytes()
+    again = driver(model, "pynq", budget=20, records=file)
+    assert again.state.ended == "known" and again.state.priced == 2 and file.read_bytes() == lines
+    assert again.after == first.after and len(again.steps) == len(first.steps)
+    assert not difference(model, again.model, opened) and not difference(first.model, again.model, opened)
+    other = driver(branches(True, seed=1), "pynq", budget=20, records=file)  # other weights are another model
+    assert other.state.ended != "known" and len(Records.load(file).trials) == 2
+    row = unsealed(lines)
+    row["schedule"] |= {"rules": "", "steps": [*row["schedule"]["steps"], ["no rule", ["none"], 1], []]}
+    file.write_bytes(sealed(row))
+    assert driver(model, "pynq", budget=20, records=file).state.ended != "known"
+    row["schedule"]["steps"].pop()
+    file.write_bytes(sealed(row))
+    further = driver(model, "pynq", budget=20, records=file)  # by other rules: gone on from
+    assert further.state.bests[1][1] == first.after.total and further.state.ended != "known"
+
+
+def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "tuned.jsonl"
+    tuned = driver(model, "pynq", budget=20, records=file, tune=3)
+    first, *others = tuned.state.tuned
+    assert others and min(others) < first and 0 < len(others) <= 5 and tuned.steps
+    kinds = {key.measurer.split()[0] for key in Records.load(file).trials}
+    assert kinds == {"superoptimiser", "timed", "whole"}
+    asked: list[int] = []
+
+    def dearer(each: onnx.ModelProto) -> float:
+        """The more steps, the dearer; the original dearest of all."""
+        asked.append(len(each.graph.node))
+        return 1e6 if len(asked) == 1 else float(len(asked))
+
+    second = optimise(model, pricing(model)._replace(tuned=dearer), 20, opened)
+    assert 0 < len(second.steps) < len(tuned.steps) and not difference(model, second.model, opened)
+    kept = optimise(model, pricing(model)._replace(tuned=lambda each: 1.0), 20, opened)  # none takes less
+    assert not kept.steps and kept.model == model
+
+
+def test_explore_takes_what_was_rewritten(tmp_path: Path) -> None:
+    pytest.importorskip("moocore")
+    onnx.save(branches(True), tmp_path / "four.onnx")
+    given: Any = {"space": {"block_in": 16, "block_out": 16}, "points": 1}
+    usual = celosia.explore(tmp_path / "four.onnx", **given)
+    kept = {"folder": tmp_path / "front", **given}
+    found = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
+    assert found.points[0].costs["four"].cycles * 3 < usual.points[0].costs["four"].cycles
+    again = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
+    assert again.points[0].costs == found.points[0].costs and len(again.points) == 1
+    assert len(list((tmp_path / "front").glob("optimised/*/four.onnx"))) == 1
+    with pytest.raises(ValueError, match="models that are optimised first are written to the folder of points"):
+        celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
+
+
 def test_ones_own_rule_is_used_or_refused() -> None:
     from celosia.compiler.superoptimise.proofs import RuleError
 
@@ -371,6 +443,16 @@ def test_the_command(tmp_path: Path) -> None:
         drawn = CliRunner().invoke(app, ["report", str(source), "-o", str(page), "--quiet"])
         text = page.read_text() if drawn.exit_code == 0 else drawn.output
         assert "How the model came to be" in text and "merge convolutions" in text and "8 cases" in text, text[:300]
+        before, after = text.split(">Before<")[1].split(">After<")
+        assert before.count("Conv 8×64×1×1 → 1×8×16×16</title>") == 4 and before.count('class="same"') == 1
+        assert after.count("Conv 32×64×1×1") == 2 and after.count("Slice → 1×8×16×16</title>") == 4
+    nothing = tmp_path / "float.onnx"
+    onnx.save(
+        onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) {y = Abs(x)}'),
+        nothing,
+    )
+    left = run(nothing, "-o", tmp_path / "same.onnx")
+    assert left.exit_code == 0 and "no operator of the model runs on the accelerator; --cpu looks" in left.output
     for given, words in (
         ((model, "-o", model), "it is an input, too; give another name"),
         ((model, "-o", out, "--budget", "0"), "in 0 s nothing can be found; give more, as 60s"),
@@ -410,6 +492,15 @@ def test_what_cannot_be_written_is_refused() -> None:
         found(opened)
     optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
     assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    replaced = branches(True)
+    for each in replaced.graph.initializer:
+        replaced.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    with pytest.raises(ModelError, match="constants of the model, as 'c0', are inputs, too, so that who runs it may"):
+        found(replaced)
+    replaced.ir_version = 3  # where all constants are inputs, and none can be replaced
+    optimised = found(replaced)
+    assert optimised.steps
+    onnx.checker.check_model(optimised.model)
     with pytest.raises(ModelError, match="'image' is no input of the model; its inputs are 'x'"):
         found(opened, shapes={"image": (1, 64, 16, 16)})
 
