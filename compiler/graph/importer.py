@@ -198,7 +198,10 @@ def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     drawn = onnx.ModelProto()
     drawn.CopyFrom(proto)
     _forget_matrices(drawn.graph)
+    empty = {tensor.name for tensor in drawn.graph.initializer if list(tensor.dims) == [0]}
     for node in drawn.graph.node:
+        if node.op_type == "Squeeze" and empty.intersection(node.input[1:]):
+            del node.input[1:]  # no axes are all of size 1, to onnxruntime
         if node.domain == "com.microsoft" and (like := traits(node.op_type).like) and not _has_no_like(node):
             _stand_in(node, *like)
     overruled: dict[str, onnx.ValueInfoProto] = {}

@@ -253,7 +253,7 @@ def flattened(node: RuledNode) -> None:
 def squeezed(node: RuledNode) -> None:
     """The first axis stays."""
     axes = node.axes(1)
-    if axes is None or 0 in axes:
+    if not axes or 0 in axes:
         raise Mixed("it may remove the axis that counts samples")
 
 

@@ -589,3 +589,24 @@ def test_a_step_that_onnx_does_not_survive(step: int, way: str) -> None:
     sized = one_node("Slice", inputs, {}, (), 1, 21, "")
     (expected,) = by_onnxruntime(sized, {f"i{k}": x for k, x in enumerate(inputs)})
     np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(inputs[0]), expected)
+
+
+# What older opsets mean ------------------------------------------------------------------------------------------
+
+
+def test_largest_over_several_axes_before_opset_13() -> None:
+    d = Draw(90)
+    for axis in (0, 1, 2, -1, -3):
+        for opset in (11, 12, 13):
+            check("Hardmax", [np.round(d.floats(2, 3, 4))], {"axis": axis}, opset=opset)
+
+
+def test_no_axes_squeeze_all() -> None:
+    x, none = Draw(91).floats(1, 3, 1), np.zeros(0, np.int64)
+    for fixed in ((), (1,)):
+        check("Squeeze", [x, none], fixed=fixed, opset=13)
+
+
+@pytest.mark.parametrize("opset", [7, 10, 12, 13, 22])
+def test_masks_of_dropout(opset: int) -> None:
+    check("Dropout", [Draw(92).floats(2, 3)], {}, outputs=2, opset=opset)

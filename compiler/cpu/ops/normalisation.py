@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
@@ -21,13 +21,18 @@ from celosia.compiler.program.traits import Kind
 @op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True)
 def softmax(node: Node) -> Tensor:
     """Along an axis, or all axes from one on before opset 13."""
+    return _along(node, partial(_softmax, node))
+
+
+def _along(node: Node, row: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """`row` of the operand and the axis; before opset 13 all axes from that one on are one."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
     if node.opset < 13 and axis < rank - 1:
         flat = reshaped(x, (*x.shape[:axis], prod(x.shape[axis:])))
-        return reshaped(_softmax(node, flat, axis), x.shape)
-    return _softmax(node, x, axis)
+        return reshaped(row(flat, axis), x.shape)
+    return row(x, axis)
 
 
 def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
@@ -91,12 +96,11 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
 
 @op("Hardmax", kind=Kind.REDUCTION)
 def hardmax(node: Node) -> Tensor:
-    """1 at the first of the largest along an axis, else 0. Unsupported over several axes."""
-    x = node.input(0)
-    rank = len(x.shape)
-    axis = node.axis(-1 if node.opset >= 13 else 1, rank)
-    if node.opset < 13 and axis != rank - 1:
-        raise node.fail("over several dimensions")
+    """1 at the first of the largest along an axis, or all axes from one on before opset 13; else 0."""
+    return _along(node, _hardmax)
+
+
+def _hardmax(x: Tensor, axis: int) -> Tensor:
     best = reduced(x, [axis], True, T.max, "best")
     n = x.shape[axis]
     first = reduced(x, [axis], True, T.min, "first", lambda i: select(T.equal(x[i], at(best, i)), i[axis], n))

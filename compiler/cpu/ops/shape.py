@@ -36,7 +36,7 @@ def view_shape(node: Node) -> Shape:
             return prod(x.shape[:axis]), prod(x.shape[axis:])
         case "Squeeze":
             axes = node.ints("axes", 1)
-            drop = {a % rank for a in axes} if axes is not None else {d for d, n in enumerate(x.shape) if n == 1}
+            drop = {a % rank for a in axes} if axes else {d for d, n in enumerate(x.shape) if n == 1}
             if any(x.shape[d] != 1 for d in drop):
                 raise node.fail(f"axes {sorted(drop)} of {list(x.shape)} are not all 1")
             return tuple(n for d, n in enumerate(x.shape) if d not in drop)

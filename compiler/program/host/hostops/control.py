@@ -133,7 +133,10 @@ def multinomial(op: HostOp, x: Array) -> Array:
 
 @host("Dropout", random=True)
 def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
-    """`x` and a mask; in training some are 0, and the others larger for it."""
+    """`x` and a mask; in training some are 0, and the others larger for it. Before opset 12, which knows of training,
+    onnxruntime's mask is 0 everywhere, in opset 7 as numbers of the type of `x`."""
+    if op.opset < 12:
+        return x, np.zeros(x.shape, bool if op.opset >= 10 else x.dtype)
     share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
     if training is None or not training.reshape(-1)[0] or share == 0:
         return x, np.ones(x.shape, bool)

@@ -45,9 +45,9 @@ def flatten(op: HostOp, x: Array) -> Array:
 
 @host("Squeeze", first=True)
 def squeeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
-    """Without `axes`, else without all of size 1."""
-    chosen = op.attr("axes") if axes is None else axes
-    return x.squeeze(None if chosen is None else tuple(int_list(chosen)))
+    """Without `axes`, or where none are given without all of size 1."""
+    chosen = op.attr("axes", ()) if axes is None else axes
+    return x.squeeze(tuple(int_list(chosen)) or None)
 
 
 @host("Unsqueeze", first=True)
