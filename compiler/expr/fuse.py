@@ -23,7 +23,7 @@ from celosia.compiler.expr.loops import (
     sequence,
 )
 from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, maximum, minimum
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.walk import loaded, walk
 
 LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
 
@@ -181,6 +181,8 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
     if not alike and first.extent != second.extent and 1 not in (first.extent, second.extent):
+        if not _written(first) & _read(second):
+            return None
         first, second = _cut(first, second.extent), _cut(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
         return None
@@ -201,6 +203,14 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     if alike and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
         return None
     return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], alike)))
+
+
+def _written(stmt: Stmt) -> set[Tensor]:
+    return {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
+
+
+def _read(stmt: Stmt) -> set[Tensor]:
+    return {tensor for s in statements(stmt) for e in exprs(s) for tensor in loaded(e)}
 
 
 def _cut(loop: For, extent: int) -> For:

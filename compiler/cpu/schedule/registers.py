@@ -117,9 +117,10 @@ def register_tile(
 
 
 def _slides(vectors: list[Load], axis: Axis, row: Axis) -> bool:
-    """Whether a step along `axis` reads for some rows what others read before: written out, that is read once."""
+    """Whether steps along `axis` read for most rows what steps before read for others; written out, that is read
+    once."""
     steps = [(step(read, axis), step(read, row)) for read in vectors]
-    return any(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in steps)
+    return all(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in steps)
 
 
 Kinds = tuple[list[Axis | None], list[Axis | None], float]
