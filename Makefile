@@ -77,7 +77,7 @@ clean:  ## Remove what was built here; simulators stay in the user's cache folde
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One installation for all targets, repeated only when its inputs change.
-# Python compiles what is imported when it is: to compile all that is installed takes a minute.
+# Python compiles what is imported, when it is: most of what is installed never is.
 PIP := --quiet --disable-pip-version-check --no-compile
 # LOCK= takes whatever files the index has of the versions in constraints.txt.
 LOCK ?= requirements.lock
