@@ -57,7 +57,7 @@ VARIED = [
     "tiny", "taps 5", "16x16, packed weights", "8x4 batch 2 bus 16, two ports",
     "8x8 batch 2 bus 4, spread",
 ]  # fmt: skip
-"""Those whose simulators `make test` builds."""
+"""Those on which `make test` copies random blocks."""
 PAUSES = (0.0, 0.4)
 SPREAD = [name for name, cfg in CONFIGS.items() if scratchpads(cfg)["wgt"].spread]
 
