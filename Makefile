@@ -77,6 +77,8 @@ clean:  ## Remove what was built here; simulators stay in the user's cache folde
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One installation for all targets, repeated only when its inputs change.
+# Python compiles what is imported, when it is: most of what is installed never is.
+PIP := --quiet --disable-pip-version-check --no-compile
 # LOCK= takes whatever files the index has of the versions in constraints.txt.
 LOCK ?= requirements.lock
 $(INSTALLED): pyproject.toml constraints.txt requirements.lock
@@ -87,12 +89,12 @@ $(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "cannot make $(VENV); Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) (once) ..."
-	@$(if $(LOCK),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(LOCK) \
+	@$(if $(LOCK),$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps -r $(LOCK) \
 		|| { echo "not the files that were tested; LOCK= after make installs without their digests" >&2; exit 1; })
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove]'
+	@$(BIN)/python -m pip install $(PIP) -c constraints.txt -e '.[test,prove]'
 	@touch $@
 
 $(VENV)/.torch: $(INSTALLED)
 	@echo "Installing PyTorch into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,prove,torch]'
+	@$(BIN)/python -m pip install $(PIP) -c constraints.txt -e '.[test,prove,torch]'
 	@touch $@

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
+from thorough import paired
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op, run
@@ -336,8 +337,10 @@ def test_a_chain_between_dequantise_and_quantise_is_one_loop() -> None:
     np.testing.assert_array_equal(compiled(*arrays)[0], want)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool"])
-@pytest.mark.parametrize("shape", [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2, 50, 19)])
+TURNED = [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2, 50, 19)]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), paired(TURNED, ["float32", "float64", "float16", "int8", "bool"], 2))
 def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
     """Square tiles that overlap at the ends, at every size of element."""
     x = RNG.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)

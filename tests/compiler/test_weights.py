@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
 from oracle import opened
+from thorough import paired
 
 import celosia
 from celosia.compiler.graph.weights import round_activations
@@ -68,9 +69,8 @@ def n_bits(bits: int, size: int, zeros: bool, level: int, dtype: str, constants:
     return model, {name: array for name, array in arrays.items() if name not in kept}
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
-def test_matmul_n_bits(bits: int, level: int) -> None:
+@pytest.mark.parametrize(("level", "bits"), paired([0, 1, 2, 3, 4], [2, 4, 8]))
+def test_matmul_n_bits(level: int, bits: int) -> None:
     for number, size in enumerate((16, 32, 64, 128, 256)):
         dtype = "float16" if number == level else "float32"
         model, feed = n_bits(

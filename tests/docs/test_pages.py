@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from celosia.sim.build import compiler
-
 NEEDS = {"pytorch.md": ("torch", "torchao")}
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
@@ -67,13 +65,6 @@ def _single_spaced(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
-QUICK_COMPILER = """#!/bin/sh
-[ "$1" = --version ] && echo quick && exit
-exec {} "$@" -O0
-"""
-"""For a simulator of a large array that runs ten thousand cycles; its name keeps it apart from those that run more."""
-
-
 @pytest.mark.rtl
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """Each command in the reader's folder, in order; what it prints is the text after it."""
@@ -83,10 +74,8 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     folder.mkdir()
     for name, call in (("celosia", "-m celosia.driver.cli "), ("python", "")):
         (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call}"$@"\n')
-    (tools / "quick").write_text(QUICK_COMPILER.format(compiler()))
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160", "CXX": str(tools / "quick")}
+        (tools / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160"}
     source = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     steps = list(STEP.finditer(source))
     assert len(steps) == 11

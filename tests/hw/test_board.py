@@ -55,7 +55,7 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, onl
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("config", some(test_compiled.VARIED, test_compiled.VARIED[1:2]))
+@pytest.mark.parametrize("config", some([*test_compiled.VARIED, "8x4-batch2-taps5"], test_compiled.VARIED[1:]))
 def test_driver_on_rtl(config: str, tmp_path: Path) -> None:
     simulate(test_compiled.residual, config, tmp_path, "runs_programs")
 

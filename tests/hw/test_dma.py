@@ -10,6 +10,7 @@ import bench
 import cocotb
 import pytest
 from axi_model import READ, Checker, Memory, Sample, check
+from thorough import paired
 
 from celosia.hw.regs import Error
 
@@ -120,8 +121,7 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("bus_bytes", [4, 8, 128])
-@pytest.mark.parametrize("pause", [0.0, 0.4])
+@pytest.mark.parametrize(("bus_bytes", "pause"), paired([4, 8, 128], [0.0, 0.4]))
 def test_rows(bus_bytes: int, pause: float) -> None:
     bench.run(partial(two_readers, bus_bytes), __file__, params={"bus": bus_bytes, "pause": pause}, only="rows")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thorough import some
 
 from celosia.driver.remote.deploy import runner
 from celosia.hw import sources
@@ -27,6 +28,8 @@ LARGER = {
     "taps": 0, "ports": 2, "bus_bytes": 16, "lut_count": 8, "par_depth": 128, "queue_depth": 64, "vin_depth": 32,
 }  # fmt: skip
 """Of tests/bitstreams/test_area.py, too."""
+SPREAD = {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}
+"""Weights over both ports."""
 
 # How Yosys writes Verilog, not what it says: widths of operators, unused parts of structures, initial values.
 # Selections by one-hot signals are functions with overlapping cases, whose arguments are called a, b and s. What a
@@ -49,9 +52,8 @@ def lint(path: Path) -> set[str]:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("features", [{}, LARGER, {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}])
+@pytest.mark.parametrize("features", some([{}, LARGER, SPREAD], [{}, LARGER]))
 def test_lint(features: dict[str, Any], tmp_path: Path) -> None:
-    """The last one may spread weights over both ports."""
     text = verilog(dataclasses.replace(TINY, **features))
     (tmp_path / "top.v").write_text(text)
     assert lint(tmp_path / "top.v") <= HARMLESS

@@ -211,7 +211,10 @@ def devices() -> tuple[RtlDevice, RtlDevice]:
         build.compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
-    return RtlDevice(CFG, quiet=True, source=build.faster(CFG)), RtlDevice(CFG, quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SMALL_ARRAY", 0)  # the whole of how those of large arrays are built
+        fast = RtlDevice(CFG, quiet=True)
+    return fast, RtlDevice(CFG, quiet=True)
 
 
 @pytest.fixture(scope="module")
