@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -481,6 +483,21 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert "give the ONNX model" in command(tmp_path / "floats.celosia", "-o", folder, code=1)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert not (tmp_path / "bare").exists()
+
+
+def test_cmake_builds_with_ziglang(tmp_path: Path) -> None:
+    """For a processor whose options of gcc `zig cc` refuses."""
+    require("armv7-linux")
+    if shutil.which("cmake") is None:
+        pytest.skip("could not find 'cmake'")
+    write(exported(floats(), "armv7-linux", "sum"), tmp_path)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    for command in ("-B b -S . -DCMAKE_TOOLCHAIN_FILE=ziglang.cmake", "--build b --target celosia_models"):
+        done = subprocess.run(
+            ["cmake", *command.split()], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PATH": path}
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b" / "libcelosia_models.a").read_bytes().startswith(b"!<arch>")
 
 
 def test_files_of_others_stay_and_are_not_built(tmp_path: Path) -> None:
