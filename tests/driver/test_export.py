@@ -19,7 +19,7 @@ import onnx
 import pytest
 from driver_models import floats, quantised, shifted
 from exported import IDENTITY, SOURCES, CForm, CImage, CState, Misbehaving, exported, mixed, runtime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import celosia
@@ -342,6 +342,30 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
     rows = [row.split() for row in sizes.stdout.decode().splitlines()[1:]]
     assert len(rows) == 3 and sum(int(row[0]) for row in rows) <= RUNTIME_BYTES
     assert all(row[1] == row[2] == "0" for row in rows), "state outside of the caller's"
+
+
+def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
+    """A constant of the model's, one that is folded, read by a step or not, and an input."""
+    held = np.arange(6, dtype=np.float32).reshape(2, 3)
+    nodes = [
+        helper.make_node("Add", ["held", "held"], ["folded"]),
+        helper.make_node("Mul", ["a", "folded"], ["made"]),
+        helper.make_node("Identity", ["a"], ["given"]),
+    ]
+    names = "held", "folded", "made", "given"
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("a", *names)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(held, "held")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    require("x86_64")
+    write(exported(model, "x86_64", "consts"), tmp_path)
+    a = np.full((2, 3), 7, np.float32)
+    a.tofile(tmp_path / "a")
+    for command in (["make", "CC=cc"], ["./consts", "a", *names]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    wanted = {"held": held, "folded": held * 2, "made": held * 14, "given": a}
+    for name, array in wanted.items():
+        assert (tmp_path / name).read_bytes() == array.tobytes(), name
 
 
 NAMES = (
