@@ -132,8 +132,11 @@ def main_program(model: CModel) -> str:
     first = 3 if board else 1
     tensors = [name.removeprefix(f"{model.name}_").upper() for name in (*ins, *outs)]
     usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *tensors])
-    names = list(enumerate((*ins, *outs), first))
-    moves = [f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, sizeof {name});' for k, name in names]
+    sizes = map(nbytes, (*model.program.inputs, *model.program.outputs))
+    moves = [
+        f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, {size}u);'
+        for k, (name, size) in enumerate(zip((*ins, *outs), sizes), first)
+    ]
     reads = "\n".join(f"    {move.format('rb')}" for move in moves[: len(ins)])
     writes = "\n".join(f"        {move.format('wb')}" for move in moves[len(ins) :])
     name = model.name
@@ -159,7 +162,7 @@ static int {name}_moved(const char *path, const char *mode, void *bytes, size_t 
 }}
 
 int main(int argc, char **argv) {{
-    int code, ok = argc == {first + len(names)};
+    int code, ok = argc == {first + len(moves)};
     if (!ok) fprintf(stderr, "usage: %s {usage}\\n", argv[0]);
 {reads}
     if (!ok) return 2;
@@ -239,8 +242,11 @@ def _bridged(model: CModel, number: int) -> str:
     """One model's case: inputs, a run, and where it ends well, outputs."""
     lines, ins, outs = _buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)
-    takes = "\n".join(f"            celosia_bridge_take({name}, sizeof {name});" for name in ins)
-    gives = "\n".join(f"            if (!code) celosia_bridge_give({name}, sizeof {name});" for name in outs)
+    sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)
+    takes = "\n".join(f"            celosia_bridge_take({name}, {nbytes(tensor)}u);" for name, tensor in sent)
+    gives = "\n".join(
+        f"            if (!code) celosia_bridge_give({name}, {nbytes(tensor)}u);" for name, tensor in returned
+    )
     name = model.name
     return f"""        case {number}: {{
 {declared}

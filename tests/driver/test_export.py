@@ -345,16 +345,19 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
 
 
 def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
-    """A constant of the model's, one that is folded, read by a step or not, and an input."""
+    """A constant of the model's, one that is folded, read by a step or not, an input, and one without elements."""
     held = np.arange(6, dtype=np.float32).reshape(2, 3)
     nodes = [
         helper.make_node("Add", ["held", "held"], ["folded"]),
         helper.make_node("Mul", ["a", "folded"], ["made"]),
         helper.make_node("Identity", ["a"], ["given"]),
+        helper.make_node("Slice", ["a", "zero", "zero"], ["none"]),
     ]
-    names = "held", "folded", "made", "given"
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("a", *names)]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(held, "held")])
+    names = "held", "folded", "made", "given", "none"
+    shapes = {name: [2, 3] for name in ("a", *names)} | {"none": [0, 3]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    constants = [numpy_helper.from_array(held, "held"), numpy_helper.from_array(np.zeros(1, np.int64), "zero")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     require("x86_64")
     write(exported(model, "x86_64", "consts"), tmp_path)
@@ -363,7 +366,7 @@ def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
     for command in (["make", "CC=cc"], ["./consts", "a", *names]):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    wanted = {"held": held, "folded": held * 2, "made": held * 14, "given": a}
+    wanted = {"held": held, "folded": held * 2, "made": held * 14, "given": a, "none": a[:0]}
     for name, array in wanted.items():
         assert (tmp_path / name).read_bytes() == array.tobytes(), name
 
