@@ -13,6 +13,7 @@ from celosia.driver.export.targets import ExportTarget
 LIBRARY = "celosia_models"
 HOSTED = ("device_linux.c",)
 """Files of runtime/ that want an operating system."""
+TOOLCHAIN = "ziglang.cmake"
 MARK = "TARGET = "
 """Begins the line of the Makefile that says what the folder's kernels are for."""
 
@@ -61,7 +62,6 @@ def _zig_flags(target: ExportTarget) -> str:
 def cmake(target: ExportTarget) -> str:
     """The text of a CMakeLists.txt for all models in its folder."""
     devices = " ".join(_devices(target))
-    flags = f"target_compile_options({LIBRARY} PUBLIC {' '.join(target.gcc)})\n" if target.gcc else ""
     hosted = f"""
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
   foreach(data ${{datas}})
@@ -73,6 +73,8 @@ if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
 endif()
 """
     return f"""# Library `{LIBRARY}` of the models in this folder, for {target.name}. Written by `celosia export`.
+# With gcc or clang for {target.name} as CC; or with ziglang from PyPI:
+#   cmake -B build -DCMAKE_TOOLCHAIN_FILE={TOOLCHAIN}
 cmake_minimum_required(VERSION 3.13)
 project({LIBRARY} C)
 set(CMAKE_C_STANDARD 11)
@@ -88,8 +90,26 @@ string(REPLACE "_celosia.c" ".c" models "${{datas}}")
 add_library({LIBRARY} STATIC celosia.c {devices} ${{models}} ${{datas}} ${{kernels}})
 set_source_files_properties(${{kernels}} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 target_compile_options({LIBRARY} PUBLIC "SHELL:-iquote \\"${{CMAKE_CURRENT_SOURCE_DIR}}\\"") # a model may be time.h
-{flags}{f"target_link_libraries({LIBRARY} PUBLIC m)" if target.hosted else ""}
+if(NOT DEFINED CELOSIA_FLAGS)
+  set(CELOSIA_FLAGS {" ".join(target.gcc)})
+endif()
+target_compile_options({LIBRARY} PUBLIC ${{CELOSIA_FLAGS}})
+{f"target_link_libraries({LIBRARY} PUBLIC m)" if target.hosted else ""}
 {hosted if target.hosted else ""}"""
+
+
+def toolchain(target: ExportTarget) -> str:
+    """The text of what tells CMake to build with ziglang."""
+    system = "Linux" if target.hosted else "Generic"
+    return f"""# ziglang from PyPI as compiler for {target.name}. Written by `celosia export`.
+set(CMAKE_SYSTEM_NAME {system})
+set(CMAKE_SYSTEM_PROCESSOR {target.name.partition("-")[0]})
+set(CMAKE_C_COMPILER python3 -m ziglang cc {" ".join(target.zig)})
+set(CELOSIA_FLAGS "{_zig_flags(target)}")
+set(CMAKE_C_ARCHIVE_CREATE "python3 -m ziglang ar qc <TARGET> <OBJECTS>")
+set(CMAKE_C_ARCHIVE_FINISH "python3 -m ziglang ranlib <TARGET>")
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+"""
 
 
 def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
@@ -112,8 +132,11 @@ def main_program(model: CModel) -> str:
     first = 3 if board else 1
     tensors = [name.removeprefix(f"{model.name}_").upper() for name in (*ins, *outs)]
     usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *tensors])
-    names = list(enumerate((*ins, *outs), first))
-    moves = [f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, sizeof {name});' for k, name in names]
+    sizes = map(nbytes, (*model.program.inputs, *model.program.outputs))
+    moves = [
+        f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, {size}u);'
+        for k, (name, size) in enumerate(zip((*ins, *outs), sizes), first)
+    ]
     reads = "\n".join(f"    {move.format('rb')}" for move in moves[: len(ins)])
     writes = "\n".join(f"        {move.format('wb')}" for move in moves[len(ins) :])
     name = model.name
@@ -139,7 +162,7 @@ static int {name}_moved(const char *path, const char *mode, void *bytes, size_t 
 }}
 
 int main(int argc, char **argv) {{
-    int code, ok = argc == {first + len(names)};
+    int code, ok = argc == {first + len(moves)};
     if (!ok) fprintf(stderr, "usage: %s {usage}\\n", argv[0]);
 {reads}
     if (!ok) return 2;
@@ -219,8 +242,11 @@ def _bridged(model: CModel, number: int) -> str:
     """One model's case: inputs, a run, and where it ends well, outputs."""
     lines, ins, outs = _buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)
-    takes = "\n".join(f"            celosia_bridge_take({name}, sizeof {name});" for name in ins)
-    gives = "\n".join(f"            if (!code) celosia_bridge_give({name}, sizeof {name});" for name in outs)
+    sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)
+    takes = "\n".join(f"            celosia_bridge_take({name}, {nbytes(tensor)}u);" for name, tensor in sent)
+    gives = "\n".join(
+        f"            if (!code) celosia_bridge_give({name}, {nbytes(tensor)}u);" for name, tensor in returned
+    )
     name = model.name
     return f"""        case {number}: {{
 {declared}

@@ -62,8 +62,9 @@ def places_of(program: Program) -> Places:
     found = Places()
     for number, tensor in enumerate(program.inputs):
         found.of[tensor.name] = Location("in", number)
-    for number, tensor in enumerate(program.outputs):  # one that is an input, too, is copied at the end
-        found.of.setdefault(tensor.name, Location("out", number))
+    for number, tensor in enumerate(program.outputs):  # one that is an input or a constant, too, is copied at the end
+        if tensor.name not in program.constants:
+            found.of.setdefault(tensor.name, Location("out", number))
     for name, offset in program.arena.offsets.items():
         found.of.setdefault(name, Location("memory", offset))
     _place_constants(program, found)

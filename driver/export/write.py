@@ -11,7 +11,7 @@ from celosia.compiler.options import Options, Source
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.files import OutputError, make_folder, replacing, require_folder
 from celosia.driver.export import hardware
-from celosia.driver.export.build_files import HOSTED, MARK, cmake, main_program, makefile
+from celosia.driver.export.build_files import HOSTED, MARK, TOOLCHAIN, cmake, main_program, makefile, toolchain
 from celosia.driver.export.objects import undefined
 from celosia.driver.export.places import NotExportable, places_of
 from celosia.driver.export.source import CModel, identifier
@@ -20,7 +20,7 @@ from celosia.driver.export.targets import ExportTarget, find_export_target
 RUNTIME = Path(__file__).with_name("runtime")
 COMMON = "celosia.h", "celosia.c", "celosia_mapped.h", "device_mapped.c"
 LINUX = "celosia_linux.h", *HOSTED
-BUILD_FILES = "Makefile", "CMakeLists.txt"
+BUILD_FILES = {"Makefile": makefile, "CMakeLists.txt": cmake, TOOLCHAIN: toolchain}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
     places, functions = places_of(program), functions_of(program, target)
     model = CModel(name or identifier(program.name.lower()), program, places)
     texts = {  # Makefile and NAME_celosia.c say whose folder and model it is: before what they are said of
-        **dict(zip(BUILD_FILES, (makefile(target), cmake(target)))),
+        **{file: text(target) for file, text in BUILD_FILES.items()},
         f"{model.name}_celosia.c": model.data(),
         f"{model.name}.h": model.header(),
         f"{model.name}.c": model.source(),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ import onnx
 import pytest
 from driver_models import floats, quantised, shifted
 from exported import IDENTITY, SOURCES, CForm, CImage, CState, Misbehaving, exported, mixed, runtime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import celosia
@@ -342,6 +344,33 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
     assert all(row[1] == row[2] == "0" for row in rows), "state outside of the caller's"
 
 
+def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
+    """A constant of the model's, one that is folded, read by a step or not, an input, and one without elements."""
+    held = np.arange(6, dtype=np.float32).reshape(2, 3)
+    nodes = [
+        helper.make_node("Add", ["held", "held"], ["folded"]),
+        helper.make_node("Mul", ["a", "folded"], ["made"]),
+        helper.make_node("Identity", ["a"], ["given"]),
+        helper.make_node("Slice", ["a", "zero", "zero"], ["none"]),
+    ]
+    names = "held", "folded", "made", "given", "none"
+    shapes = {name: [2, 3] for name in ("a", *names)} | {"none": [0, 3]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    constants = [numpy_helper.from_array(held, "held"), numpy_helper.from_array(np.zeros(1, np.int64), "zero")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    require("x86_64")
+    write(exported(model, "x86_64", "consts"), tmp_path)
+    a = np.full((2, 3), 7, np.float32)
+    a.tofile(tmp_path / "a")
+    for command in (["make", "CC=cc"], ["./consts", "a", *names]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    wanted = {"held": held, "folded": held * 2, "made": held * 14, "given": a, "none": a[:0]}
+    for name, array in wanted.items():
+        assert (tmp_path / name).read_bytes() == array.tobytes(), name
+
+
 NAMES = (
     "image",
     "steps",
@@ -481,6 +510,21 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert "give the ONNX model" in command(tmp_path / "floats.celosia", "-o", folder, code=1)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert not (tmp_path / "bare").exists()
+
+
+def test_cmake_builds_with_ziglang(tmp_path: Path) -> None:
+    """For a processor whose options of gcc `zig cc` refuses."""
+    require("armv7-linux")
+    if shutil.which("cmake") is None:
+        pytest.skip("could not find 'cmake'")
+    write(exported(floats(), "armv7-linux", "sum"), tmp_path)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    for command in ("-B b -S . -DCMAKE_TOOLCHAIN_FILE=ziglang.cmake", "--build b --target celosia_models"):
+        done = subprocess.run(
+            ["cmake", *command.split()], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PATH": path}
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b" / "libcelosia_models.a").read_bytes().startswith(b"!<arch>")
 
 
 def test_files_of_others_stay_and_are_not_built(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ static void wait(void *context, uint32_t microseconds) {
     uint32_t count = 1; /* what UIO wants to hear to pass the next interrupt on */
     struct pollfd interrupt = {self->interrupt, POLLIN, 0};
     if (self->interrupt < 0) {
-        struct timespec time = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};
+        struct timespec time = {(time_t)(microseconds / 1000000), (long)(microseconds % 1000000) * 1000};
         nanosleep(&time, NULL);
     } else if (write(self->interrupt, &count, sizeof count) == sizeof count &&
                poll(&interrupt, 1, (int)(microseconds / 1000)) > 0) {
