@@ -493,7 +493,7 @@ def test_what_cannot_be_written_is_refused() -> None:
         found(old)
     opened = branches(True)
     opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    with pytest.raises(ModelError, match="has a dynamic dimension 0; give its size"):
+    with pytest.raises(ModelError, match="dynamic dimension 0; give its size, as --shape x=1,64,16,16"):
         found(opened)
     optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
     assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
