@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -19,12 +21,13 @@ from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import SearchState
-from celosia.compiler.tune.kernels.trial import processor
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.oracle import MissingLibrary, opened, require
-from celosia.driver.tune import tune as tune_model
 from celosia.hw.config import Config
+
+if TYPE_CHECKING:
+    from celosia.compiler.tune.pool import Fleet
 
 
 def optimise(
@@ -56,6 +59,8 @@ def optimise(
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
     """
+    from celosia.compiler.tune.kernels.trial import processor
+
     require()
     if search in ("milp", "egraph"):
         _require_scipy(search)
@@ -68,22 +73,37 @@ def optimise(
 
     known = None if records is None else Records.load(records, must_exist=False)
     costs = pricing(source, cfg, accelerator)
-    if tune and accelerator:
-        costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, jobs, pool, progress))
-    return optimised(
-        source, costs, budget, oracle, shapes, own=rules, told=told, way=search,
-        floats=not accelerator, records=known, config=cfg.digest if accelerator else processor(),
-    )  # fmt: skip
+    known = None if records is None else Records.load(records, must_exist=False)
+    with _fleet(tune if accelerator else 0, jobs, pool) as fleet:
+        if fleet is not None:
+            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, fleet, progress))
+        return optimised(
+            source, costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
+            records=known, config=cfg.digest if accelerator else processor(),
+        )  # fmt: skip
+
+
+def _fleet(trials: int, jobs: int, pool: str | None) -> AbstractContextManager[Fleet | None]:
+    """Who measures schedules: now, so that a pool that does not answer costs no search."""
+    if not trials:
+        return nullcontext()
+    from celosia.compiler.tune.measure import Judge
+    from celosia.driver.fleet import fleet_for
+    from celosia.sim.boards import memory_model, shortest
+
+    return fleet_for(Judge("timed", shortest(memory_model("zynq-hp"))), jobs, pool)
 
 
 def _tuned(
-    cfg: Config, trials: int, records: str | Path | None, jobs: int, pool: str | None,
-    progress: Callable[[str], None], model: onnx.ModelProto,
+    cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
+    model: onnx.ModelProto,
 ) -> float:  # fmt: skip
     """Cycles of a model with schedules of its own; of one that has nothing on the accelerator none."""
+    from celosia.driver.tune import tune as tune_model
+
     progress("tuning one of the best")
     try:
-        tuning = tune_model(model, cfg, trials=trials, records=records, jobs=jobs, pool=pool, check=False)
+        tuning = tune_model(model, cfg, trials=trials, records=records, fleet=fleet, check=False)
     except ModelError:
         return 0
     return float(tuning.report["cycles"])

@@ -297,6 +297,10 @@ def require_static(model: ir.Model, but_open: bool = False) -> None:
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
                 if not but_open:
-                    raise ModelError(f"input {value.name!r} has a dynamic dimension {axis}; give its size")
+                    sizes = ",".join(str(each if isinstance(each, int) else 1) for each in value.shape)
+                    raise ModelError(
+                        f"input {value.name!r} has a dynamic dimension {axis}; give its size, as --shape "
+                        f"{value.name}={sizes} (shapes= in Python)"
+                    )
             elif size < 0:
                 raise ModelError(f"input {value.name!r} has a negative dimension {axis}: {size}")

@@ -130,6 +130,8 @@ class Searching:
 
     def _tidied_first(self, first: Found) -> Found:
         """`first` after the rules that tidy up, where that is cheaper: they need no other rule to come before them."""
+        if self._tell():
+            return first
         graph, names = self.tidied(first.graph)
         if not names or graph.digest in self.seen:
             return first

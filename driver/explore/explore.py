@@ -79,9 +79,8 @@ def explore(
     of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
     "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
     confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, before
-    `budget`, that graphs of each model are searched for on the board's preset (docs/superoptimiser.md); what is found
-    is explored in place of the model, and is in `folder`. progress: called with the name of each stage; told: with the
-    ExploreState.
+    `budget`, for graphs of each model on the board's preset (docs/superoptimiser.md); what is found is in `folder`, and
+    is explored. progress: called with the name of each stage; told: with the ExploreState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
@@ -96,10 +95,7 @@ def explore(
     if budget is not None and budget <= 0:
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    given: Sequence[str | Path] = [models] if isinstance(models, (str, Path)) else list(models)
-    if optimise:
-        given = rewritten(given, place.config, optimise, folder, progress)
-    subjects = subjects_of(given)
+    subjects = subjects_of(rewritten(models, place.config, optimise, folder, progress))
     context = context_of(subjects, _known_as(place), behind)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")

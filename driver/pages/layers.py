@@ -8,7 +8,7 @@ from typing import Any
 
 from celosia.driver.pages.names import short
 
-WIDTH, HEIGHT, ACROSS, DOWN = 190, 38, 14, 34
+WIDTH, HEIGHT, ACROSS, DOWN = 226, 38, 14, 34
 """Of a box, and between boxes; pixels."""
 LETTERS = 28
 """That a box is wide for."""

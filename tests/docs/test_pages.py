@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-NEEDS = {"pytorch.md": ("torch", "torchao")}
+NEEDS = {"pytorch.md": ("torch", "torchao"), "superoptimiser.md": ("z3",)}
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<text>.*?)```\n)?", re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "page", ["expressions.md", "language.md", "quantize.md", "shapes.md", "pytorch.md", "explore.md"]
+    "page",
+    ["expressions.md", "language.md", "quantize.md", "shapes.md", "pytorch.md", "explore.md", "superoptimiser.md"],
 )
 def test_the_code_of_a_page_runs(page: str) -> None:
     for package in NEEDS.get(page, ()):
-        pytest.importorskip(package, reason="PyTorch is not installed: `make torch` installs it, then this runs")
+        pytest.importorskip(package, reason=f"{package} is not installed: `make torch` or the extra superoptimise")
     path = DOCS / page
     source = path.read_text(encoding="utf-8")
     names: dict[str, Any] = {}

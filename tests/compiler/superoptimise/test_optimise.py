@@ -403,6 +403,11 @@ def test_ones_own_rule_is_used_or_refused() -> None:
     from celosia.compiler.superoptimise.proofs import RuleError
 
     pytest.importorskip("z3")
+    model = branches(True)
+    rule = next(rule for rule in RULES if rule.name == "merge convolutions")
+    mine = found(model, rules=[], further=[], own=[replace(rule, name="mine")])
+    assert {row["rule"] for row in mine.report["steps"]} == {"mine"}
+    assert {row["proof"] for row in mine.report["steps"]} == {"proved when it was given"}
     wrong = RULES[0].__class__("mine", "", RULES[0].before, RULES[0].after[::-1])
     with pytest.raises(RuleError, match="'mine' is not proved, and so not used"):
         driver(branches(True), "pynq", budget=1, rules=[wrong])
@@ -488,7 +493,7 @@ def test_what_cannot_be_written_is_refused() -> None:
         found(old)
     opened = branches(True)
     opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    with pytest.raises(ModelError, match="has a dynamic dimension 0; give its size"):
+    with pytest.raises(ModelError, match="dynamic dimension 0; give its size, as --shape x=1,64,16,16"):
         found(opened)
     optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
     assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
