@@ -53,3 +53,23 @@ def test_a_matrix_that_does_not_fit_behind_a_window_that_is_left_out(config: Con
     )  # fmt: skip
     with pytest.raises(ModelError, match=r"do not multiply"):
         celosia.compile(wrong, config)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("dims", [(1, 8, 3, 5), (1, 8, 4, 1), (1, 8, 1, 3)])
+def test_columns_of_what_lies_in_concatenations(axis: int, dims: tuple[int, ...]) -> None:
+    """A Transpose copies columns, told as pixels of one row; what they are of may be a part of a part."""
+    turned = model(
+        f"""g (int8{list(dims)} x) => (int8[N, C, W, H] t, int8[N, C, H, W] z) {{
+             r = com.microsoft.QLinearSigmoid(x, s, zero, s, zero)
+             t = Transpose<perm = [0, 1, 3, 2]>(r)
+             u = com.microsoft.QLinearConcat<axis = {axis}>(s, zero, x, s, zero, r, s, zero)
+             z = com.microsoft.QLinearConcat<axis = {axis}>(s, zero, x, s, zero, u, s, zero) }}""",
+        s=np.float32(0.0625), zero=np.int8(3),
+    )  # fmt: skip
+    x = np.random.default_rng(1).integers(-128, 128, dims).astype(np.int8)
+    program = celosia.compile(turned, "tiny")
+    found = celosia.Runtime(program).run({"x": x}).outputs
+    for name, wanted in zip(("t", "z"), opened(turned).run(None, {"x": x})):
+        np.testing.assert_array_equal(found[name], wanted)
+    assert program.macs_total == 0 and program.launches
