@@ -55,6 +55,12 @@ class Lattice:
         top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
         return Lattice(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
+    def column_within(self, outer: Lattice, width: int) -> Lattice:
+        """The same, of those of one column: images `width` wide are told as one row here, and those of `outer` then."""
+        row, column = divmod(self.left, width)
+        left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across
+        return Lattice(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -110,6 +116,15 @@ class Activation:
         whole = pixels == Lattice(height, width)
         offset = self.group_offset + group
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
+
+    def moved(self, whole: Activation) -> Activation:
+        """It as a part of what has moved to `whole`."""
+        pixels = self.pixels
+        if (pixels.rows, pixels.columns) == (whole.height, whole.width):
+            return replace(whole.region(self.dims, self.group_offset, pixels), name=self.name)
+        pixels = pixels.column_within(whole.pixels, whole.width)
+        offset = whole.group_offset + self.group_offset
+        return replace(self, storage=whole.storage, group_offset=offset, lattice=pixels)
 
     def overlaps(self, cfg: Config, other: Activation) -> bool:
         """Whether the two share pieces."""

@@ -172,12 +172,16 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None and scale is not None:  # of a scale that comes at run time weights alone become integers
         step = (scale.reshape(()) * w_scale).astype(np.float32)
-        with np.errstate(all="ignore"):
-            steps = np.rint(bias / step)
-        steps = np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW)
         axis = {"axis": 0} if step.ndim else {}
-        arrays = {f"{node.name}_bias_int32": steps.astype(np.int32), f"{node.name}_bias_scale": step}
+        arrays = {f"{node.name}_bias_int32": in_steps(bias, step), f"{node.name}_bias_scale": step}
         last.replace_input_with(product.place, _dequantised(graph, last, arrays, **axis))
+
+
+def in_steps(bias: NDArray[np.float32], step: NDArray[np.float32]) -> NDArray[np.int32]:
+    """A float bias as onnxruntime adds it to products of bytes whose scales' product is `step`."""
+    with np.errstate(all="ignore"):
+        steps = np.rint(bias / step)
+    return np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW).astype(np.int32)
 
 
 def _is_quantised(node: ir.Node, flat: bool) -> bool:

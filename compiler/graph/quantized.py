@@ -23,6 +23,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.float_weights import in_steps
 from celosia.compiler.graph.norms import CENTRED, NORMS, norm_operands
 from celosia.compiler.graph.propagation import is_quantised
 from celosia.compiler.graph.qdq import (
@@ -171,9 +172,9 @@ class Integerise(Commute):
         given, step = constant(value), x.scale.reshape(()) * w.scale
         if not to_bytes or given is None or given.dtype != np.float32 or given.ndim != 1:
             return None
-        if step.size not in (1, given.size) or not np.all(np.abs(steps := np.rint(given / step)) < 2.0**31):
+        if step.size not in (1, given.size):
             return None
-        return new_constant(self.graph, f"{value.name}_int32", steps.astype(np.int32))  # type: ignore[union-attr]
+        return new_constant(self.graph, f"{value.name}_int32", in_steps(given, step))  # type: ignore[union-attr]
 
     def _row(self, value: ir.Value) -> ir.Value | None:
         """A bias of rank 1; None for one that is no row."""

@@ -390,11 +390,26 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 # Comparing -------------------------------------------------------------------------------------------------------
 
 
+BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}
+"""Which inputs are the bias and the scale of the result."""
+
+
+def _may_wrap(node: ir.Node) -> bool:
+    """Whether products and a bias may be more than int32 holds, as where onnxruntime's is -2^31 for a larger one."""
+    place, *_ = BIASED.get(node.op_type, (len(node.inputs),))
+    if place >= len(node.inputs):
+        return False
+    w, bias = constant(node.inputs[3]), constant(node.inputs[place])
+    if w is None or bias is None or not bias.size:
+        return False
+    return bool(np.max(np.abs(bias.astype(np.int64))) + (w.size // bias.size << 16) >= 2**31)
+
+
 def _slack(node: ir.Node) -> float:
     """Steps by which an integer operator may differ from the float operators that it stands for, beside rounding."""
     if is_op(node, "QLinearSoftmax"):
         return 1.0  # its table is scaled by the whole part of 1 / scale
-    place = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}.get(node.op_type)
+    place = BIASED.get(node.op_type)
     if place is None or len(node.inputs) <= max(place) or node.inputs[place[0]] is None:
         return 0.0
     x, w, y = (constant(node.inputs[number]) for number in (1, 4, place[1]))
@@ -424,4 +439,4 @@ def _is_another(node: ir.Node) -> bool:
         except WindowError:
             return True
         return any(whole.counts(axis) != real.counts(axis) for axis in range(len(size)))
-    return False
+    return _may_wrap(node)

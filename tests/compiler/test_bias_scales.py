@@ -76,3 +76,21 @@ def test_float_weights_of_what_has_its_scale_at_run_time(op: str) -> None:
     (wanted,) = opened(made, int8=True).run(None, feed)
     (found,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_a_float_bias_of_more_steps_than_int32_holds(op: str) -> None:
+    """As of a channel whose weights are next to nothing. onnxruntime has -2^31, and sums wrap; the check knows."""
+    made = model(op, 1.0, (0.05, 1e-9), to_bytes=True)
+    graph = made.graph
+    for tensor in [each for each in graph.initializer if each.name in ("b", "sy")]:
+        graph.initializer.remove(tensor)
+    values = np.float32([-1, 1, 3e3, -3e3, 0.09, -0.09, 0.12, np.nan] * 2)
+    graph.initializer.append(numpy_helper.from_array(values, "bias"))
+    graph.initializer.append(numpy_helper.from_array(np.array(0.001, np.float32), "sy"))
+    graph.node.remove(next(node for node in graph.node if "bias" in node.output))
+    graph.initializer.remove(next(each for each in graph.initializer if each.name == "sb"))
+    dims = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(2).normal(0, 3, dims).astype(np.float32)
+    found = celosia.Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(found, opened(made, int8=True).run(None, {"x": x})[0])

@@ -176,8 +176,7 @@ def place_parts(p: Placement) -> None:
 
     def placed(act: Activation) -> Activation:
         while act.storage in p.inside:
-            outer = p.inside[act.storage]
-            act = replace(outer.region(act.dims, act.group_offset, act.pixels), name=act.name)
+            act = act.moved(p.inside[act.storage])
         return act
 
     for choice in p.selection.choices:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import product as product_of_two
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import (
@@ -214,6 +214,8 @@ def gemm(p: Placement, node: ir.Node) -> None:
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
         raise OnCpu("transA or alpha; fold them into its matrix")
+    if shape_of(value)[-1] != len(matrix):
+        raise OnCpu(f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply")
     bias = constant(node.inputs[6]) if not matmul and len(node.inputs) > 6 else None
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:

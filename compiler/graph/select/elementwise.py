@@ -152,7 +152,7 @@ def product(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
         raise OnCpu(_unequal(node))
     form = _form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
-    if form.fold and shape(b) != shape(y):
+    if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
         raise OnCpu(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
