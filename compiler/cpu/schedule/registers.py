@@ -78,8 +78,7 @@ def register_tile(
     if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
         others = []  # nothing is shared, and row by row they stay beside the loops that make what they read
     elif not scalars:
-        slid = [axis for axis in others if any(_slides(vectors, each, axis) for each in stage.order if each.reduce)]
-        others = slid or others
+        others = [axis for axis in others if _steps(stage, vectors, [axis])[1]] or others
     kinds = _kinds(others, vectors, scalars, 2 in steps, lane.extent)
     rows_outside = None
     if choose is not None:
@@ -92,20 +91,17 @@ def register_tile(
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
-    rows, tile = None, []
+    rows, columns, tile = None, None, []
     if row is not None:
         rows, inner = stage.split(row, height)
         tile.append(inner)
-    columns = None
     if block is not None:
         columns, inner = stage.split(block, width)
         tile.append(inner)
     for axis in tile:
         stage.unroll(axis)
     across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
-    sums = [axis for axis in stage.order if axis.reduce]
-    sliding = [axis for axis in sums if any(_slides(vectors, axis, each) for each in across)]
-    sums = [*(axis for axis in sums if axis not in sliding), *sliding]
+    sums, sliding = _steps(stage, vectors, across)
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
     for few, most in ((sums, UNROLLED), (sliding, SLIDING)):
         if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= most:
@@ -114,6 +110,13 @@ def register_tile(
             break
     stage.vectorize(lane)
     return True
+
+
+def _steps(stage: Stage, vectors: list[Load], across: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+    """(the loops of a reduction, last of which those that slide over axes of a tile; those)."""
+    sums = [axis for axis in stage.order if axis.reduce]
+    sliding = [axis for axis in sums if any(_slides(vectors, axis, each) for each in across)]
+    return [*(axis for axis in sums if axis not in sliding), *sliding], sliding
 
 
 def _slides(vectors: list[Load], axis: Axis, row: Axis) -> bool:
