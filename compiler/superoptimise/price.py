@@ -89,6 +89,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Of a tensor; 0 where its shape is not known."""
+    """Of a tensor; 0 where its shape is not known, and for texts."""
     sizes, kind = shape(value), value.dtype
-    return 0 if sizes is None or kind is None else int(prod(sizes) * kind.itemsize)
+    known = sizes is not None and kind not in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
+    return int(prod(sizes) * kind.itemsize) if known else 0  # type: ignore[arg-type,union-attr]
