@@ -14,7 +14,7 @@ from onnx.utils import Extractor
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.dimensions import Shapes, sizes_of, with_shapes
 from celosia.compiler.graph.functions import inline_functions
-from celosia.compiler.graph.importer import ModelError, read, with_inferred_shapes
+from celosia.compiler.graph.importer import ModelError, imported, read, sound, with_inferred_shapes
 from celosia.compiler.graph.names import name_nodes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
@@ -40,6 +40,7 @@ def cut(
     ModelError where there are not enough such tensors.
     """
     given, shapes = read(Path(model)), shapes or {}
+    imported(*sound(given))  # or its error
     fixed = with_shapes(given, shapes, sizes_of(given, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)

@@ -76,11 +76,11 @@ def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """One product, or one for each operand after the first, for all values of all indices of the equation."""
     terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
-    for term, dims in zip(terms, given, strict=True):
+    for term, dims in zip(terms, given):  # what does not fit is refused where it is computed
         before, dots, after = term.partition("...")
         free = len(dims) - len(before) - len(after)
         names = [*before, *(f"...{free - k}" for k in range(free if dots else 0)), *after]
-        for name, size in zip(names, dims, strict=True):
+        for name, size in zip(names, dims):
             sizes[name] = max(size, sizes.get(name, 0))
     return math.prod(sizes.values()) * (len(terms) - 1)
 

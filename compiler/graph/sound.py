@@ -19,6 +19,8 @@ MAX_RANK = 64
 """Dimensions of a tensor; numpy has no more."""
 AXES = {"axis": -MAX_RANK, "batch_axis": -MAX_RANK, "time_axis": -MAX_RANK, "batch_dims": 0}
 """Attributes that onnx's shape inference uses as an index unchecked, and the least that they may be."""
+COUNTS = ("group", "num_groups", "blocksize")
+"""Attributes by which sizes are divided."""
 MAX_ELEMENTS = 1 << 60
 COMMENTS = ("doc_string", "producer_name", "producer_version")
 """Texts for people."""
@@ -70,6 +72,8 @@ def _node(node: NodeProto, depth: int) -> Iterator[str]:
             yield f"{what} is given twice"
         if attr.type == AttributeProto.INT and attr.name in AXES and not AXES[attr.name] <= attr.i <= MAX_RANK:
             yield f"{what} is {attr.i}"
+        if attr.name in COUNTS and attr.type == AttributeProto.INT and attr.i < 1:
+            yield f"{what} is {attr.i}; it counts from 1 on"
         for text in (*([attr.s] if attr.type == AttributeProto.STRING else ()), *attr.strings):
             try:
                 text.decode()

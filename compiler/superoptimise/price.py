@@ -93,8 +93,6 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 def bytes_of(value: ir.Value) -> int:
     """Of a tensor; 0 where its shape is not known, and of strings."""
     sizes, kind = shape(value), value.dtype
-    return (
-        0
-        if sizes is None or kind in (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
-        else int(prod(sizes) * kind.itemsize)
-    )
+    if sizes is None or kind is None or kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        return 0
+    return int(prod(sizes) * kind.itemsize)

@@ -19,8 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from thorough import some
 
 import celosia
+from celosia.compiler.compile import price
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program.host.op import HostError
+from celosia.driver.cut import cut
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
@@ -573,3 +575,37 @@ def test_where_nan_is() -> None:
     for op, want in (("ArgMax", [1, 0]), ("ArgMin", [1, 2])):
         proto = model(f"g (float[2, 3] x) => (int64[2] y) {{ y = {op}<axis=1, keepdims=0>(x) }}")
         assert Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"].tolist() == want
+
+
+@pytest.mark.parametrize("operator", ["Conv<group = 0>(x, w)", "GroupNormalization<num_groups = 0>(x, v, v)"])
+def test_groups_that_there_are_not(operator: str) -> None:
+    constants = {"w": np.ones((3, 3, 1, 1), np.float32), "v": FLOATS}
+    refuse_to_compile(
+        model(f"g (float[1, 3, 4, 4] x) => (float[N, C, H, W] y) {{ y = {operator} }}", **constants), "is 0"
+    )
+
+
+@pytest.mark.parametrize("equation", ["ij->i", "i,j->ij", "ij,->k("])
+def test_equations_of_other_tensors(equation: str) -> None:
+    proto = model(f'g (float[3] x) => (float[N] y) {{ y = Einsum<equation = "{equation}">(x) }}')
+    with pytest.raises((ModelError, HostError), match="Einsum"):
+        Runtime(celosia.compile(proto, "tiny")).run({"x": FLOATS})
+
+
+def test_broken_models_are_not_cut(tmp_path: Path) -> None:
+    """But refused as they are elsewhere."""
+    wrong = model("g (float[1, 3, 4, 4] x) => (float[1, 3, 1, 1] y) { y = Conv<kernel_shape = [4, 4]>(x, w) }",
+                  w=np.ones((3, 3, 1, 1), np.float32))  # fmt: skip
+    short = model("g (float[3] x) => (float[3] y) { y = Add(x, w) }", w=FLOATS)
+    short.graph.initializer[0].raw_data = b"123"
+    twice = model("g (float[3] x) => (float[3] y) { y = Neg(x) y = Abs(x) }")
+    for number, proto in enumerate((wrong, short, twice)):
+        path = tmp_path / f"{number}.onnx"
+        path.write_bytes(proto.SerializeToString())
+        with pytest.raises(ModelError):
+            cut(path)
+
+
+def test_texts_have_no_price() -> None:
+    text = model("g (string[3] x) => (string[3] y) { y = Identity(x) }")
+    assert price(text).cycles == 0
