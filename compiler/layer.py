@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.lattice import Lattice
 from celosia.hw.config import Config
 
 Int8 = NDArray[np.int8]
@@ -30,36 +31,6 @@ class Storage:
     name: str
     groups: int
     lasting: bool = False
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """Pixels of images of `rows` x `columns`: from (top, left) on, every `down`-th row and `across`-th column."""
-
-    rows: int
-    columns: int
-    top: int = 0
-    left: int = 0
-    down: int = 1
-    across: int = 1
-
-    def cut(self, height: int, width: int) -> tuple[slice, slice]:
-        """Rows and columns of the images that are its first `height` x `width` pixels."""
-        return (
-            slice(self.top, self.top + (height - 1) * self.down + 1, self.down),
-            slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
-        )
-
-    def within(self, outer: Lattice) -> Lattice:
-        """The same pixels where the images that they are of are themselves pixels of `outer`."""
-        top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
-        return Lattice(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
-
-    def column_within(self, outer: Lattice, width: int) -> Lattice:
-        """The same, of those of one column: images `width` wide are told as one row here, and those of `outer` then."""
-        row, column = divmod(self.left, width)
-        left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across
-        return Lattice(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Activation, Lattice, Softmax, Storage, whole_groups
+from celosia.compiler.lattice import Lattice
+from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts

@@ -21,7 +21,7 @@ import celosia
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
 from celosia.compiler.graph.select.placement import Placement
-from celosia.compiler.layer import Lattice
+from celosia.compiler.lattice import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.provenance import ProvenanceError

@@ -19,7 +19,7 @@ from small_models import Builder, Tensor
 from thorough import paired, some
 
 import celosia
-from celosia.compiler.layer import Lattice
+from celosia.compiler.lattice import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.decode import VerifyError

@@ -22,7 +22,8 @@ from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op
-from celosia.compiler.layer import Activation, Epilogue, Lattice, Map, Storage, ending, moved, whole_groups
+from celosia.compiler.lattice import Lattice
+from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
 from celosia.compiler.tensorize import pack
 
 

@@ -25,7 +25,8 @@ from celosia.compiler.graph.select.parameters import (
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
-from celosia.compiler.layer import Conv, Lattice, Layer, Untileable, Window
+from celosia.compiler.lattice import Lattice
+from celosia.compiler.layer import Conv, Layer, Untileable, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate

@@ -14,7 +14,8 @@ from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Lattice, Layer, Map, Pool, Window, summands
+from celosia.compiler.lattice import Lattice
+from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config

@@ -15,7 +15,8 @@ from celosia.compiler.graph.select.forms import OnCpu, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
-from celosia.compiler.layer import Activation, Lattice, Pool, Window
+from celosia.compiler.lattice import Lattice
+from celosia.compiler.layer import Activation, Pool, Window
 
 MOST_PARTS = 49
 """Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
