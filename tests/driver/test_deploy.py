@@ -336,13 +336,20 @@ def test_a_program_that_is_killed_there(empty: FakeBoard, signal: str, words: st
         deploy.Remote(connection).status()
 
 
+def _interrupt_when_waiting(board: FakeBoard, before: int) -> None:
+    """Ctrl-C, half a second after `board` has more processes than `before`: on a loaded machine that takes long."""
+    while len(board.processes) == before:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getpid(), 2)
+
+
 def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
     """When nobody waits for the result any more, the process on the board ends."""
     with connected("board") as connection:
         remote = deploy.Remote(connection)
         empty.wrap = lambda text: f"{empty.python} -c 'import sys; sys.stdin.read()'"
-        timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), 2))
-        timer.start()
+        threading.Thread(target=_interrupt_when_waiting, args=(empty, len(empty.processes)), daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             remote.status()
         assert empty.processes[-1].wait(20) == 0
