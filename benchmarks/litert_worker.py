@@ -19,7 +19,7 @@ FIRST_MARK = 9000
 def library() -> str:
     """First and last address of the interpreter's code, in hexadecimal."""
     with open("/proc/self/maps", encoding="utf-8") as lines:
-        places = [line.split()[0].split("-") for line in lines if "r-xp" in line and "litert" in line]
+        places = [line.split()[0].split("-") for line in lines if "r-xp" in line and "/ai_edge_litert/" in line]
     first, end = max(places, key=lambda each: int(each[1], 16) - int(each[0], 16))
     return f"{first} {end}"
 

@@ -115,6 +115,8 @@ def litert(convs: Sequence[Int8Conv]) -> list[arm.Estimate]:
             counted = list(counts(lines))
         with np.load(folder / "made.npz") as made:
             outputs = [made[str(number)] for number in range(len(convs))]
+    if len(counted) < len(convs) or not all(counted):
+        raise Missing(f"no instruction ran at {where}, where LiteRT's library seemed to be")
     return [arm.made_of(TARGET, times, [y]) for times, y in zip(counted, outputs, strict=True)]
 
 
