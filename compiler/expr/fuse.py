@@ -22,7 +22,20 @@ from celosia.compiler.expr.loops import (
     map_accesses,
     sequence,
 )
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Tensor, Var, maximum, minimum
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Tensor,
+    Var,
+    is_float,
+    maximum,
+    minimum,
+)
 from celosia.compiler.expr.walk import loaded, walk
 
 LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
@@ -181,8 +194,8 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
     if not alike and first.extent != second.extent and 1 not in (first.extent, second.extent):
-        if not _written(first) & _read(second):
-            return None
+        if not any(is_float(tensor.dtype) for tensor in _written(first) & _read(second)):
+            return None  # bytes are packed in whole images: cut, 7 x 7 by channel takes twice the cycles with NEON
         first, second = _cut(first, second.extent), _cut(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
         return None

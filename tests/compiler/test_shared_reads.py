@@ -141,8 +141,8 @@ def test_steps_that_slide_over_lines_are_written_out(kernel: int, size: int) -> 
 @pytest.mark.parametrize("held", [True, False])
 def test_loops_of_a_multiple_merge_where_conditions_keep_reads_inside(held: bool) -> None:
     """What is read before a row: under a condition on the place in it nothing, under another the row before."""
-    x = T.placeholder((8, 8), "int32", "x")
-    t, y = T.Tensor("t", (64,), "int32"), T.Tensor("y", (64,), "int32")
+    x = T.placeholder((8, 8), "float32", "x")
+    t, y = T.Tensor("t", (64,), "float32"), T.Tensor("y", (64,), "float32")
     i, j, f, k = (T.Axis(name, extent=extent) for name, extent in (("i", 8), ("j", 8), ("f", 16), ("k", 4)))
     first = loops.For(i, 8, loops.For(j, 8, loops.Store(t, (i * 8 + j,), x[i, j] * 2)))
     shifted = T.select(T.wrap(1, T.INDEX) <= (k if held else f), t.flat(f * 4 + k - 1), 7)
@@ -150,7 +150,7 @@ def test_loops_of_a_multiple_merge_where_conditions_keep_reads_inside(held: bool
     before = T.Function("g", (x,), (y,), loops.Alloc(t, loops.Block((first, second)), "workspace"))
     after = T.fuse_loops(before)
     assert (workspace(after)["t"] == 4) == held
-    given_ = np.random.default_rng(0).integers(0, 99, (8, 8)).astype(np.int32)
+    given_ = np.random.default_rng(0).integers(0, 99, (8, 8)).astype(np.float32)
     line = np.concatenate([[7], 2 * given_.ravel()[:-1]]).reshape(16, 4)
     line[(slice(None), 0) if held else 0] = 7
     np.testing.assert_array_equal(T.interpret(after, given_)[0], line.ravel())
