@@ -20,7 +20,7 @@ from celosia.compiler.language.blocks import ON_CPU, BlockReader, Followed, Valu
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.rows import Elements, SoftmaxOfRows, linear, softmax_of
 from celosia.compiler.language.tile import ArrayArgument, Tile, origin, upstream
-from celosia.compiler.language.views import VIEWS, order, regrouped, viewed
+from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped, viewed
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _AttentionReader:
         reader, out = self.reader, self.out
         last, dot = self._ended(value)
         shares, offset, where = _side(dot, 0)
-        if shares.op != "cast" or not _is_counted(where):
+        if shares.op != "cast" or not is_counted(where):
             fail(f"what the second product of attention takes is a softmax{ON_CPU}", shares.at)
         rows = softmax_of(shares)
         first, scores = self._ended(regrouped(rows.source))
@@ -153,7 +153,7 @@ class _AttentionReader:
         load, x_offset, counted = _side(dot, 0)
         w, w_offset = self._right(dot, width, count, padded=False)
         x, starts = self._block(load)
-        if not _is_counted(counted) or x.rows != self.out.rows or not self._is_here(x, starts, self.row):
+        if not is_counted(counted) or x.rows != self.out.rows or not self._is_here(x, starts, self.row):
             fail(f"the rows of {x.array.name} are those of {self.out.array.name}, head by head{ON_CPU}", load.at)
         if _depth(w) != x.columns or x.heads != self.out.heads:
             fail(f"columns of {x.array.name} meet those of {w.array.name}, head by head{ON_CPU}", dot.at)
@@ -211,7 +211,7 @@ class _AttentionReader:
         dims = load.more["block"][1]
         if not self._is_here(side, starts, np.zeros(1, np.int64)):
             fail(f"{side.array.name} is read from its first row on, head by head{ON_CPU}", load.at)
-        straight, turned = _is_counted(where), _is_counted(where.T)
+        straight, turned = is_counted(where), is_counted(where.T)
         by_rows = straight if padded else turned and not straight  # whether keys are rows
         keys = (side.rows, dims[-2]) if by_rows else (side.columns, dims[-1])
         if not (straight or turned) or keys != (count, width) or not (by_rows or side.rows == dims[-2]):
@@ -247,7 +247,7 @@ class _AttentionReader:
         head, row = self._place(side, (np.zeros_like(starts[-1]), *starts)[-max(len(starts), 2) :])
         one = side.rows == 1 and (where == np.arange(width)).all() and not row.any()
         here = side.heads == 1 or equal(head, self.head)
-        there = one or (equal(row, self.row) and _is_counted(where) and side.rows == self.out.rows)
+        there = one or (equal(row, self.row) and is_counted(where) and side.rows == self.out.rows)
         if array.dtype != "int8" or side.columns != columns or dims[-1] != width or starts[-1].any():
             here = False
         if not (here and there) or side.heads not in (1, self.out.heads):
@@ -273,10 +273,6 @@ def _side(dot: Tile, number: int) -> tuple[Tile, int, Elements]:
     if not -127 <= offset <= 128:
         fail(f"a zero point of int8 is between -128 and 127, and not {-offset}", dot.at)
     return leaves[0][0], offset, leaves[0][1]
-
-
-def _is_counted(where: Elements) -> bool:
-    return np.array_equal(where.ravel(), np.arange(where.size))
 
 
 def _depth(side: Heads) -> int:

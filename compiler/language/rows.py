@@ -20,7 +20,7 @@ from celosia.compiler.language.blocks import ON_CPU, BlockReader
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.meaning import fixed
 from celosia.compiler.language.tile import ArrayArgument, Tile
-from celosia.compiler.language.views import VIEWS, order, regrouped, seen, viewed
+from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped, seen, viewed
 from celosia.hw.scratchpads import POWERS
 
 PLACES = POWERS // 2
@@ -154,7 +154,7 @@ class _Power:
             _refuse("what is subtracted is the largest element, cl.max(v, axis=1)", tile)
         rows = np.repeat(np.arange(source.size // width), width)
         last = most.more["axis"] == len(most.args[0].shape) - 1
-        if not last or not _is_counted(where) or not np.array_equal(parts[most][1].ravel(), rows):
+        if not last or not is_counted(where) or not np.array_equal(parts[most][1].ravel(), rows):
             _refuse("every row has a largest element of its own, over its last axis", tile)
         return _Power(source, array, width, width if mask is None else _count(mask, width))
 
@@ -181,17 +181,13 @@ def _is_zero(tile: Tile) -> bool:
     return viewed(tile).op == "const" and viewed(tile).more["number"] == 0
 
 
-def _is_counted(where: Elements) -> bool:
-    return np.array_equal(where.ravel(), np.arange(where.size))
-
-
 def _is_of(tile: Tile, source: Tile) -> bool:
     """Whether `tile` has the values of `source` in their order."""
     first, parts = linear(tile)
     if first or len(parts) > 1 or source not in parts:
         return False
     times, where = parts[source]
-    return times == 1 and _is_counted(where)
+    return times == 1 and is_counted(where)
 
 
 def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:

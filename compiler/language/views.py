@@ -47,3 +47,8 @@ def order(tile: Tile, source: Tile) -> NDArray[np.int64]:
 def in_order(tile: Tile, source: Tile) -> bool:
     """Whether the view `tile` has the elements of `source`, each once, in their order."""
     return np.array_equal(order(tile, source).ravel(), np.arange(source.size))
+
+
+def is_counted(where: NDArray[np.int64]) -> bool:
+    """Whether these are all elements, by number, in their order."""
+    return np.array_equal(where.ravel(), np.arange(where.size))
