@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
+# A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
+HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
 .PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore bench-hw fuzz prove \
 	post-synthesis format clean
@@ -30,7 +32,7 @@ check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
 	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl and not thorough" --ignore tests/hw
 
 unit: $(INSTALLED)
-	$(PYTEST) -n $(JOBS) --dist worksteal -q -m "not thorough" --durations 10
+	$(PYTEST) -n $(JOBS) --dist worksteal -q -m "not thorough" --durations 10 $(HANGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -232,10 +232,17 @@ class Prover:
 
 def excluded(*conditions: Any) -> bool:
     """Whether no whole numbers fulfil all of `conditions`; False where z3 cannot tell in STEPS."""
-    solver = z3.SimpleSolver()
-    solver.set("rlimit", STEPS)
+    solver = limited_solver()
     solver.add(*conditions)
     return bool(solver.check() == z3.unsat)
+
+
+def limited_solver() -> z3.Solver:
+    """A solver that gives up after STEPS and leaves Ctrl-C alone: z3 would put Python's handler back as one behind which
+    calls of the system go on, so that nothing that waits could be interrupted any more."""
+    solver = z3.SimpleSolver()
+    solver.set(rlimit=STEPS, ctrl_c=False)
+    return solver
 
 
 def as_z3(value: Any) -> Any:

@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.generation.changing import (
     with_sizes,
 )
 from celosia.compiler.superoptimise.generation.instances import is_constant
-from celosia.compiler.superoptimise.prover import STEPS, demanded, verdict
+from celosia.compiler.superoptimise.prover import demanded, limited_solver, verdict
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.sizes import OneOf, OpenSize, SizeOf, value_of
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, walk
@@ -143,8 +143,7 @@ def unified(rule: RewriteRule) -> RewriteRule:
     """`rule` with one name for sizes that what stands before asks to be equal."""
     values: dict[str, Any] = {each.name: each.among[0] for each in rule.choices if isinstance(each, OneOf)}
     values |= {each.name: z3.Int(each.name) for each in rule.sizes}
-    solver = z3.SimpleSolver()
-    solver.set("rlimit", STEPS)
+    solver = limited_solver()
     solver.add(*(values[each.name] >= each.least for each in rule.sizes))
     solver.add(*(value_of(each, values) for each in rule.where if isinstance(each, SizeOf)))
     solver.add(*(each for term in rule.before for each in demanded(term, values) if not isinstance(each, bool)))

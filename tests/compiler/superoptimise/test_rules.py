@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +111,26 @@ def test_what_z3_does_not_answer_counts_as_no(monkeypatch: pytest.MonkeyPatch) -
     assert not prover.verdict(RULES[0]).proved
     monkeypatch.setattr(prover, "STEPS", 20_000)
     assert prover.verdict(RULES[0]).proved
+
+
+def test_a_proof_leaves_waiting_interruptible() -> None:
+    """z3 by itself puts Python's handler back so that reads, once begun, end with what they wait for alone."""
+    pytest.importorskip("z3")
+    from celosia.compiler.superoptimise.prover import verdict
+
+    assert verdict(RULES[0]).proved
+    waiting, other = os.pipe()
+    pressed = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
+    late = threading.Timer(5, lambda: os.write(other, b"late"))
+    pressed.start(), late.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            os.read(waiting, 4)
+        assert late.is_alive()
+    finally:
+        late.cancel()
+        late.join()
+        os.close(waiting), os.close(other)
 
 
 def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
