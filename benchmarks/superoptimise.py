@@ -55,6 +55,8 @@ LISTED = (
     "inception_v3", "squeezenet1_1", "nasnet_cells", "resnext50", "inception", "u_net", "super_resolution", ENCODER,
 )  # fmt: skip
 """Whole networks, and what is published of them: none is made of what a rule is good for."""
+WITH_BRANCHES = tuple("four_branches" if name == "inception" else name for name in LISTED)
+"""The same with four narrow branches of one input as the inception block."""
 NEAR = 1.01
 """Times what the best takes: after how many seconds a search has something as good, details say as `near`; the original
 may be."""
@@ -104,7 +106,7 @@ def made(name: str, folder: Path) -> Path:
 def rows(
     folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Row]:
-    """A row for each network, one for all but PARTLY and one for LISTED; or rows for those of `models`."""
+    """A row for each network, and one for all but PARTLY, LISTED and WITH_BRANCHES; or rows for those of `models`."""
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as place:
         for name in models or (*MADE, *OTHERS):
@@ -114,7 +116,7 @@ def rows(
             yield row
     if models:
         return
-    for key, names in ("mean", tuple(ratios)), ("listed", LISTED):
+    for key, names in ("mean", tuple(ratios)), ("listed", LISTED), ("with-branches", WITH_BRANCHES):
         found = [ratios[name] for name in names if name in ratios]
         mean = math.exp(sum(map(math.log, found)) / len(found))
         head = f"superoptimise/{key}", f"{len(found)} networks: cycles before over after, geometric mean", "≥ 1.10"
