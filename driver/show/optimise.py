@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.compiler.superoptimise.derivation import is_measured, tidied, total
-from celosia.compiler.superoptimise.search import SearchState
+from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.table import add_row, new_table
 
 
