@@ -70,7 +70,8 @@ class Optimised:
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
-            "tuned": self.state.tuned, "refused": list(self.refused), "steps": rows, "changes": self.changes,
+            "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
+            "steps": rows, "changes": self.changes,
         }  # fmt: skip
 
 

@@ -34,6 +34,17 @@ def failures(failed: dict[str, int]) -> str:
     return "".join(f"; {count:,}: {FAILURES[kind]}" for kind, count in failed.items())
 
 
+def rewritings(report: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Which rewritten model is whose, in a sentence each."""
+    found: dict[str, list[str]] = {}
+    for row in rows_of(report):
+        for each in row["models"].values():
+            if each.get("file"):
+                found.setdefault(each["file"], []).append(row["label"])
+    for file, labels in found.items():
+        yield f"Cycles of {', '.join(labels)} are of the rewritten model {folder / file}."
+
+
 def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     """The front, and which of it to take."""
     names, models = list(report["objectives"]), columns_of(report)
@@ -55,6 +66,7 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     if state["damaged"]:
         text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
     yield Text(text + left_out_text(state["left_out"]))
+    yield from map(Text, rewritings(report, folder))
     yield Text(f"Percents are of a {report['device']}. {MARKS}")
     yield Text(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report["preset"]:

@@ -30,6 +30,7 @@ from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.records import Records, sealed, unsealed
+from celosia.driver.explore.configs import DEFAULT
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 from celosia.hw.config import PRESETS, Config
@@ -384,19 +385,42 @@ def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path)
     assert not kept.steps and kept.model == model
 
 
-def test_explore_takes_what_was_rewritten(tmp_path: Path) -> None:
+def test_explore_rewrites_for_each_shape_of_array_on_the_front(tmp_path: Path) -> None:
     pytest.importorskip("moocore")
     onnx.save(branches(True), tmp_path / "four.onnx")
-    given: Any = {"space": {"block_in": 16, "block_out": 16}, "points": 1}
+    space = {name: getattr(PRESETS["pynq"], name) for name in DEFAULT} | {"block_out": [8, 16]}
+    given: Any = {"space": space, "objective": ["cycles", "area"]}
     usual = celosia.explore(tmp_path / "four.onnx", **given)
-    kept = {"folder": tmp_path / "front", **given}
-    found = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
-    assert found.points[0].costs["four"].cycles * 3 < usual.points[0].costs["four"].cycles
-    again = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
-    assert again.points[0].costs == found.points[0].costs and len(again.points) == 1
-    assert len(list((tmp_path / "front").glob("optimised/*/four.onnx"))) == 1
-    with pytest.raises(ValueError, match="models that are optimised first are written to the folder of points"):
+    folder, states = tmp_path / "front", list[Any]()
+    found = celosia.explore(tmp_path / "four.onnx", optimise=40, folder=folder, told=states.append, **given)
+    before = {row["digest"]: row["models"]["four"] for row in (*usual.report["front"], usual.report["preset"])}
+    after = [*found.report["front"], found.report["preset"]]
+    shapes = {tuple(row["set"][name] for name in ("block_in", "block_out")) for row in after}
+    assert len(shapes) == 2 and {"ExploreState", "SearchState"} == {type(each).__name__ for each in states}
+    for row in after:
+        made = row["models"]["four"]
+        assert made["cycles"] <= before[row["digest"]]["cycles"]
+        assert (made["cycles"] < before[row["digest"]]["cycles"]) == bool(made["file"])
+    assert found.report["preset"]["models"]["four"]["cycles"] * 3 < before[after[-1]["digest"]]["cycles"]
+    file = found.report["preset"]["models"]["four"]["file"]
+    assert not difference(onnx.load(tmp_path / "four.onnx"), onnx.load(folder / file), opened)
+    kept = {point.cfg.digest: point for point in found.points}
+    assert all(kept[digest].costs["four"].cycles == each["cycles"] for digest, each in before.items())  # as they were
+    states.clear()
+    again = celosia.explore(tmp_path / "four.onnx", optimise=40, folder=folder, told=states.append, **given)
+    assert "SearchState" not in {type(each).__name__ for each in states}  # nothing is searched for again
+    assert [row["models"] for row in again.report["front"]] == [row["models"] for row in found.report["front"]]
+    with pytest.raises(ValueError, match="models that are rewritten are written to the folder of points; give one"):
         celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
+
+
+def test_steps_of_another_config_are_tried_first(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "found.jsonl"
+    first = driver(model, "pynq", budget=20, records=file)
+    other = driver(model, "wide", budget=20, records=file)
+    assert [step.rule for step in other.steps[: len(first.steps)]] == [step.rule for step in first.steps]
+    assert other.state.bests[1][1] < other.before.total and other.state.ended != "known"
+    assert {key.config for key in Records.load(file).trials} == {PRESETS["pynq"].digest, PRESETS["wide"].digest}
 
 
 def test_ones_own_rule_is_used_or_refused() -> None:
