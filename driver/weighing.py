@@ -86,6 +86,8 @@ def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = F
         line.close()
         return costs.tuned(model)
 
+    for _ in fleet.devices:
+        begin(onnx.ModelProto())  # of nothing, so that they load the compiler while the original is priced here
     try:
         count = (1 + WAITING) * len(fleet.devices)
         yield costs._replace(elsewhere=begin, at_once=count, tuned=None if costs.tuned is None else tuned)

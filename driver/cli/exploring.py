@@ -55,8 +55,8 @@ Optimise = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="In the end, beside --budget, rewrite the models for the front's Configs as `celosia optimise` does, for so "
-        "long in all.",
+        help="In the end, and beside --budget, rewrite the models for the front's Configs as `celosia optimise` does, "
+        "for so long in all.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")]
