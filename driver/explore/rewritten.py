@@ -63,23 +63,23 @@ def rewrite_front(
     ]  # fmt: skip
     ladder.rewriting, left = True, seconds
     (folder / PLACE).mkdir(exist_ok=True)
-    for number, (family, subject) in enumerate(waiting):
-        if left <= 0:
-            break
-        first = family[0].cfg
-        progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
-        share = left / (len(waiting) - number)
-        found = optimise(
-            subject.path, asked_of(first), budget=share, records=folder / PLACE / STEPS, fleet=devices, told=told
-        )  # fmt: skip
-        left -= found.state.seconds
-        file = _written(found.model, folder, subject.name) if found.steps else ""
-        for each in family:
-            point = ladder.points.known[each.cfg.digest]
-            ladder.points.add(_measured(ladder, point, subject, folder, Rewriting(file, None, seconds)))
-        if found.state.ended == "interrupted":
-            raise KeyboardInterrupt
-    explorer.reconsider()
+    try:
+        for number, (family, subject) in enumerate(waiting):
+            if left <= 0:
+                break
+            first = family[0].cfg
+            progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
+            share, steps = left / (len(waiting) - number), folder / PLACE / STEPS
+            found = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
+            left -= found.state.seconds
+            made = Rewriting(_written(found.model, folder, subject.name) if found.steps else "", None, seconds)
+            for each in family:
+                point = ladder.points.known[each.cfg.digest]
+                ladder.points.add(_measured(ladder, point, subject, folder, made))
+            if found.state.ended == "interrupted":
+                raise KeyboardInterrupt
+    finally:
+        explorer.reconsider()
 
 
 def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:

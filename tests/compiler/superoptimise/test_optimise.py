@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.compile import compile as compiled
@@ -27,10 +29,13 @@ from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimis
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
+from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.records import Records, sealed, unsealed
+from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT
+from celosia.driver.explore.explore import Interrupted
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 from celosia.hw.config import PRESETS, Config
@@ -406,12 +411,45 @@ def test_explore_rewrites_for_each_shape_of_array_on_the_front(tmp_path: Path) -
     assert not difference(onnx.load(tmp_path / "four.onnx"), onnx.load(folder / file), opened)
     kept = {point.cfg.digest: point for point in found.points}
     assert all(kept[digest].costs["four"].cycles == each["cycles"] for digest, each in before.items())  # as they were
-    states.clear()
-    again = celosia.explore(tmp_path / "four.onnx", optimise=40, folder=folder, told=states.append, **given)
-    assert "SearchState" not in {type(each).__name__ for each in states}  # nothing is searched for again
-    assert [row["models"] for row in again.report["front"]] == [row["models"] for row in found.report["front"]]
+    rows, searches = found.report["front"], (folder / "optimised" / "steps.jsonl").read_bytes()
+    fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in space.items())
+    (tmp_path / "space.toml").write_text(fields)
+    line = [
+        tmp_path / "four.onnx",
+        "-o",
+        folder,
+        "--space",
+        tmp_path / "space.toml",
+        "--points",
+        9,
+        "--optimise",
+        "40s",
+    ]
+    again = CliRunner().invoke(app, ["explore", *map(str, line)], env={"COLUMNS": "200"})
+    assert again.exit_code == 0 and f"Rewritten models, in the folder of points: {file}" in again.output, again.output
+    assert "rewriting four" not in again.output and (folder / "optimised" / "steps.jsonl").read_bytes() == searches
+    assert [row["models"] for row in json.loads((folder / "front.json").read_text())["front"]] == [
+        row["models"] for row in rows
+    ]
     with pytest.raises(ValueError, match="models that are rewritten are written to the folder of points; give one"):
         celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
+
+
+def test_ctrl_c_while_explore_rewrites_keeps_the_front(tmp_path: Path) -> None:
+    pytest.importorskip("moocore")
+    onnx.save(branches(True), tmp_path / "four.onnx")
+
+    def interrupt(state: Any) -> None:
+        if isinstance(state, SearchState) and state.best.total < state.original.total and not state.ended:
+            raise KeyboardInterrupt
+
+    given: Any = {"folder": tmp_path / "front", "points": 1, "optimise": 40}
+    with pytest.raises(Interrupted) as end:
+        celosia.explore(tmp_path / "four.onnx", told=interrupt, **given)
+    report = json.loads((tmp_path / "front" / "front.json").read_text())
+    assert report == json.loads(json.dumps(end.value.found.report)) and report["state"]["ended"] == "interrupted"
+    made = report["preset"]["models"]["four"]
+    assert made["file"] and made["cycles"] < next(iter(end.value.found.points)).costs["four"].cycles
 
 
 def test_steps_of_another_config_are_tried_first(tmp_path: Path) -> None:
@@ -451,10 +489,6 @@ def test_scales_of_any_multipliers_are_found() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from celosia.driver.cli import app
-
     model, out, report = tmp_path / "four.onnx", tmp_path / "out.onnx", tmp_path / "report.json"
     onnx.save(branches(True), model)
     run = lambda *given: CliRunner().invoke(app, ["optimise", *map(str, given)])  # noqa: E731
