@@ -92,12 +92,10 @@ def explore(
     `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
     look at.
     """
-    objective = _checked(objective, confirmed, search)
+    objective = _checked(objective, confirmed, search, budget)
     place, behind = _place(board, memory)
-    if budget is not None and budget <= 0:
-        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    subjects = subjects_of([models] if isinstance(models, (str, Path)) else models)
+    subjects = subjects_of(models)
     require_rewritable(subjects, optimise, folder)
     context = context_of(subjects, _known_as(place), behind)
     known = Points(None if folder is None else Path(folder), context)
@@ -109,8 +107,8 @@ def explore(
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
-        devices = measuring if jobs or pool or fleet else None
-        rewritten = partial(rewrite_front, explorer, optimise, devices, progress, told) if optimise else None
+        apart = measuring if jobs or pool or fleet else None
+        rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
         stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
     found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
@@ -162,15 +160,14 @@ def _explorer(
 
 
 def _explored(
-    explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None] | None,
+    explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
     confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
     """Runs it to its end, the front rewritten and confirmed. Returns what has interrupted it."""
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
         explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
-        if rewritten is not None:
-            rewritten()
+        rewritten()
         if confirmed:
             confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
     except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
@@ -188,10 +185,12 @@ def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> l
     return others if first is None else [first, *others]
 
 
-def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> list[str]:
-    """The objectives by their own names. ExploreError where a name is none; MissingLibrary without moocore."""
+def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
+    """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
     from celosia.driver.explore.front import on_front
 
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
     objective = [ALSO.get(name, name) for name in given]
     for what, names, there in (
@@ -205,11 +204,11 @@ def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> lis
     return objective
 
 
-def subjects_of(models: Sequence[str | Path]) -> list[ExploredModel]:
+def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
     """ExploreError where there are none, or two of one name; ModelError."""
-    if not models:
+    found = [ExploredModel.of(each) for each in ([models] if isinstance(models, (str, Path)) else models)]
+    if not found:
         raise ExploreError("give at least one model")
-    found = [ExploredModel.of(each) for each in models]
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:

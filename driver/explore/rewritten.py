@@ -54,6 +54,8 @@ def rewrite_front(
 
     devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt."""
     ladder = explorer.ladder
+    if not seconds:
+        return
     assert ladder.points.path is not None
     folder = ladder.points.path.parent
     chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
