@@ -146,7 +146,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--charts", default="", help="of paper, only these, with commas between: names of its pictures")
     parser.add_argument(
         "--only",
-        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats"))),
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats", "pool"))),
         help="of tune, explore or superoptimise: this part alone",
     )
     parser.add_argument(
@@ -241,6 +241,8 @@ def superoptimised(
     seconds = options.seconds if options.seconds != cpu.SECONDS else budget
     if options.only == "floats":
         return superoptimise.floats(models, seconds, say)
+    if options.only == "pool":
+        return superoptimise.pool(models, config, seconds, say)
     if options.device == "rtl":
         return superoptimise.on_rtl(models, config, seconds, say)
     if options.only == "ablation":

@@ -1,13 +1,15 @@
 """Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime.
 
 `--only ablation`: the same of ABLATED without each group of rules, and by each other search. `--only floats`: seconds
-of FLOATS, networks of floats, on this processor's CPU and one thread, before over after. `--device rtl`: cycles of
-MERGED and CORRECTED, before over after, on the RTL simulator, and bytes that differ from onnxruntime's.
+of FLOATS, networks of floats, on this processor's CPU and one thread, before over after. `--only pool`: steps that
+processes weigh in a second. `--device rtl`: cycles of MERGED and CORRECTED, before over after, on the RTL simulator,
+and bytes that differ from onnxruntime's.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +76,8 @@ SECONDS = 10.0
 ABLATED = ("four_branches", "detector", "u_net", "separable_cell", "resnext")
 
 
+POOLED, PROCESSES = ("inception_v3", "inception_v3_middle"), (0, 1, 2)
+"""What is searched with processes beside this one, and how many; 0: this one weighs steps itself."""
 FLOAT_SEARCH = "milp"
 """Many steps at once: each of them is compiled for the CPU to be weighed, which takes long."""
 
@@ -197,6 +201,26 @@ def floats(models: tuple[str, ...], seconds: float, say: Callable[[str], None]) 
             f"python -m benchmarks superoptimise --only floats --models {name} --seconds {seconds:g}",
             {"ratio": ratio, "before": before, "after": after, **found.report},
         )  # fmt: skip
+
+
+def pool(models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of POOLED, or of `models`, which MADE has, and each number of PROCESSES: steps weighed a second.
+    The rest of what the machine does changes it."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in models or POOLED:
+            path = made(name, Path(place))
+            for count in PROCESSES:
+                say(f"{name}, {count} processes: searching for {seconds:g} s")
+                found = optimise(path, config, budget=seconds, jobs=count)
+                rate, load = found.state.weighed / found.state.seconds, os.getloadavg()[0]
+                yield Row(
+                    f"superoptimise/pool/{name}-{count}", f"{name}, {count} processes beside this one: steps weighed "
+                    "a second", "",
+                    f"{rate:.3f}, {found.before.cycles:,.0f} to {found.after.cycles:,.0f} cycles; load {load:.1f}",
+                    None,
+                    f"python -m benchmarks superoptimise --only pool --models {name} --seconds {seconds:g}",
+                    {"rate": rate, "load": load, **found.report},
+                )  # fmt: skip
 
 
 def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:

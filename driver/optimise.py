@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 
@@ -17,17 +16,20 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.options import Options, Run, Source, taking
 from celosia.compiler.program import Program
+from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.search import SearchState
+from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.oracle import MissingLibrary, opened, require
+from celosia.driver.weighing import STEP_SECONDS, weighed_by
 from celosia.hw.config import Config
-
-if TYPE_CHECKING:
-    from celosia.compiler.tune.pool import Fleet
+from celosia.sim.boards import memory_model, shortest
 
 
 def optimise(
@@ -35,7 +37,7 @@ def optimise(
     shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
     progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
     accelerator: bool = True, records: str | Path | None = None,
-    tune: int = 0, jobs: int = 0, pool: str | None = None,
+    tune: int = 0, jobs: int = 0, pool: str | None = None, fleet: Fleet | None = None,
 ) -> Optimised:  # fmt: skip
     """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
 
@@ -53,8 +55,12 @@ def optimise(
     there, and ends at once where this one has found all, or has had as long. It need not be there yet.
 
     tune: trials of schedules, as `celosia tune` makes them, of the original and of each of the five best, after
-    `budget`: the one that takes fewest cycles then is taken. jobs, pool: who measures, as `celosia.tune` has it;
-    records keep these trials, too, for `compile(records=)`.
+    `budget`: the one that takes fewest cycles then is taken; records keep these trials, too, for `compile(records=)`.
+
+    jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
+    What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
+    no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open. For a
+    model that runs on this processor alone there are none: times would not be alike. BudgetError.
 
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
@@ -71,27 +77,33 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
+    if not accelerator and (jobs or pool or fleet):
+        raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
     known = None if records is None else Records.load(records, must_exist=False)
-    costs = pricing(source, cfg, accelerator)
-    known = None if records is None else Records.load(records, must_exist=False)
-    with _fleet(tune if accelerator else 0, jobs, pool) as fleet:
-        if fleet is not None:
-            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, fleet, progress))
-        return optimised(
-            source, costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
-            records=known, config=cfg.digest if accelerator else processor(),
-        )  # fmt: skip
+    with _devices(tune if accelerator else 0, jobs, pool, fleet) as others:
+        costs = pricing(source, cfg, accelerator)
+        if others is not None and tune:
+            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, others, progress))
+        with weighed_by(others if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
+            found = optimised(
+                source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
+                records=known, config=cfg.digest if accelerator else processor(),
+            )  # fmt: skip
+        found.state.left_out = {} if others is None else dict(others.left_out)
+    return found
 
 
-def _fleet(trials: int, jobs: int, pool: str | None) -> AbstractContextManager[Fleet | None]:
-    """Who measures schedules: now, so that a pool that does not answer costs no search."""
-    if not trials:
-        return nullcontext()
-    from celosia.compiler.tune.measure import Judge
+def _devices(
+    trials: int, jobs: int, pool: str | None, fleet: Fleet | None
+) -> AbstractContextManager[Fleet | None]:  # fmt: skip
+    """Who weighs steps and measures schedules: now, so that a pool that does not answer costs no search. `fleet` stays
+    open."""
+    if fleet is not None or not (trials or jobs or pool):
+        return nullcontext(fleet)
     from celosia.driver.fleet import fleet_for
-    from celosia.sim.boards import memory_model, shortest
 
-    return fleet_for(Judge("timed", shortest(memory_model("zynq-hp"))), jobs, pool)
+    judge = Judge("timed", shortest(memory_model("zynq-hp")))
+    return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
 
 
 def _tuned(

@@ -11,7 +11,7 @@ from typing import Any
 
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.search import Found, KnownStep, SearchState
+from celosia.compiler.superoptimise.state import Found, KnownStep, SearchState
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
@@ -37,16 +37,19 @@ class KeptSearches:
         return KeptSearches(records, config, graph, way, digest)
 
     def steps(self) -> tuple[KnownStep, ...]:
-        """Those of the cheapest that is known, by whatever rules it was found."""
-        rows = [(result.cycles, row) for row, result in self._rows()]
-        best = min(rows, key=lambda each: each[0], default=None)
-        if best is None:
-            return ()
-        return tuple(KnownStep(rule, tuple(marks), float(gain)) for rule, marks, gain in best[1]["steps"])
+        """Those of the cheapest that is known, by whatever rules it was found; where nothing is known of this Config,
+        those of the one that was noted last."""
+        others = (config for workload, config in reversed(self.records.by_workload) if workload == self._workload)
+        for config in (self.config, *others):
+            rows = [(result.cycles, row) for row, result in self._rows(config)]
+            if rows:
+                best = min(rows, key=lambda each: each[0])[1]
+                return tuple(KnownStep(rule, tuple(marks), float(gain)) for rule, marks, gain in best["steps"])
+        return ()
 
     def has_ended(self, budget: float) -> bool:
         """Whether a search like this one has found all, or has had as long."""
-        alike = [row for row, _ in self._rows() if (row["way"], row["rules"]) == (self.way, self.rules)]
+        alike = [row for row, _ in self._rows(self.config) if (row["way"], row["rules"]) == (self.way, self.rules)]
         return any(row["ended"] in WHOLE or row["budget"] >= budget for row in alike)
 
     def add(self, best: Found, state: SearchState, budget: float) -> None:
@@ -62,8 +65,8 @@ class KeptSearches:
     def _workload(self) -> str:
         return f"graph #{self.graph.digest}"
 
-    def _rows(self) -> Sequence[tuple[dict[str, Any], TrialResult]]:
-        known = self.records.by_workload.get((self._workload, self.config), {})
+    def _rows(self, config: str) -> Sequence[tuple[dict[str, Any], TrialResult]]:
+        known = self.records.by_workload.get((self._workload, config), {})
         rows = [(json.loads(key.schedule), result) for key, result in known.items() if key.measurer == MEASURER]
         return [(row, result) for row, result in rows if _is_whole(row)]
 

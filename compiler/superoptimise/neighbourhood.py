@@ -7,8 +7,9 @@ all of a step's price is until the whole model's turn comes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from onnx import helper
 
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
-from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
+from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pricing
 from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
@@ -28,15 +29,43 @@ POOLINGS = ("largest", "average")
 @dataclass
 class Neighbourhoods:
     """model: whose opsets the small ones have. known: prices of those that were asked for, by likeness; measured: what
-    is saved from one to another, where that was measured anew."""
+    is saved from one to another, where that was measured anew; under_way: those that are priced elsewhere."""
 
     model: onnx.ModelProto
     pricing: Pricing
     known: dict[str, Price] = field(default_factory=dict)
     measured: dict[tuple[str, str], float] = field(default_factory=dict)
+    under_way: dict[str, Awaited] = field(default_factory=dict)
+
+    def begin(self, before: BytesGraph, after: BytesGraph) -> Callable[[], bool]:
+        """Have what `gain` needs priced elsewhere; tells whether it need not wait for that any more."""
+        if self.pricing.elsewhere is None:
+            return lambda: True
+        names = []
+        for part in self._parts(before, after) or ():
+            names.append(alike := likeness(part))
+            if alike not in self.known and alike not in self.under_way:
+                try:
+                    self.under_way[alike] = self.pricing.elsewhere(self._model(part))
+                except Unwritable:
+                    self.known[alike] = DEAR
+        return lambda: all(name not in self.under_way or self.under_way[name].ready() for name in names)
 
     def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
         """Cycles that `after` saves where it differs; negative where it loses some, None where that cannot be told."""
+        parts = self._parts(before, after)
+        if parts is None:
+            return None
+        old, new = map(self._priced, parts)
+        if old is LOST or new is LOST:
+            return -inf
+        if old is DEAR:
+            return None
+        saved = old.total - new.total
+        return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
+
+    def _parts(self, before: BytesGraph, after: BytesGraph) -> list[BytesGraph] | None:
+        """Where they differ, each as a graph of its own."""
         kept = set(before.operations) & set(after.operations)
         changed = [[each for each in graph.operations if each not in kept] for graph in (before, after)]
         near = {
@@ -49,11 +78,7 @@ class Neighbourhoods:
             if part is None:
                 return None
             parts.append(part)
-        old, new = map(self._priced, parts)
-        if old is DEAR:
-            return None
-        saved = old.total - new.total
-        return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
+        return parts
 
     def cost(self, graph: BytesGraph, operation: GraphOp) -> float:
         """Of an operation by itself, with the product that it requantises, which costs nothing then; nor does what only
@@ -74,6 +99,12 @@ class Neighbourhoods:
 
     def _priced(self, part: BytesGraph) -> Price:
         alike = likeness(part)
+        if alike in self.under_way and self.under_way[alike].ready():
+            told = self.under_way.pop(alike).price()
+            if told is LOST:
+                return told
+            if told is not None:
+                self.known[alike] = told
         if alike not in self.known:
             try:
                 self.known[alike] = self.pricing.part(self._model(part))

@@ -25,7 +25,8 @@ from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.proofs import proof_of, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, RULES
-from celosia.compiler.superoptimise.search import Derived, Found, Searching, SearchState, Told
+from celosia.compiler.superoptimise.search import Searching, Told
+from celosia.compiler.superoptimise.state import Derived, Found, SearchState
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import CONSTANTS_APART, OnnxWriter, Unwritable
 from celosia.compiler.tune.records import Records
@@ -67,9 +68,10 @@ class Optimised:
         return {
             "measured": self.before.measured, "cycles_before": self.before.cycles, "cycles": self.after.cycles,
             "host_before": self.before.host, "host": self.after.host,
-            "priced": self.state.priced, "seconds": self.state.seconds,
+            "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
-            "tuned": self.state.tuned, "refused": list(self.refused), "steps": rows, "changes": self.changes,
+            "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
+            "steps": rows, "changes": self.changes,
         }  # fmt: skip
 
 
@@ -163,6 +165,7 @@ def optimise(
 
     near = Neighbourhoods(original, pricing)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
+    searching.begin, searching.at_once = near.begin, pricing.at_once
     kept = None
     if records is not None:
         kept = KeptSearches.of(records, config, graph, way, (*rules, *own, *further))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import onnx
 import onnx_ir as ir
@@ -53,19 +53,34 @@ class Price:
 PriceModel = Callable[[onnx.ModelProto], Price]
 
 
+class Awaited(Protocol):
+    """A price that others find out."""
+
+    def ready(self) -> bool:
+        """Whether it is there, or nobody is left who could find it."""
+        ...
+
+    def price(self) -> Price | None:
+        """What it is; LOST where whoever looked for it gave no answer, None where nobody did. Of one that is ready."""
+        ...
+
+
 class Pricing(NamedTuple):
     """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
     parts, saves when both are measured anew, by turns; None where nothing is measured. tuned: of a model whose
-    schedules are searched for first; None where they shall not be."""
+    schedules are searched for first; None where they shall not be. elsewhere: begins to price a part somewhere else, as
+    `part` does here, while this process goes on; None where nobody else does. at_once: steps to weigh at a time so."""
 
     whole: PriceModel
     part: PriceModel
     anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
     tuned: Callable[[onnx.ModelProto], float] | None = None
+    elsewhere: Callable[[onnx.ModelProto], Awaited] | None = None
+    at_once: int = 1
 
 
-DEAR = Price(inf, inf)
-"""Of a model that does not compile."""
+DEAR, LOST = Price(inf, inf), Price(inf, inf)
+"""Of a model that does not compile, and of one of which nobody knows whether it does."""
 
 
 def price_of(network: Network, image: Image, selection: Selection) -> Price:

@@ -14,72 +14,39 @@ from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.state import Derived, Found, KnownStep, SearchState
 from celosia.compiler.superoptimise.together import apart, chosen
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
+LOOK = 0.02
+"""Seconds between two looks at what others weigh."""
 SHARE, LEAST = 0.5, 3.0
 """Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
 are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
+Begin = Callable[[BytesGraph, BytesGraph], Callable[[], bool]]
+"""Begins to find out what such a step saves; tells whether it is known."""
 CostOf = Callable[[BytesGraph, GraphOp], float]
 """What an operation of a graph costs by itself."""
 
 
-@dataclass(frozen=True)
-class Derived:
-    """A step: a rule, what it was applied to, the rules that tidied up behind it, and what the model costs then.
+@dataclass(eq=False)
+class _Candidate:
+    """A step that is weighed. place, places: of its rule among those that fit, and where that is tried next. ready:
+    whether it need not be waited for. goes_on: whether the rule is tried in the next place already."""
 
-    marks: what it was applied to, as BytesGraph.numbers has it. gain: by estimate."""
-
-    rule: str
-    says: str
-    where: tuple[str, ...]
-    tidied: tuple[str, ...]
-    price: Price
-    marks: tuple[str, ...] = ()
-    gain: float = 0.0
-
-
-@dataclass(frozen=True)
-class KnownStep:
-    """A step of an earlier search: the rule, and marks and gain as a Derived has them."""
-
-    rule: str
-    marks: tuple[str, ...]
-    gain: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """A graph, what it costs, and how it came to be. gain: of the last step, by estimate."""
-
+    rule: RewriteRule
+    place: int
+    places: Iterator[Match]
+    match: Match
     graph: BytesGraph
-    price: Price
-    steps: tuple[Derived, ...] = ()
-    gain: float = 0.0
-
-
-@dataclass
-class SearchState:
-    """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget", "known" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the
-    original.
-    """
-
-    original: Price
-    best: Price
-    seconds: float = 0.0
-    priced: int = 0
-    seen: int = 0
-    waiting: int = 0
-    ended: str = ""
-    bests: list[tuple[float, float]] = field(default_factory=list)
-    tuned: list[float] = field(default_factory=list)
-    """Cycles of the original and of the last bests with tuned schedules, where these were searched for."""
+    tidied: tuple[str, ...]
+    ready: Callable[[], bool]
+    goes_on: bool = False
 
 
 Told = Callable[[SearchState], None]
@@ -99,6 +66,9 @@ class Searching:
     way: str = "queue"
     further: Sequence[RewriteRule] = ()
     cost_of: CostOf = lambda graph, operation: 0
+    begin: Begin = lambda before, after: lambda: True
+    at_once: int = 1
+    """Steps that are weighed at a time, where others do that."""
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     known: Sequence[KnownStep] = ()
@@ -244,7 +214,7 @@ class Searching:
             self._tell()
             if self.state.seconds >= until:
                 return steps, False
-        return steps, True
+        return steps, self.state.seconds < self.ends
 
     def _greedy(self, first: Found) -> str:
         """The step that saves most, as long as there is one."""
@@ -333,23 +303,60 @@ class Searching:
             (-self.saved.get(rule.name, inf), place, matches(rule, found.graph)) for place, rule in enumerate(fitting)
         ]
         heapq.heapify(waiting)
-        while waiting:
-            _, place, places = heapq.heappop(waiting)
-            rule = fitting[place]
-            for match in places:
-                graph = self._made(found.graph, match)
-                if graph is None:
-                    continue
-                gain = self.gain_of(found.graph, graph[0])
-                self.saved[rule.name] = gain or 0
-                heapq.heappush(waiting, (-self.saved[rule.name], place, places))
-                cost = found.price.total - (gain or 0)
-                if cost <= ALPHA * self.found[-1].price.total:
-                    price = found.price.less(found.price.total - cost)
-                    marks = _marks(found.graph, match)
-                    derived = Derived(rule.name, rule.says, _places(match), graph[1], price, marks, gain or 0)
-                    yield Found(graph[0], price, (*found.steps, derived), gain or 0)
-                break
+        under_way: list[_Candidate] = []
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < self.at_once:
+                    _, place, places = heapq.heappop(waiting)
+                    rule = fitting[place]
+                    if (candidate := self._begun(found, rule, place, places)) is None:
+                        continue
+                    under_way.append(candidate)
+                    if len(under_way) < self.at_once and self.saved.get(rule.name, 0) > 0:
+                        candidate.goes_on = True
+                        heapq.heappush(waiting, (-self.saved[rule.name], place, places))
+                if not under_way or (first := self._ready(under_way)) is None:
+                    return
+                under_way.remove(first)
+                step = self._weighed(found, first)
+                if not first.goes_on:
+                    heapq.heappush(waiting, (-self.saved[first.rule.name], first.place, first.places))
+                if step is not None:
+                    yield step
+        finally:
+            self.seen.difference_update(each.graph.digest for each in under_way)
+
+    def _begun(self, found: Found, rule: RewriteRule, place: int, places: Iterator[Match]) -> _Candidate | None:
+        """The next of `places` where the rule makes something new."""
+        for match in places:
+            made = self._made(found.graph, match)
+            if made is not None:
+                return _Candidate(rule, place, places, match, *made, self.begin(found.graph, made[0]))
+        return None
+
+    def _ready(self, under_way: Sequence[_Candidate]) -> _Candidate | None:
+        """The first that need not be waited for, once there is one; None where the time is over before."""
+        while True:
+            for each in under_way:
+                if each.ready():
+                    return each
+            if self._tell():
+                return None
+            time.sleep(LOOK)
+
+    def _weighed(self, found: Found, made: _Candidate) -> Found | None:
+        """The step, at its estimated price; None where that is too dear."""
+        gain = self.gain_of(found.graph, made.graph)
+        self.state.weighed += 1
+        self.saved[made.rule.name] = gain or 0
+        cost = found.price.total - (gain or 0)
+        if cost > ALPHA * self.found[-1].price.total:
+            return None
+        price, marks = found.price.less(found.price.total - cost), _marks(found.graph, made.match)
+        derived = Derived(
+            made.rule.name, made.rule.says, _places(made.match), made.tidied, price, marks, gain or 0
+        )  # fmt: skip
+        return Found(made.graph, price, (*found.steps, derived), gain or 0)
 
     def _made(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
         """What a rule makes of a graph, tidied up, and the rules that did that; None where it is not new."""

@@ -112,6 +112,11 @@ class Judge:
 TIMED = Judge()
 
 
+def other_version(asked: int) -> str:
+    """What is wrong with a job of another VERSION."""
+    return f"version {VERSION} of what is measured is here, {asked} was asked for; install the same Celosia"
+
+
 @dataclass(frozen=True)
 class LayerJob:
     """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
@@ -173,8 +178,7 @@ def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
 
 def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
     if job.version != VERSION:
-        what = f"version {VERSION} of what is measured is here, {job.version} was asked for; install the same Celosia"
-        return TrialResult(Status.FAILED, detail=what)
+        return TrialResult(Status.FAILED, detail=other_version(job.version))
     if job.judge.board and board is None:
         return TrialResult(Status.FAILED, detail=f"this process has no connection to {job.judge.device}")
     case = _case(job.cfg, job.layer)

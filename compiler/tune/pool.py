@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from types import TracebackType
@@ -248,6 +248,10 @@ class Fleet:
             named = "; ".join(f"{name} ({what})" for name, what in self.left_out.items())
             raise FleetError(f"no device is left to measure on: {named}")
 
+    def line(self) -> JobLine:
+        """For jobs that come one by one."""
+        return JobLine(self)
+
     def _alive(self) -> list[Measurer]:
         return [device for device in self.devices if device.name not in self.left_out]
 
@@ -277,6 +281,7 @@ class Fleet:
                 if not queue.open:
                     break
                 self._changed.wait()
+            queue.working.discard(device.name)
         return None
 
     def _judge(self, device: Measurer, queue: _Queue, number: int, result: TrialResult) -> bool:
@@ -293,14 +298,59 @@ class Fleet:
             return again
 
 
+class JobLine:
+    """Jobs of a Fleet that come one by one, each with a Future of its TrialResult. Nothing else runs on the Fleet until
+    the line is closed."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._queue = _Queue((), lambda: False)
+        self._futures: dict[int, Future[TrialResult]] = {}
+        self._count = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether no device is left: what has no answer by then gets none."""
+        return not self.fleet._alive()
+
+    def submit(self, job: Job) -> Future[TrialResult]:
+        """Put `job` behind the others."""
+        fleet, queue, future = self.fleet, self._queue, Future[TrialResult]()
+        with fleet._changed:
+            number, self._count = self._count, self._count + 1
+            queue.jobs[number], self._futures[number] = job, future
+            queue.waiting.append(number)
+            queue.open.add(number)
+            for device in fleet._alive():
+                if device.name not in queue.working:
+                    queue.working.add(device.name)
+                    fleet._threads.submit(fleet._work, device, queue, self._keep)
+            fleet._changed.notify_all()
+        return future
+
+    def _keep(self, number: int, result: TrialResult) -> None:
+        del self._queue.jobs[number]
+        self._futures.pop(number).set_result(result)
+
+    def close(self) -> None:
+        """Begin no more jobs, and wait for those that are under way."""
+        with self.fleet._changed:
+            self._queue.given_up = True
+            self.fleet._changed.notify_all()
+            while self._queue.working and not self.fleet._closed:
+                self.fleet._changed.wait(LOOK)
+
+
 class _Queue:
     """Jobs that wait. open: numbers of those without an answer. ended: no other is to begin, as `over` had it."""
 
     def __init__(self, jobs: Sequence[Job], over: Callable[[], bool]) -> None:
-        self.jobs, self.over, self.ended = jobs, over, False
-        self.waiting, self.open = list(range(len(jobs))), set(range(len(jobs)))
+        self.jobs, self.over, self.ended = dict(enumerate(jobs)), over, False
+        self.waiting, self.open = list(self.jobs), set(self.jobs)
         self.tried: dict[int, list[str]] = {}
         self.given_up = False
+        self.working: set[str] = set()
+        """Devices that look for jobs, of a JobLine."""
 
     def has_ended(self) -> bool:
         """Whether it is over, now or before."""

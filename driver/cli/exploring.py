@@ -53,7 +53,11 @@ Confirm = Annotated[
 Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")]
 Optimise = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Before that, rewrite each model as `celosia optimise` does, for so long."),
+    typer.Option(
+        metavar="TIME",
+        help="In the end, and beside --budget, rewrite the models for the front's Configs as `celosia optimise` does, "
+        "for so long in all.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")]
 
@@ -119,8 +123,10 @@ def _explored(
     models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """(the report, whether Ctrl-C has ended it)."""
+    from celosia.compiler.superoptimise.state import SearchState
     from celosia.driver.explore import explore as explorer
     from celosia.driver.show import explore as show
+    from celosia.driver.show import optimise as search
 
     with common.progress_stages(quiet) as stages:
         for model in models:
@@ -128,7 +134,7 @@ def _explored(
         seconds = None if budget is None else explorer.seconds(budget)
         stages("reading the models")
         try:
-            told = lambda state: stages.now(show.line(state))  # noqa: E731
+            told = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
             found = explorer.explore(models, board, budget=seconds, progress=stages, told=told, **options)
         except explorer.Interrupted as end:
             return end.found.report, True

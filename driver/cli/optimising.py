@@ -43,6 +43,13 @@ Trials = Annotated[
     ),
 ]  # fmt: skip
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Processes that weigh steps; by default this one, with --tune all processors."
+    ),
+]
+
 
 @command
 def optimise(
@@ -55,7 +62,7 @@ def optimise(
     cpu: OnCpu = False,
     records: Records = None,
     tune: Trials = 0,
-    jobs: opt.Jobs = None,
+    jobs: Jobs = None,
     pool: opt.Pool = None,
     insecure_pool: opt.InsecurePool = False,
     report: opt.Report = None,
@@ -64,7 +71,8 @@ def optimise(
     """Rewrite a model by proved rules into one that computes the same bytes in fewer cycles, for any runtime.
 
     Cycles are those of the whole by the timing model; with --cpu it is the time of this processor. Ctrl-C ends the
-    search and writes the best so far; where nothing is better, the original.
+    search and writes the best so far; where nothing is better, the original. --jobs and --pool have steps weighed
+    by other processes, several at a time.
 
     \b
     Examples:
@@ -72,6 +80,7 @@ def optimise(
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
       celosia optimise float.onnx -o faster.onnx --cpu --search milp
       celosia optimise model.onnx -o faster.onnx --tune 200 --records tuned.jsonl
+      celosia optimise model.onnx -o faster.onnx --pool dask://127.0.0.1:8786
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
     from celosia.compiler.superoptimise.budget import seconds
@@ -80,14 +89,16 @@ def optimise(
 
     if cpu and tune:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
-    if not tune and (jobs or pool):
-        raise typer.BadParameter("--jobs and --pool say who measures schedules; give --tune N, too")
+    if cpu and (jobs or pool):
+        raise typer.BadParameter(
+            "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
+        )
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], output, report, records)
         found = driver(
             model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
-            accelerator=not cpu, records=records, tune=tune, jobs=jobs or os.cpu_count() or 1,
+            accelerator=not cpu, records=records, tune=tune, jobs=jobs or (os.cpu_count() or 1 if tune else 0),
             pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
         )  # fmt: skip
         stages("writing the model")

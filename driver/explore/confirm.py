@@ -52,7 +52,7 @@ def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
 
 def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
     """Cycles of each model on the RTL."""
-    found = {each.name: rtl_cycles(each, point.cfg, ladder.memory) for each in ladder.subjects}
+    found = {each.name: rtl_cycles(ladder.model_on(point, each), point.cfg, ladder.memory) for each in ladder.subjects}
     return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
 
 

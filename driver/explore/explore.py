@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
+from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
@@ -24,7 +26,7 @@ from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
-from celosia.driver.explore.rewritten import rewritten
+from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
@@ -62,7 +64,7 @@ def explore(
     folder: str | Path | None = None, memory: str | None = None, left: float = 0.05, search: str = "bottleneck",
     jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, confirmed: Sequence[str] = (), seed: int = 0,
     optimise: float = 0.0, fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
-    told: Callable[[ExploreState], None] = lambda state: None,
+    told: Callable[[ExploreState | SearchState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
     """Search for the Configs that no other is better than, for these models on `board`.
 
@@ -78,9 +80,9 @@ def explore(
     points and the front are kept; the same again goes on. memory: a memory model, by default the board's. left: share
     of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
     "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
-    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, before
-    `budget`, for graphs of each model on the board's preset (docs/superoptimiser.md); what is found is in `folder`, and
-    is explored. progress: called with the name of each stage; told: with the ExploreState.
+    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, beside
+    `budget`, for models that take fewer cycles on the Configs of the front (docs/superoptimiser.md), which are written
+    to `folder`. progress: called with the name of each stage; told: with the ExploreState, or the SearchState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
     Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
@@ -90,12 +92,11 @@ def explore(
     `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
     look at.
     """
-    objective = _checked(objective, confirmed, search)
+    objective = _checked(objective, confirmed, search, budget)
     place, behind = _place(board, memory)
-    if budget is not None and budget <= 0:
-        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    subjects = subjects_of(rewritten(models, place.config, optimise, folder, progress))
+    subjects = subjects_of(models)
+    require_rewritable(subjects, optimise, folder)
     context = context_of(subjects, _known_as(place), behind)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
@@ -106,7 +107,9 @@ def explore(
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
-        stopped = _explored(explorer, budget, points, confirmed, progress)
+        apart = measuring if jobs or pool or fleet else None
+        rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
+        stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
     found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(found) from None
@@ -157,13 +160,14 @@ def _explorer(
 
 
 def _explored(
-    explorer: Explorer, budget: float | None, points: int | None, confirmed: Sequence[str],
-    progress: Callable[[str], None],
+    explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
+    confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
-    """Runs it to its end. Returns what has interrupted it."""
+    """Runs it to its end, the front rewritten and confirmed. Returns what has interrupted it."""
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
         explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
+        rewritten()
         if confirmed:
             confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
     except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
@@ -181,10 +185,12 @@ def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> l
     return others if first is None else [first, *others]
 
 
-def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> list[str]:
-    """The objectives by their own names. ExploreError where a name is none; MissingLibrary without moocore."""
+def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
+    """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
     from celosia.driver.explore.front import on_front
 
+    if budget is not None and budget <= 0:
+        raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
     objective = [ALSO.get(name, name) for name in given]
     for what, names, there in (
@@ -198,11 +204,11 @@ def _checked(given: Sequence[str], confirmed: Sequence[str], search: str) -> lis
     return objective
 
 
-def subjects_of(models: Sequence[str | Path]) -> list[ExploredModel]:
+def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
     """ExploreError where there are none, or two of one name; ModelError."""
-    if not models:
+    found = [ExploredModel.of(each) for each in ([models] if isinstance(models, (str, Path)) else models)]
+    if not found:
         raise ExploreError("give at least one model")
-    found = [ExploredModel.of(each) for each in models]
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -263,17 +269,18 @@ def _found(
 ) -> Exploration:  # fmt: skip
     """patient: there is time for what the preset takes with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
+    preset = None if explorer.preset is None else known.get(explorer.preset.cfg)
     rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
         "failed": state.failed, "damaged": known.damaged, "hypervolume": state.volume, "space": len(explorer.space),
         "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
-        "preset": None if explorer.preset is None else ladder.figures(explorer.preset),
+        "preset": None if preset is None else ladder.figures(preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)
     report = result.report_of(rows, names, context, about, measured, explorer.space.searched, ladder)
-    report["preset"] = None if explorer.preset is None else _of_preset(explorer.preset, ladder, patient)
+    report["preset"] = None if preset is None else _of_preset(preset, ladder, patient)
     report["path"] = explorer.path(measured)
     if folder is not None:
         result.write(Path(folder), report, front)

@@ -24,7 +24,7 @@ from celosia.driver.explore.front import Floats
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, objectives
 from celosia.driver.explore.records import Failure, Point, Points
-from celosia.driver.explore.subject import Ask, Cost, ExploredModel, cost_of
+from celosia.driver.explore.subject import Ask, Cost, ExploredModel, asked_of, cost_of
 from celosia.hw.config import Config
 from celosia.sim.board import Board
 
@@ -50,6 +50,8 @@ class Ladder:
     clock: Callable[[], float]
     on_cpu: dict[str, int]
     told: Told = lambda point: None
+    rewriting: bool = False
+    """Whether what rewritten models cost counts, where there are some."""
 
     def __post_init__(self) -> None:
         self.model = area.model()
@@ -79,10 +81,9 @@ class Ladder:
         return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
     def _measured(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
-        """Each with the Cost of every model. Nothing takes fewer products for `packed` or `pump`, which are no
-        question here."""
+        """Each with the Cost of every model."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
-        asks = [Ask(subject, replace(points[n].cfg, packed=True, pump=1), rung, self.memory) for n, subject in jobs]
+        asks = [Ask(subject, asked_of(points[n].cfg), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
         found: list[Point] = []
 
@@ -150,9 +151,25 @@ class Ladder:
 
     # Objectives -----------------------------------------------------------------------------------------------------
 
+    def costs(self, point: Point) -> dict[str, Cost]:
+        """What each model, or what was made of it, costs on a point; by name."""
+        found = {each.name: point.costs[each.name] for each in self.subjects}
+        made = point.rewritten if self.rewriting else {}
+        return found | {name: each.cost for name, each in made.items() if each.cost is not None}
+
+    def model_on(self, point: Point, subject: ExploredModel) -> ExploredModel:
+        """The model whose cost counts on a point. ModelError where its file is gone."""
+        file = self.file_on(point, subject.name)
+        return ExploredModel.of(self.points.path.parent / file) if file and self.points.path else subject
+
+    def file_on(self, point: Point, name: str) -> str:
+        """That of the rewritten model whose cost counts, in the folder of points; "" where it is the original's."""
+        made = point.rewritten.get(name) if self.rewriting else None
+        return "" if made is None or made.cost is None else made.file
+
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
         """All objectives of a point with costs, or with those given."""
-        own = [point.costs[each.name] for each in self.subjects] if costs is None else costs
+        own = list(self.costs(point).values()) if costs is None else costs
         return objectives(point.cfg, own, Resources(**point.area), self.board, self.clock_of(point))
 
     def clock_of(self, point: Point) -> float:
@@ -162,8 +179,8 @@ class Ladder:
     def power(self, point: Point) -> dict[str, float]:
         """Watts while it runs the models, on the average: dynamic ones, and those of the device at rest."""
         found = [
-            drawn(point.cfg, point.costs[each.name], Resources(**point.area), self.board, self.clock_of(point))
-            for each in self.subjects
+            drawn(point.cfg, each, Resources(**point.area), self.board, self.clock_of(point))
+            for each in self.costs(point).values()
         ]
         return {
             "dynamic": sum(each.dynamic for each in found) / len(found), "static": found[0].watts["static"],
@@ -183,7 +200,7 @@ class Ladder:
     def limits(self, point: Point) -> dict[str, float]:
         """By unit, the share of the models that it limits."""
         found: dict[str, float] = {}
-        for cost in point.costs.values():
+        for cost in self.costs(point).values():
             found[cost.limit] = found.get(cost.limit, 0.0) + 1 / len(point.costs)
         return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,20 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Rewriting:
+    """What a search has made of a model for a Config. file: of the rewritten model, in the folder of points; "" where
+    the original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
+
+    file: str
+    cost: Cost | None
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Point:
     """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
     timed. area: as hardware.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
-    at: seconds of exploring before it was known."""
+    at: seconds of exploring before it was known. rewritten: by model."""
 
     cfg: Config
     rung: str
@@ -69,6 +79,7 @@ class Point:
     rtl: dict[str, int] | None = None
     how: str = ""
     at: float = 0.0
+    rewritten: dict[str, Rewriting] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -83,6 +94,7 @@ class Point:
             "costs": {name: dataclasses.asdict(cost) for name, cost in self.costs.items()}, "area": self.area,
             "failure": None if self.failure is None else dataclasses.asdict(self.failure),
             "clock_mhz": self.clock_mhz, "rtl": self.rtl, "how": self.how, "at": round(self.at, 2),
+            "rewritten": {name: dataclasses.asdict(each) for name, each in self.rewritten.items()},
         }  # fmt: skip
 
     @staticmethod
@@ -95,13 +107,22 @@ class Point:
         point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
-        for cost in point.costs.values():
+        made = [each.cost for each in point.rewritten.values() if each.cost is not None]
+        for cost in (*point.costs.values(), *made):
             least = min(cost.bound, cost.moved, cost.macs, cost.on_cpu, *cost.busy.values())
             if cost.busy.keys() != set(UNITS) or min(cost.images, cost.cycles) < 1 or least < 0:
                 raise ValueError("a model takes cycles of the accelerator's units")
+        for name, each in point.rewritten.items():
+            if name not in point.costs or (each.file != "") is not (each.cost is not None) or _leaves(each.file):
+                raise ValueError(f"no model {name!r} was rewritten so")
         if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
             raise ValueError("seconds and clocks are finite")
         return point
+
+
+def _leaves(file: str) -> bool:
+    """Whether it is outside of the folder."""
+    return Path(file).is_absolute() or ".." in Path(file).parts
 
 
 def _area(row: Any) -> dict[str, Any]:

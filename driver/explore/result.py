@@ -44,7 +44,8 @@ def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
         "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
         "rung": point.rung, "objectives": ladder.figures(point),
         "models": {model: {"cycles": cost.cycles, "images": cost.images, "limit": cost.limit,
-                           "rtl": (point.rtl or {}).get(model)} for model, cost in point.costs.items()},
+                           "rtl": (point.rtl or {}).get(model), "file": ladder.file_on(point, model)}
+                   for model, cost in ladder.costs(point).items()},
         "area": point.area, "shares": ladder.shares(point), "power": ladder.power(point),
         "clock_mhz": ladder.clock_of(point),
         "clock": "declared" if point.clock_mhz is None else "estimated from Yosys' netlist", "how": point.how,
@@ -116,4 +117,5 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
 def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:
     """A point in a line."""
     figures = ", ".join(FIGURES[name].format(row["objectives"][name]) for name in report["objectives"])
-    return f"{figures}; {', '.join(report['models'])} on {report['board']}"
+    models = [f"{name} as {each['file']}" if each["file"] else name for name, each in row["models"].items()]
+    return f"{figures}; {', '.join(models)} on {report['board']}"

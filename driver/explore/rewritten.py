@@ -1,42 +1,128 @@
-"""Models that `celosia optimise` has rewritten first, for the Config that a board's preset has."""
+"""Models rewritten for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
+
+A search for each Config would take hours. What a rewriting saves hangs on the array more than on anything else, so one
+is made for each shape of array on the front, and every point is measured with that of its shape, and with the original.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
+
 from celosia.compiler.program.files import replacing
-from celosia.driver.explore.records import ExploreError
-from celosia.driver.explore.subject import ExploredModel
+from celosia.compiler.superoptimise.optimise import graph_of, with_shapes
+from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.tune.measure import Status
+from celosia.compiler.tune.pool import Fleet
+from celosia.driver.explore.explorer import Explorer
+from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.records import ExploreError, Point, Rewriting
+from celosia.driver.explore.subject import Ask, ExploredModel, asked_of, cost_of
+from celosia.driver.optimise import optimise
+from celosia.driver.oracle import opened, require
 from celosia.hw.config import Config
 
+PLACE = "optimised"
+"""The folder of rewritten models, in that of points; STEPS are the records of their searches."""
+STEPS = "steps.jsonl"
 
-def rewritten(
-    models: str | Path | Sequence[str | Path], cfg: Config, seconds: float, folder: str | Path | None,
-    progress: Callable[[str], None],
-) -> Sequence[str | Path]:  # fmt: skip
-    """Files with the models after a search of so many seconds each, in `folder`, where the next run finds them; for 0
-    seconds the models themselves.
 
-    ExploreError without a folder; else what `optimise` raises, and OutputError."""
-    given = [models] if isinstance(models, (str, Path)) else list(models)
+def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder: str | Path | None) -> None:
+    """Says at once what would be wrong in the end. ExploreError, ModelError, OracleError, MissingLibrary."""
     if not seconds:
-        return given
-    from celosia.driver.optimise import optimise
-
+        return
+    if seconds < 0:
+        raise ExploreError(f"in {seconds:g} s nothing can be rewritten; give more, as 60s")
     if folder is None:
-        raise ExploreError("models that are optimised first are written to the folder of points; give one")
-    found: list[str | Path] = []
-    for path in given:
-        subject = ExploredModel.of(path)
-        told = hashlib.sha256(f"{subject.digest} {cfg.digest} {seconds:g}".encode()).hexdigest()[:12]
-        made = Path(folder) / "optimised" / told / f"{subject.name}.onnx"
-        if not made.exists():
-            progress(f"optimising {subject.name}")
-            model = optimise(path, cfg, budget=seconds).model
-            made.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(made) as temporary:
-                temporary.write_bytes(model.SerializeToString(deterministic=True))
-        found.append(made)
-    return found
+        raise ExploreError("models that are rewritten are written to the folder of points; give one")
+    require()
+    for each in subjects:
+        model = with_shapes(each.path, None)
+        graph_of(model)
+        opened(model)
+
+
+def rewrite_front(
+    explorer: Explorer, seconds: float, devices: Fleet | None, progress: Callable[[str], None],
+    told: Callable[[SearchState], None],
+) -> None:  # fmt: skip
+    """Search for rewritten models of the front's Configs and of the preset's, in so many seconds of searching.
+
+    devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt."""
+    ladder = explorer.ladder
+    if not seconds:
+        return
+    assert ladder.points.path is not None
+    folder = ladder.points.path.parent
+    chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
+    waiting = [
+        (family, subject) for family in families(ladder, chosen.values()) for subject in ladder.subjects
+        if not all(_is_known(ladder.points.known[each.cfg.digest], subject.name, seconds) for each in family)
+    ]  # fmt: skip
+    ladder.rewriting, left = True, seconds
+    (folder / PLACE).mkdir(exist_ok=True)
+    try:
+        for number, (family, subject) in enumerate(waiting):
+            if left <= 0:
+                break
+            first = family[0].cfg
+            progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
+            share, steps = left / (len(waiting) - number), folder / PLACE / STEPS
+            found = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
+            left -= found.state.seconds
+            made = Rewriting(_written(found.model, folder, subject.name) if found.steps else "", None, seconds)
+            for each in family:
+                point = ladder.points.known[each.cfg.digest]
+                ladder.points.add(_measured(ladder, point, subject, folder, made))
+            if found.state.ended == "interrupted":
+                raise KeyboardInterrupt
+    finally:
+        explorer.reconsider()
+
+
+def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
+    """Those of one shape of array, the fastest first; the shape whose fastest has the fewest cycles comes first."""
+    found: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda each: (ladder.figures(each)["cycles"], each.cfg.digest)):
+        found.setdefault(_shape(point.cfg), []).append(point)
+    return list(found.values())
+
+
+def _shape(cfg: Config) -> str:
+    return f"{cfg.batch}x{cfg.block_in}x{cfg.block_out}"
+
+
+def _is_known(point: Point, name: str, seconds: float) -> bool:
+    return name in point.rewritten and point.rewritten[name].seconds >= seconds
+
+
+def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
+    """The file of a rewritten model, relative to the folder of points."""
+    data = model.SerializeToString(deterministic=True)
+    file = f"{PLACE}/{hashlib.sha256(data).hexdigest()[:12]}/{name}.onnx"
+    (folder / file).parent.mkdir(exist_ok=True)
+    with replacing(folder / file) as temporary:
+        temporary.write_bytes(data)
+    return file
+
+
+def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, made: Rewriting) -> Point:
+    """The point with what the rewritten model costs on it; with the one that is there, or the original, where that is
+    no better. Measured here, where the file is."""
+    before = ladder.costs(point)[subject.name]
+    kept = replace(point.rewritten.get(subject.name, made), seconds=made.seconds)
+    if made.file:
+        model = ExploredModel.of(folder / made.file)
+        result = Ask(model, asked_of(point.cfg), "timed", ladder.memory).run()
+        if result.status == Status.OK:
+            cost = cost_of(result)
+            if cost.images == before.images and cost.cycles < before.cycles:
+                rewritten = point.rewritten | {subject.name: replace(made, cost=cost)}
+                return replace(point, rewritten=rewritten, rtl=None)
+    if kept.cost is None:
+        kept = replace(kept, file="")
+    return replace(point, rewritten=point.rewritten | {subject.name: kept})

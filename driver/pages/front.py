@@ -180,7 +180,24 @@ def _notes(report: Mapping[str, Any]) -> str:
         told.append(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report.get("preset"):
         told.append(told_of_preset(report))
-    return f"<p>{escape(' '.join(told))}</p>"
+    told.append(told_of_rewritten(report))
+    return f"<p>{escape(' '.join(filter(None, told)))}</p>"
+
+
+def told_of_rewritten(report: Mapping[str, Any]) -> str:
+    """Which Configs' cycles are those of which rewritten models; "" where there are none.
+
+    >>> row = {"file": "1.toml", "digest": "", "models": {"a": {"file": "optimised/12/a.onnx"}, "b": {"file": ""}}}
+    >>> told_of_rewritten({"front": [row]})
+    'Rewritten models, in the folder of points: optimised/12/a.onnx, on 1.toml.'
+    """
+    found: dict[str, list[str]] = {}
+    for row in rows_of(report):
+        for model in row["models"].values():
+            if model.get("file"):  # older ones have none
+                found.setdefault(model["file"], []).append(row["label"])
+    told = "; ".join(f"{file}, on {', '.join(labels)}" for file, labels in found.items())
+    return f"Rewritten models, in the folder of points: {told}." if told else ""
 
 
 def told_of_preset(report: Mapping[str, Any]) -> str:
@@ -197,7 +214,7 @@ def told_of_preset(report: Mapping[str, Any]) -> str:
     text += ". Cycles of all Configs are by the timing model under the compiler's own decisions"
     for name, cycles in row["records"].items():
         own = row["models"][name]["cycles"]
-        if cycles != own:
+        if cycles != own and not row["models"][name].get("file"):
             text += (
                 f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
             )

@@ -13,7 +13,7 @@ from rich.text import Text
 from celosia.driver.explore.explorer import ExploreState
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.explore.result import ENDED
-from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset, watts_of
+from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset, told_of_rewritten, watts_of
 from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
 from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
@@ -55,6 +55,7 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     if state["damaged"]:
         text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
     yield Text(text + left_out_text(state["left_out"]))
+    yield from map(Text, filter(None, [told_of_rewritten(report)]))
     yield Text(f"Percents are of a {report['device']}. {MARKS}")
     yield Text(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report["preset"]:

@@ -9,13 +9,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.compiler.superoptimise.derivation import is_measured, tidied, total
-from celosia.compiler.superoptimise.search import SearchState
+from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.table import add_row, new_table
+from celosia.driver.show.tune import left_out_text
 
 
 def line(state: SearchState) -> str:
     """How far a search is, in a line."""
-    text = f"searching: {state.priced:,} graphs priced, {state.waiting:,} waiting"
+    text = f"searching: {state.weighed:,} steps weighed, {state.priced:,} graphs priced, {state.waiting:,} waiting"
     return f"{text}; {state.best}, {state.original} at first"
 
 
@@ -28,7 +29,8 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"tuned, the original takes {first:,.0f} cycles, the best of the search {cycles}")
     for sentence in report["refused"]:
         yield Text(sentence)
-    ended = f"{report['priced']:,} graphs priced in {report['seconds']:.1f} s, ended by: {report['ended']}"
+    ended = f"{report['weighed']:,} steps weighed, {report['priced']:,} graphs priced in {report['seconds']:.1f} s, "
+    ended += f"ended by: {report['ended']}{left_out_text(report['left_out'])}"
     if not report["steps"]:
         measured = is_measured(report)
         cost = f"{report['host_before'] / 1e6:,.3f} ms" if measured else f"{report['cycles_before']:,.0f} cycles"

@@ -24,6 +24,7 @@ from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
 from celosia.driver import cli, fleet
 from celosia.driver.fleet import PoolError, board_module, fleet_for, resource_of
+from celosia.driver.optimise import optimise
 from celosia.driver.oracle import MissingLibrary
 from celosia.driver.remote.ssh import SshError
 from celosia.driver.tune import tune
@@ -312,6 +313,8 @@ def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: 
     here = tune(models / "quantised.onnx", "tiny", trials=6)
     assert there.program.image.tobytes() == here.program.image.tobytes()
     assert there.report["measured"] == here.report["measured"]
+    shared, alone = (optimise(models / "quantised.onnx", "tiny", pool=pool) for pool in (cluster.pool, None))
+    assert shared.after == alone.after and shared.state.weighed > 0 and not shared.state.left_out
 
 
 def test_resources_say_which_worker(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.compile import compile as compiled
@@ -27,9 +29,13 @@ from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimis
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
+from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.records import Records, sealed, unsealed
+from celosia.driver.cli import app
+from celosia.driver.explore.configs import DEFAULT
+from celosia.driver.explore.explore import Interrupted
 from celosia.driver.optimise import optimise as driver
 from celosia.driver.oracle import OracleError, opened
 from celosia.hw.config import PRESETS, Config
@@ -384,19 +390,75 @@ def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path)
     assert not kept.steps and kept.model == model
 
 
-def test_explore_takes_what_was_rewritten(tmp_path: Path) -> None:
+def test_explore_rewrites_for_each_shape_of_array_on_the_front(tmp_path: Path) -> None:
     pytest.importorskip("moocore")
     onnx.save(branches(True), tmp_path / "four.onnx")
-    given: Any = {"space": {"block_in": 16, "block_out": 16}, "points": 1}
+    space = {name: getattr(PRESETS["pynq"], name) for name in DEFAULT} | {"block_out": [8, 16]}
+    given: Any = {"space": space, "objective": ["cycles", "area"]}
     usual = celosia.explore(tmp_path / "four.onnx", **given)
-    kept = {"folder": tmp_path / "front", **given}
-    found = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
-    assert found.points[0].costs["four"].cycles * 3 < usual.points[0].costs["four"].cycles
-    again = celosia.explore(tmp_path / "four.onnx", optimise=20, **kept)
-    assert again.points[0].costs == found.points[0].costs and len(again.points) == 1
-    assert len(list((tmp_path / "front").glob("optimised/*/four.onnx"))) == 1
-    with pytest.raises(ValueError, match="models that are optimised first are written to the folder of points"):
+    folder, states = tmp_path / "front", list[Any]()
+    found = celosia.explore(tmp_path / "four.onnx", optimise=40, folder=folder, told=states.append, **given)
+    before = {row["digest"]: row["models"]["four"] for row in (*usual.report["front"], usual.report["preset"])}
+    after = [*found.report["front"], found.report["preset"]]
+    shapes = {tuple(row["set"][name] for name in ("block_in", "block_out")) for row in after}
+    assert len(shapes) == 2 and {"ExploreState", "SearchState"} == {type(each).__name__ for each in states}
+    for row in after:
+        made = row["models"]["four"]
+        assert made["cycles"] <= before[row["digest"]]["cycles"]
+        assert (made["cycles"] < before[row["digest"]]["cycles"]) == bool(made["file"])
+    assert found.report["preset"]["models"]["four"]["cycles"] * 3 < before[after[-1]["digest"]]["cycles"]
+    file = found.report["preset"]["models"]["four"]["file"]
+    assert not difference(onnx.load(tmp_path / "four.onnx"), onnx.load(folder / file), opened)
+    kept = {point.cfg.digest: point for point in found.points}
+    assert all(kept[digest].costs["four"].cycles == each["cycles"] for digest, each in before.items())  # as they were
+    rows, searches = found.report["front"], (folder / "optimised" / "steps.jsonl").read_bytes()
+    fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in space.items())
+    (tmp_path / "space.toml").write_text(fields)
+    line = [
+        tmp_path / "four.onnx",
+        "-o",
+        folder,
+        "--space",
+        tmp_path / "space.toml",
+        "--points",
+        9,
+        "--optimise",
+        "40s",
+    ]
+    again = CliRunner().invoke(app, ["explore", *map(str, line)], env={"COLUMNS": "200"})
+    assert again.exit_code == 0 and f"Rewritten models, in the folder of points: {file}" in again.output, again.output
+    assert "rewriting four" not in again.output and (folder / "optimised" / "steps.jsonl").read_bytes() == searches
+    assert [row["models"] for row in json.loads((folder / "front.json").read_text())["front"]] == [
+        row["models"] for row in rows
+    ]
+    with pytest.raises(ValueError, match="models that are rewritten are written to the folder of points; give one"):
         celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
+
+
+def test_ctrl_c_while_explore_rewrites_keeps_the_front(tmp_path: Path) -> None:
+    pytest.importorskip("moocore")
+    onnx.save(branches(True), tmp_path / "four.onnx")
+
+    def interrupt(state: Any) -> None:
+        if isinstance(state, SearchState) and state.best.total < state.original.total and not state.ended:
+            raise KeyboardInterrupt
+
+    given: Any = {"folder": tmp_path / "front", "points": 1, "optimise": 40}
+    with pytest.raises(Interrupted) as end:
+        celosia.explore(tmp_path / "four.onnx", told=interrupt, **given)
+    report = json.loads((tmp_path / "front" / "front.json").read_text())
+    assert report == json.loads(json.dumps(end.value.found.report)) and report["state"]["ended"] == "interrupted"
+    made = report["preset"]["models"]["four"]
+    assert made["file"] and made["cycles"] < next(iter(end.value.found.points)).costs["four"].cycles
+
+
+def test_steps_of_another_config_are_tried_first(tmp_path: Path) -> None:
+    model, file = branches(True), tmp_path / "found.jsonl"
+    first = driver(model, "pynq", budget=20, records=file)
+    other = driver(model, "wide", budget=20, records=file)
+    assert [step.rule for step in other.steps[: len(first.steps)]] == [step.rule for step in first.steps]
+    assert other.state.bests[1][1] < other.before.total and other.state.ended != "known"
+    assert {key.config for key in Records.load(file).trials} == {PRESETS["pynq"].digest, PRESETS["wide"].digest}
 
 
 def test_ones_own_rule_is_used_or_refused() -> None:
@@ -427,10 +489,6 @@ def test_scales_of_any_multipliers_are_found() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from celosia.driver.cli import app
-
     model, out, report = tmp_path / "four.onnx", tmp_path / "out.onnx", tmp_path / "report.json"
     onnx.save(branches(True), model)
     run = lambda *given: CliRunner().invoke(app, ["optimise", *map(str, given)])  # noqa: E731

@@ -1,0 +1,142 @@
+"""Steps weighed by others: processes of this machine, and devices that are of no use."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from quantised_models import Quantised
+
+from celosia.compiler.compile import price
+from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.price import DEAR, LOST, Price
+from celosia.compiler.tune.measure import VERSION, Status, TrialResult
+from celosia.compiler.tune.pool import Fleet, Here, Job
+from celosia.driver.optimise import optimise
+from celosia.driver.oracle import opened
+from celosia.driver.weighing import PartJob, price_in
+from celosia.hw.config import PRESETS
+
+pytest.importorskip("onnxruntime")
+
+
+def branchy() -> onnx.ModelProto:
+    """Branches of three kinds, which several rules are of."""
+    m = Quantised((1, 64, 16, 16))
+    heads = [m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)]
+    pooled = m.both("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
+
+
+class Named(Here):
+    """This process, by another name. answer: what it says in the place of what it found; seconds: before it does."""
+
+    def __init__(self, name: str, answer: TrialResult | None = None, seconds: float = 0) -> None:
+        self.name, self.answer, self.seconds, self.asked = name, answer, seconds, 0
+
+    def measure(self, job: Job, deadline: float) -> TrialResult:
+        self.asked += 1
+        time.sleep(min(self.seconds, deadline))
+        return job.run() if self.answer is None else self.answer
+
+
+def said(detail: str) -> TrialResult:
+    return TrialResult(Status.OK, 1, detail)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return optimise(branchy(), budget=60)
+
+
+def test_a_pool_finds_what_the_search_without_it_finds(alone: Any) -> None:
+    devices = [Named("one"), Named("two")]
+    with Fleet(devices) as fleet:
+        found = optimise(branchy(), budget=60, fleet=fleet)
+        fleet.run([PartJob(b"", PRESETS["tiny"])], lambda number, result: None)  # it is free again
+    assert found.steps and found.after.total == alone.after.total and found.before == alone.before
+    assert alone.state.weighed > 5 < found.state.weighed
+    assert min(device.asked for device in devices) > 3 and not found.state.left_out
+    assert not difference(branchy(), found.model, opened)
+
+
+NONSENSE = {
+    "no JSON": said("cheap"), "no object": said("[1]"), "no number": said('{"cycles": "few", "host": 1}'),
+    "no finite number": said('{"cycles": NaN, "host": 1}'), "less than nothing": said('{"cycles": -5, "host": 1}'),
+    "died": TrialResult(Status.CRASHED, detail="it died"), "late": TrialResult(Status.HUNG, detail="late"),
+}  # fmt: skip
+
+
+def test_an_answer_that_is_none_is_no_price() -> None:
+    for kind, result in NONSENSE.items():
+        assert price_in(result) is LOST, kind
+    assert price_in(TrialResult(Status.REFUSED)) is DEAR and price_in(said('{"cycles": 7, "host": 2}')) == Price(7, 2)
+
+
+@pytest.mark.parametrize("kind", ["no JSON", "died"])
+def test_devices_of_no_use_cost_no_more_than_their_steps(kind: str, alone: Any) -> None:
+    """What they leave unanswered is left out; who fails three times in a row is, too, and this process goes on."""
+    with Fleet([Named("bad", NONSENSE[kind])]) as fleet:
+        found = optimise(branchy(), budget=60, fleet=fleet)
+    assert found.after.total <= found.before.total and not difference(branchy(), found.model, opened)
+    assert found.state.left_out == ({} if kind == "no JSON" else {"bad": "process died: it died"})
+    assert found.report["left_out"] == found.state.left_out
+    assert kind == "no JSON" or found.steps
+
+
+def test_a_device_that_hangs_stops_no_search(alone: Any) -> None:
+    late = Named("late", NONSENSE["late"], seconds=60)
+    with Fleet([late, Named("good")], deadline=1) as fleet:
+        found = optimise(branchy(), budget=60, fleet=fleet)
+    assert late.asked and found.steps and found.state.ended in ("nothing left", "nothing better")
+    assert found.after.total < found.before.total
+
+
+def test_a_price_that_is_a_lie_is_believed_by_nobody_in_the_end() -> None:
+    """Whatever a device says of parts: the whole is priced here."""
+    rng = np.random.default_rng(0)
+
+    class Liar(Named):
+        def measure(self, job: Job, deadline: float) -> TrialResult:
+            return said(f'{{"cycles": {rng.integers(1, 10_000)}, "host": 0}}')
+
+    with Fleet([Liar("liar")]) as fleet:
+        found = optimise(branchy(), budget=4, fleet=fleet)
+    assert not difference(branchy(), found.model, opened) and not found.refused
+    assert found.after == price(found.model, "pynq") and found.after.total <= found.before.total
+
+
+def test_another_version_is_refused() -> None:
+    result = PartJob(branchy().SerializeToString(), PRESETS["pynq"], VERSION + 1).run()
+    assert result.status == Status.FAILED and "was asked for; install the same Celosia" in result.detail
+
+
+def test_times_of_this_processor_are_measured_here() -> None:
+    with pytest.raises(BudgetError, match="measured in one process alone; leave out jobs and pool"):
+        optimise(branchy(), accelerator=False, jobs=2)
+
+
+def children() -> set[int]:
+    """Processes that this one has started, and that are there."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="no list of children here")
+def test_ctrl_c_keeps_the_best_and_leaves_no_process() -> None:
+    before, during = children(), set[int]()
+
+    def interrupt(state: Any) -> None:
+        during.update(children())
+        if state.best.total < state.original.total and not state.ended:
+            raise KeyboardInterrupt
+
+    found = optimise(branchy(), budget=60, jobs=2, told=interrupt)
+    assert found.state.ended == "interrupted" and found.steps and not found.state.left_out
+    assert len(during - before) == 2 and children() == before
+    assert not difference(branchy(), found.model, opened)
