@@ -75,7 +75,8 @@ def compile(source: Source, options: Options) -> Program:
     kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
     search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
     follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
-    seconds (compiler/superoptimise). without: names of passes and parts to leave out (PASSES, compiler/switches.py), to
+    seconds (compiler/superoptimise). fast_math: there also rules that hold in real numbers, so that floats are rounded
+    elsewhere, for a model that the CPU runs alone. without: names of passes and parts to leave out (PASSES, compiler/switches.py), to
     see what each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two;
     by default onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"},
     or "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
@@ -127,7 +128,7 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
         source, pricing(source, options.config, options.accelerator, options.records),
         seconds(options.optimise or 0), options.oracle, options.shapes, floats=not options.accelerator,
         records=known if known and known.path else None,
-        config=Config.load(options.config).digest if options.accelerator else processor(),
+        config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,
     )  # fmt: skip
     options.say(f"{found.before} at first, {found.after} after {len(found.steps)} steps")
     return (found.model, text_in(found.model)) if found.steps else (source, "")

@@ -31,6 +31,12 @@ Search = Annotated[
 OnCpu = Annotated[
     bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
 ]
+FastMath = Annotated[
+    bool,
+    typer.Option(
+        "--fast-math", help="With --cpu: rules that hold in real numbers, too; how far outputs differ then is shown."
+    ),
+]
 Records = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Where what is found is kept, so that the next search goes on from there."),
@@ -53,6 +59,7 @@ def optimise(
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
     cpu: OnCpu = False,
+    fast_math: FastMath = False,
     records: Records = None,
     tune: Trials = 0,
     jobs: opt.Jobs = None,
@@ -71,6 +78,7 @@ def optimise(
       celosia optimise model.onnx -o faster.onnx
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
       celosia optimise float.onnx -o faster.onnx --cpu --search milp
+      celosia optimise float.onnx -o faster.onnx --cpu --fast-math
       celosia optimise model.onnx -o faster.onnx --tune 200 --records tuned.jsonl
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
@@ -80,6 +88,8 @@ def optimise(
 
     if cpu and tune:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
+    if fast_math and not cpu:
+        raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
     if not tune and (jobs or pool):
         raise typer.BadParameter("--jobs and --pool say who measures schedules; give --tune N, too")
     with common.progress_stages(quiet) as stages:
@@ -87,7 +97,7 @@ def optimise(
         common.check_destinations([model], output, report, records)
         found = driver(
             model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
-            accelerator=not cpu, records=records, tune=tune, jobs=jobs or os.cpu_count() or 1,
+            accelerator=not cpu, fast_math=fast_math, records=records, tune=tune, jobs=jobs or os.cpu_count() or 1,
             pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
         )  # fmt: skip
         stages("writing the model")
