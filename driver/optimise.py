@@ -42,9 +42,10 @@ def optimise(
     accelerator: False for a model that runs on this processor alone; then rules of floats are taken, too, and what
     counts is the time of its kernels, on one thread.
 
-    fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere. Outputs
-    are then as near to the original's as rounding sums of that length may bring them (compiler/superoptimise/rounding.py
-    says how near that is), or the model is refused; `Optimised.report` has how near they are, under "fast_math".
+    fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere.
+    Outputs are then as near to the original's as rounding sums of that length may bring them, which
+    compiler/superoptimise/rounding.py says, or the model is refused; `Optimised.report` has how near they are, under
+    "fast_math".
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than

@@ -225,10 +225,7 @@ def _checked(
     refused: list[str] = []
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
-        near = None
-        if fast_math:
-            bound = bound_of(found[0].graph, each.graph) if any(map(step_changes_values, each.steps)) else 0.0
-            near = apart(original, model, bound, oracle)
+        near = apart(original, model, bound_of(found[0].graph, each.graph), oracle) if fast_math else None
         why = near.why if near else difference(original, model, oracle)
         if not why and (pricing.anew is None or pricing.anew(original, model) > 0):
             return each, model, refused, near

@@ -156,20 +156,13 @@ def _pixels(at: Index, counters: Index, given: Attributes) -> list[Any]:
 def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     x, w, *b = args
     n, o, *_ = at
+    if given["group"] != 1:
+        raise Unprovable("groups of real numbers")
+    c, i, j = fresh("c"), fresh("i"), fresh("j")
+    y, z = _pixels(at, (i, j), given)
     channels, *kernel = shapes[1][1:]
-    groups = given["group"]
-    if not isinstance(groups, int):
-        raise Unprovable("a number of groups that is no number")
-
-    def of_group(group: int) -> Element:
-        c, i, j = fresh("c"), fresh("i"), fresh("j")
-        y, z = _pixels(at, (i, j), given)
-        inside = _within((c, channels), (i, kernel[0]), (j, kernel[1]), (y, shapes[0][2]), (z, shapes[0][3]))
-        return total((i, j, c), inside, x((n, c + group * channels, y, z)), w((o, c, i, j)))
-
-    sums, outputs = of_group(groups - 1), shapes[1][0]
-    for group in reversed(range(groups - 1)):
-        sums = Either(o < (group + 1) * (outputs / groups), of_group(group), sums)  # z3's division of whole numbers
+    inside = _within((c, channels), (i, kernel[0]), (j, kernel[1]), (y, shapes[0][2]), (z, shapes[0][3]))
+    sums = total((i, j, c), inside, x((n, c, y, z)), w((o, c, i, j)))
     return Plus((sums, b[0]((o,)))) if b else sums
 
 
@@ -204,19 +197,6 @@ def _diagonal(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
     return Plus((args[0](at), Either(there, args[1]((o,)), Number(0))))
 
 
-def _paired(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
-    (o, c, *tap), (outputs, channels, *_), number = at, shapes[0], 2 * given["group"]
-
-    def of(group: int) -> Element:
-        inner = c - channels * (group % 2)
-        return Either(_within((inner, channels)), args[0]((o, inner, *tap)), Number(0))
-
-    found = of(number - 1)
-    for group in reversed(range(number - 1)):
-        found = Either(o < (group + 1) * (outputs / number), of(group), found)
-    return found
-
-
 def _carried(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     c, i, j = fresh("c"), fresh("i"), fresh("j")
     inside = _within(*zip((c, i, j), shapes[1][1:]))
@@ -246,7 +226,6 @@ MEANINGS |= {
     "real_average": _average,
     "real_filled": lambda args, shapes, given, at: Number(given["value"]),
     "real_diagonal": _diagonal,
-    "real_paired": _paired,
     "real_carried": _carried,
     "real_normalised": _normalised,
     "real_deviation": _deviation,

@@ -8,7 +8,6 @@
     real_average(x)              of each window; padding is left out, or `counted` as zeros
     real_filled(x)               `value` everywhere, as large as x
     real_diagonal(w, m)          weights [o, o, kh, kw], and m[i] more where outputs and inputs are i, at the tap `at`
-    real_paired(w)               weights [o, c, kh, kw] of twice `group` groups, [o, 2c, kh, kw] with zeros
     real_carried(b, w)           [o]: what a convolution with weights w makes of images that are b[c] everywhere
     real_normalised(x, s, b, mean, var, epsilon)    BatchNormalization
     real_deviation(s, var, epsilon)                 s over the root of var + epsilon
@@ -73,13 +72,9 @@ def _windowed(x: Array, kernel: Sequence[int], given: Attributes) -> Array:
 
 
 def _convolve(args: Sequence[Array], given: Attributes) -> Array:
+    """Of one group, as rules have it."""
     x, w, *b = (arg.astype(np.float64) for arg in args)
-    groups = given["group"]
-    found = _windowed(x, w.shape[2:], given)
-    n, channels, rows, columns = found.shape[:4]
-    found = found.reshape(n, groups, channels // groups, rows, columns, *w.shape[2:])
-    weights = w.reshape(groups, len(w) // groups, *w.shape[1:])
-    sums = np.einsum("ngchwij,gocij->ngohw", found, weights).reshape(n, len(w), rows, columns)
+    sums = np.einsum("nchwij,ocij->nohw", _windowed(x, w.shape[2:], given), w, optimize=True)
     return _computed(args, sums + b[0][:, None, None] if b else sums)
 
 
@@ -115,22 +110,15 @@ def _average(args: Sequence[Array], given: Attributes) -> Array:
     return _computed(args, sums / (np.prod(given["kernel"]) if given["counted"] else counts))
 
 
+def _filled(args: Sequence[Array], given: Attributes) -> Array:
+    return _computed(args, np.full(args[0].shape, given["value"], np.float64))
+
+
 def _diagonal(args: Sequence[Array], given: Attributes) -> Array:
     found, (i, j) = args[0].astype(np.float64), given["at"]
     each = np.arange(len(found))
     found[each, each, i, j] += args[1]
     return _computed(args, found)
-
-
-def _paired(args: Sequence[Array], given: Attributes) -> Array:
-    w = args[0]
-    outputs, channels = w.shape[:2]
-    half = outputs // (2 * given["group"])
-    found = np.zeros((outputs, 2 * channels, *w.shape[2:]), w.dtype)
-    for number in range(2 * given["group"]):
-        rows, begin = slice(number * half, (number + 1) * half), number % 2 * channels
-        found[rows, begin : begin + channels] = w[rows]
-    return found
 
 
 def _carried(args: Sequence[Array], given: Attributes) -> Array:
@@ -198,11 +186,6 @@ def _square(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
         yield from (at >= 0, at < size)
 
 
-def _pairs(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
-    yield len(shapes[0]) == 4
-    yield shapes[0][0] % (2 * given["group"]) == 0
-
-
 def _bias(shapes: Sequence[Shape], given: Attributes) -> Iterator[Any]:
     b, w = shapes
     yield len(b) == 1 and len(w) == 4
@@ -234,9 +217,8 @@ OPERATORS |= {
     "real_shift": TermOperator(_first, _shift),
     "real_pad": TermOperator(_padded, _pad),
     "real_average": TermOperator(_averaged, _average),
-    "real_filled": TermOperator(_first, lambda args, given: np.full_like(args[0], given["value"])),
+    "real_filled": TermOperator(_first, _filled),
     "real_diagonal": TermOperator(_first, _diagonal),
-    "real_paired": TermOperator(lambda shapes, given: (shapes[0][0], 2 * shapes[0][1], *shapes[0][2:]), _paired),
     "real_carried": TermOperator(lambda shapes, given: (shapes[1][0],), _carried),
     "real_normalised": TermOperator(_first, _normalised),
     "real_deviation": TermOperator(_first, _deviation),
@@ -252,7 +234,6 @@ DEMANDS |= {
     "real_average": _windows,
     "real_filled": lambda shapes, given: iter(()),
     "real_diagonal": _square,
-    "real_paired": _pairs,
     "real_carried": _bias,
     "real_normalised": _channels,
     "real_deviation": _rows,

@@ -33,8 +33,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 class Apart:
     """How far the outputs of two models are apart for random inputs.
 
-    outputs: of each output of floats, "absolute": the largest difference, "relative": the largest over the largest value
-    of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence, or ""."""
+    outputs: of each output of floats, "absolute": the largest difference, "relative": the largest over the largest
+    value of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence, or ""."""
 
     outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     bound: float = 0.0
@@ -61,8 +61,8 @@ def _longest(graph: BytesGraph) -> int:
 
 
 def _terms(graph: BytesGraph, each: GraphOp) -> int:
-    """Of what numbers of a result are the sums; of an operator that the algebra does not know as many as it has for
-    each, and one for its own rounding."""
+    """Of a sum that a number of the result is; of an operator that the algebra does not know as many as it reads for
+    each."""
     shapes = [graph.constants[name].shape if name in graph.constants else graph.kinds[name].shape or ()
               for name in each.inputs if name in graph.constants or name in graph.kinds]  # fmt: skip
     match each.op:
@@ -77,7 +77,7 @@ def _terms(graph: BytesGraph, each: GraphOp) -> int:
         case "concat" | "slice" | "transpose" | "reshape" | "real_pad":
             return 0
     made = sum(math.prod(graph.kinds[name].shape or ()) for name in each.outputs if name in graph.kinds)
-    return 1 + sum(map(math.prod, shapes)) // max(1, made)
+    return -(-sum(map(math.prod, shapes)) // max(1, made))
 
 
 def apart(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> Apart:

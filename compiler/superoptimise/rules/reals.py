@@ -1,4 +1,4 @@
-"""Rules of fast-math: what holds of floats where they are real numbers, as sums are ordered anew or rounded elsewhere."""
+"""Rules of fast-math: what holds of floats where they are real numbers, and rounding is left out of account."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import celosia.compiler.superoptimise.reals  # noqa: F401  the operators
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules.floats import BEHIND, RATE, STRIDES
-from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, N, O1, O2, PADS, C, H, W, joined, part
+from celosia.compiler.superoptimise.rules.floats import RATE, STRIDES
+from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, PADS, C, H, N, W, joined
 from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
@@ -74,24 +74,11 @@ def _wider(w: Term) -> Composed:
     return apply("real_pad", w, pads=(0, 0, MORE, MORE, 0, 0, MORE, MORE))
 
 
-def _two_kernels(order: int, behind: str) -> RewriteRule:
-    f = BEHIND[behind]
-    (w1, b1), (w2, b2) = _weights(1, O1, C, True), _weights(2, O2, C, True, LARGER)
-    sides = [(f(_conv(IMAGE, w1, b1)), _wider(w1), b1, O1), (f(_conv(IMAGE, w2, b2, **WIDER)), w2, b2, O2)][::order]
-    (one, wa, ba, oa), (other, wb, bb, ob) = sides
-    both = f(_conv(IMAGE, joined(0, wa, wb), joined(0, ba, bb), **WIDER))
-    return RewriteRule(
-        f"merge float convolutions with a {'smaller' if order > 0 else 'larger'} kernel first{behind}",
-        "convolutions of one input are one where the smaller kernel with zeros around it has the larger's windows",
-        (one, other), (part(both, 1, 0, oa), part(both, 1, oa, oa + ob)), shifts=(MORE,),
-    )  # fmt: skip
-
-
 def _sum_of_two(biased: bool, name: str) -> RewriteRule:
     first, second = _weights(1, O, C, biased), _weights(2, O, C, biased)
     return RewriteRule(
         f"sum of convolutions of one input{name}", "the sum of convolutions is one with the sum of their weights",
-        (_plus(_conv(IMAGE, *first), _conv(IMAGE, *second)),), (_conv(IMAGE, *_pairwise(first, second)),),
+        (_plus(_conv(IMAGE, *first), _conv(IMAGE, *second)),), (_conv(IMAGE, *_pairwise(first, second)),), tidy=True,
     )  # fmt: skip
 
 
@@ -101,7 +88,7 @@ def _sum_of_kernels(order: int, name: str) -> RewriteRule:
         f"sum of a smaller kernel and a larger{name}",
         "the sum of convolutions is one with the sum of their weights, with zeros around the smaller ones",
         (_plus(*(_conv(IMAGE, w1, b1), _conv(IMAGE, w2, b2, **WIDER))[::order]),),
-        (_conv(IMAGE, _plus(_wider(w1), w2), _plus(b1, b2), **WIDER),), shifts=(MORE,),
+        (_conv(IMAGE, _plus(_wider(w1), w2), _plus(b1, b2), **WIDER),), shifts=(MORE,), tidy=True,
     )  # fmt: skip
 
 
@@ -127,7 +114,7 @@ def _sum_with_input(scaled: bool, order: int, name: str) -> RewriteRule:
     return RewriteRule(
         f"sum of a convolution and its input{', scaled' * scaled}{name}",
         "what is added to a convolution of it is one more weight of each channel",
-        (_plus(*parts[::order]),), (_conv(x, apply("real_diagonal", w, m, at=(top, left)), b, **given),),
+        (_plus(*parts[::order]),), (_conv(x, apply("real_diagonal", w, m, at=(top, left)), b, **given),), tidy=True,
     )  # fmt: skip
 
 
@@ -283,23 +270,7 @@ def _normalised() -> RewriteRule:
     )  # fmt: skip
 
 
-PAIRS = OneOf("pairs", (1, 2, 4, 8, 16))
-"""Groups that are left, of two each."""
-
-
-def _groups(biased: bool, name: str) -> RewriteRule:
-    c, outputs = OpenSize("c"), 2 * (PAIRS * OpenSize("half_outputs"))
-    x = Leaf("x", (N, 2 * (PAIRS * c), H, W))
-    w, *b = _weights("", outputs, c, biased)
-    return RewriteRule(
-        f"pairs of groups as one{name}", "two groups are one with zeros as weights",
-        (_conv(x, w, *b, group=2 * PAIRS),), (_conv(x, apply("real_paired", w, group=PAIRS), *b, group=PAIRS),),
-        shifts=(c,),
-    )  # fmt: skip
-
-
 REALS = (
-    *(_two_kernels(order, behind) for behind in BEHIND for order in ORDERS.values()),
     *(_sum_of_two(biased, name) for name, biased in BIASED.items()),
     *(_sum_of_inputs(biased, name) for name, biased in BIASED.items()),
     *(_sum_of_kernels(order, name) for name, order in ORDERS.items()),
@@ -307,7 +278,6 @@ REALS = (
     *(_pixels_behind(first, second) for first in (True, False) for second in (True, False)),
     *(_pixels_before(first, second) for first in (True, False) for second in (True, False)),
     *(_average(biased, name) for name, biased in BIASED.items()),
-    *(_groups(biased, name) for name, biased in BIASED.items()),
     *(rule for name, biased in BIASED.items() for rule in _channels(biased, name)),
     *(rule for rank in RANKS for rule in _products(rank)),
     _normalised(),
