@@ -240,7 +240,7 @@ def superoptimised(
     budget = superoptimise.RTL_BUDGET if options.device == "rtl" else superoptimise.BUDGET
     seconds = options.seconds if options.seconds != cpu.SECONDS else budget
     if options.only == "floats":
-        return superoptimise.floats(models, seconds, say)
+        return superoptimise.floats(folder, models, seconds, say)
     if options.device == "rtl":
         return superoptimise.on_rtl(models, config, seconds, say)
     if options.only == "ablation":
