@@ -44,7 +44,7 @@ from benchmarks import (
     tune_cpu,
 )
 from benchmarks.arm import PROCESSORS
-from benchmarks.branches import BRANCHES
+from benchmarks.branches import BRANCHES, LINEAR
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
@@ -66,6 +66,7 @@ KNOWN_MODELS = tuple(
         (
             *WORKLOADS,
             *BRANCHES,
+            *LINEAR,
             *PUBLISHED,
             *PARTLY,
             *WHOLE,

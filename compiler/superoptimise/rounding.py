@@ -34,7 +34,7 @@ class Apart:
     """How far the outputs of two models are apart for random inputs.
 
     outputs: of each output of floats, "absolute": the largest difference, "relative": the largest over the largest
-    value of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence, or ""."""
+    value of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence."""
 
     outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     bound: float = 0.0
@@ -63,6 +63,7 @@ def _longest(graph: BytesGraph) -> int:
 def _terms(graph: BytesGraph, each: GraphOp) -> int:
     """Of a sum that a number of the result is; of an operator that the algebra does not know as many as it reads for
     each."""
+    shapes: list[tuple[int, ...]]
     shapes = [graph.constants[name].shape if name in graph.constants else graph.kinds[name].shape or ()
               for name in each.inputs if name in graph.constants or name in graph.kinds]  # fmt: skip
     match each.op:
