@@ -44,7 +44,7 @@ from benchmarks import (
     tune_cpu,
 )
 from benchmarks.arm import PROCESSORS
-from benchmarks.branches import BRANCHES
+from benchmarks.branches import BRANCHES, LINEAR
 from benchmarks.catalogue import FIGURES, PRESETS
 from benchmarks.differential import MODELS
 from benchmarks.kernels import KERNELS
@@ -66,6 +66,7 @@ KNOWN_MODELS = tuple(
         (
             *WORKLOADS,
             *BRANCHES,
+            *LINEAR,
             *PUBLISHED,
             *PARTLY,
             *WHOLE,
@@ -240,7 +241,7 @@ def superoptimised(
     budget = superoptimise.RTL_BUDGET if options.device == "rtl" else superoptimise.BUDGET
     seconds = options.seconds if options.seconds != cpu.SECONDS else budget
     if options.only == "floats":
-        return superoptimise.floats(models, seconds, say)
+        return superoptimise.floats(folder, models, seconds, say)
     if options.only == "pool":
         return superoptimise.pool(models, config, seconds, say)
     if options.device == "rtl":

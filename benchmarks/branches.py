@@ -167,6 +167,33 @@ def separable_cell() -> onnx.ModelProto:
     return m.model(m.conv(m.op("Concat", *sums, axis=1), 96, 64))
 
 
+def training_form() -> onnx.ModelProto:
+    """Three blocks of RepVGG's kind as they are trained: 3x3, 1x1 and their input, each normalised, added up."""
+    m, x = Branchy((1, 64, 28, 28)), "x"
+
+    def normalised(t: str) -> str:
+        rows = [m.constant(m.random.uniform(0.5, 1.5, 64)) for _ in range(4)]
+        return m.op("BatchNormalization", t, *rows)
+
+    for _ in range(3):
+        both = [normalised(m.conv(x, 64, 64, kernel, relu=False)) for kernel in (3, 1)]
+        x = m.op("Relu", m.op("Add", m.op("Add", *both), normalised(x)))
+    return m.model(x)
+
+
+def convolutions_in_pairs() -> onnx.ModelProto:
+    """A super-resolution whose convolutions come in pairs without a function between: 5x5 and 1x1, 3x3 and 1x1."""
+    m = Branchy((1, 3, 64, 64))
+    x = m.conv(m.conv("x", 3, 64, 5, relu=False), 64, 16)
+    x = m.conv(m.conv(x, 16, 32, 3, relu=False), 32, 12, relu=False)
+    return m.model(m.op("DepthToSpace", x, blocksize=2, mode="CRD"))
+
+
+LINEAR: dict[str, Callable[[], onnx.ModelProto]] = {
+    "training_form": training_form,
+    "convolutions_in_pairs": convolutions_in_pairs,
+}
+"""Networks of which fast-math may make fewer operators; their outputs are no other functions of real numbers then."""
 BRANCHES: dict[str, Callable[[], onnx.ModelProto]] = {
     "four_branches": four_branches,
     "inception": inception,

@@ -1,9 +1,9 @@
 """Rows of `superoptimise`: cycles by the timing model, before over after, and bytes that differ in onnxruntime.
 
 `--only ablation`: the same of ABLATED without each group of rules, and by each other search. `--only floats`: seconds
-of FLOATS, networks of floats, on this processor's CPU and one thread, before over after. `--only pool`: steps that
-processes weigh in a second. `--device rtl`: cycles of MERGED and CORRECTED, before over after, on the RTL simulator,
-and bytes that differ from onnxruntime's.
+of FLOATS, networks of floats, on this processor's CPU and one thread, before over after, and the same of FAST with
+fast-math, with how far outputs differ. `--only pool`: steps that processes weigh in a second. `--device rtl`: cycles
+of MERGED and CORRECTED, before over after, on the RTL simulator, and bytes that differ from onnxruntime's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from benchmarks.branches import BRANCHES, with_shared_scales
+from benchmarks.branches import BRANCHES, LINEAR, with_shared_scales
 from benchmarks.catalogue import CORRECTED, MERGED
+from benchmarks.cpu import MODELS
 from benchmarks.encoders import ENCODERS
 from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile, pricing
+from celosia.compiler.superoptimise.derivation import distance
 from celosia.compiler.superoptimise.equal import difference, differing, inputs_of
 from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.rule import RewriteRule
@@ -71,6 +73,11 @@ RTL_BUDGET = 30.0
 TARGETS = {"four_branches": 3.0, **dict.fromkeys(PARTLY, 1.05)}
 FLOATS = ("inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_narrow", "inception_v3")
 FLOAT_TARGETS = {"inception_v3": 1.05}
+FAST = (
+    *LINEAR, "four_branches", "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "resnext",
+    "super_resolution", "squeezenet1_1",
+)  # fmt: skip
+"""Those that fast-math is measured on."""
 SECONDS = 10.0
 """For which networks of floats are run by turns."""
 ABLATED = ("four_branches", "detector", "u_net", "separable_cell", "resnext")
@@ -182,25 +189,40 @@ def on_rtl(models: tuple[str, ...], config: str, seconds: float, say: Callable[[
             )  # fmt: skip
 
 
-def floats(models: tuple[str, ...], seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each of FLOATS, or of `models`: the processor's time of both, by turns in one process."""
-    for name in models or FLOATS:
-        say(f"{name}, floats: searching for {seconds:g} s")
-        model = MADE[name]()
-        found = optimise(model, budget=seconds, search=FLOAT_SEARCH, accelerator=False)
-        why = difference(model, found.model, opened)
-        feed = inputs_of(model, 0)
-        both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
-        before, after = by_turns([partial(each.run, feed) for each in both], SECONDS)
-        ratio, target = (before / after if found.steps else 1.0), FLOAT_TARGETS.get(name, 1.0)
-        yield Row(
-            f"superoptimise/floats/{name}", f"{name} in floats on one thread: seconds, before over after; bytes that "
-            "differ", f"≥ {target:g}; 0",
-            f"{ratio:.3f} ({before * 1e3:.3f} to {after * 1e3:.3f} ms, {len(found.steps)} steps); {why or 0}",
-            ratio >= target and not why,
-            f"python -m benchmarks superoptimise --only floats --models {name} --seconds {seconds:g}",
-            {"ratio": ratio, "before": before, "after": after, **found.report},
-        )  # fmt: skip
+def floats(folder: Path | None, models: tuple[str, ...], seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
+    """A row for each of FLOATS, and with fast-math one for each of FAST, or for those of `models`."""
+    for fast_math, names in ((False, FLOATS), (True, FAST)):
+        for name in models or names:
+            if name in names or not (fast_math or name in FAST):
+                say(f"{name}, {'fast-math' if fast_math else 'floats'}: searching for {seconds:g} s")
+                yield _float_row(name, folder, seconds, fast_math)
+
+
+def _float_row(name: str, folder: Path | None, seconds: float, fast_math: bool) -> Row:
+    """The processor's time of both, by turns in one process."""
+    key = "fast_math" if fast_math else "floats"
+    target = 1.0 if fast_math else FLOAT_TARGETS.get(name, 1.0)
+    how, allowed = ("with fast-math", "how far outputs differ") if fast_math else ("in floats", "bytes that differ")
+    head = (
+        f"superoptimise/{key}/{name}", f"{name} {how} on one thread: seconds, before over after; {allowed}",
+        f"≥ {target:g}; {'rounding' if fast_math else 0}",
+    )  # fmt: skip
+    command = f"python -m benchmarks superoptimise --only floats --models {name} --seconds {seconds:g}"
+    file = (folder or Path()) / MODELS.get(name, "")
+    if name in MODELS and not file.is_file():
+        return Row(*head, f"skipped: {MODELS[name]} is not there; give --models-dir", None, command)
+    model = onnx.load(file) if name in MODELS else {**MADE, **LINEAR}[name]()
+    found = optimise(model, budget=seconds, search=FLOAT_SEARCH, accelerator=False, fast_math=fast_math)
+    why = "" if fast_math else difference(model, found.model, opened)
+    feed = inputs_of(model, 0)
+    both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
+    before, after = by_turns([partial(each.run, feed) for each in both], SECONDS)
+    ratio = before / after if found.steps else 1.0
+    differ = distance(found.report) if fast_math and found.steps else why or "0"
+    return Row(
+        *head, f"{ratio:.3f} ({before * 1e3:.3f} to {after * 1e3:.3f} ms, {len(found.steps)} steps); {differ}",
+        ratio >= target and not why, command, {"ratio": ratio, "before": before, "after": after, **found.report},
+    )  # fmt: skip
 
 
 def pool(models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:

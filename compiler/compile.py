@@ -64,21 +64,21 @@ def compile(source: Source, options: Options) -> Program:
     part is compiled for, by default this machine; for a Target itself kernels stay objects. check: run the
     accelerator's part on random inputs and compare it with the graph's operators on the CPU, layer by layer
     (compiler/selfcheck). decisions: how layers are scheduled, as a file or what it holds (tensorize/decisions.py); the
-    compiler decides the others. shapes: of inputs, by name, where
-    the model leaves sizes open, as {"input": (1, 80, 400)}; None or -1 leaves one open. graph/specialise.py says which
-    may stay so; `Runtime` compiles a model for the shapes of the inputs that it gets. keep: names of tensors inside the
-    model, or "all": a run returns them in `Result.tensors`. They are written to memory, so layers are not joined across
-    them and blocks do not keep them on chip; outputs stay what they are, cycles do not. caches: inputs [...,
-    rows, columns] of which few rows differ from run to run: the accelerator's memory keeps the others, as
-    `ProgramRuntime.run_on` says. records: what `celosia tune` has measured, beside what comes with Celosia for the
-    presets; it decides layers where the whole then takes fewer cycles, and the Program's `schedules` says what it did;
-    kernels of this CPU are scheduled by it, too. "none": the compiler decides. tuned: decisions by workload, as a
-    search finds them in what `network_of` gives; they go before those of records. DecisionsError where a layer cannot
-    follow them. optimise: how long to look for a model that computes the same bytes in fewer cycles first, as "60s" or
-    seconds (compiler/superoptimise). without: names of passes and parts to leave out (PASSES, compiler/switches.py), to
-    see what each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two;
-    by default onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"},
-    or "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
+    compiler decides the others. shapes: of inputs, by name, where the model leaves sizes open, as {"input": (1, 80,
+    400)}; None or -1 leaves one open. graph/specialise.py says which may stay so; `Runtime` compiles a model for the
+    shapes of the inputs that it gets. keep: names of tensors inside the model, or "all": a run returns them in
+    `Result.tensors`. They are written to memory, so layers are not joined across them and blocks do not keep them on
+    chip; outputs stay what they are, cycles do not. caches: inputs [..., rows, columns] of which few rows differ from
+    run to run: the accelerator's memory keeps the others, as `ProgramRuntime.run_on` says. records: what `celosia tune`
+    has measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer
+    cycles, and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the
+    compiler decides. tuned: decisions by workload, as a search finds them in what `network_of` gives; they go before
+    those of records. DecisionsError where a layer cannot follow them. optimise: how long to look for a model that
+    computes the same bytes in fewer cycles first, as "60s" or seconds (compiler/superoptimise). fast_math: floats count
+    as real numbers there. without: names of passes and parts to leave out (PASSES, compiler/switches.py), to see what
+    each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two; by default
+    onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"}, or
+    "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
     with sooner (compiler/placing.py), {"*": "cpu"} all that have no place. rounding: "correct" makes of normalisations,
     sums and averages between bytes operators of integers, which round the real numbers; by default they are
     onnxruntime's floats, byte for byte (compiler/graph/norms.py, sums.py, averages.py).
@@ -127,7 +127,7 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
         source, pricing(source, options.config, options.accelerator, options.records),
         seconds(options.optimise or 0), options.oracle, options.shapes, floats=not options.accelerator,
         records=known if known and known.path else None,
-        config=Config.load(options.config).digest if options.accelerator else processor(),
+        config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,
     )  # fmt: skip
     options.say(f"{found.before} at first, {found.after} after {len(found.steps)} steps")
     return (found.model, text_in(found.model)) if found.steps else (source, "")

@@ -47,6 +47,7 @@ class Options:
     records: str | Path | None = SHIPPED
     tuned: Tuned | None = None
     optimise: str | float | None = None
+    fast_math: bool = False
     place: Mapping[str, str] = field(default_factory=dict)
     oracle: Oracle | None = None
     without: str | Sequence[str] = ()

@@ -36,13 +36,18 @@ def optimise(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
     shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
     progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
-    accelerator: bool = True, records: str | Path | None = None,
+    accelerator: bool = True, fast_math: bool = False, records: str | Path | None = None,
     tune: int = 0, jobs: int = 0, pool: str | None = None, fleet: Fleet | None = None,
 ) -> Optimised:  # fmt: skip
     """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
 
     accelerator: False for a model that runs on this processor alone; then rules of floats are taken, too, and what
     counts is the time of its kernels, on one thread.
+
+    fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere.
+    Outputs are then as near to the original's as rounding sums of that length may bring them, which
+    compiler/superoptimise/rounding.py says, or the model is refused; `Optimised.report` has how near they are, under
+    "fast_math".
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
@@ -87,7 +92,7 @@ def optimise(
         with weighed_by(others if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
             found = optimised(
                 source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
-                records=known, config=cfg.digest if accelerator else processor(),
+                records=known, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
             )  # fmt: skip
         found.state.left_out = {} if others is None else dict(others.left_out)
     return found

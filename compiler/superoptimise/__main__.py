@@ -15,8 +15,16 @@ from pathlib import Path
 
 from celosia.compiler.program.files import write_text
 from celosia.compiler.superoptimise.budget import BudgetError, seconds
-from celosia.compiler.superoptimise.proofs import FILE, FLOATS_FILE, GENERATED, WINDOWS_FILE, RuleError, text_of
-from celosia.compiler.superoptimise.rules import FLOATS, RULES, WINDOWS
+from celosia.compiler.superoptimise.proofs import (
+    FILE,
+    FLOATS_FILE,
+    GENERATED,
+    REALS_FILE,
+    WINDOWS_FILE,
+    RuleError,
+    text_of,
+)
+from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES, WINDOWS
 
 BUDGET = "20m"
 
@@ -33,7 +41,7 @@ def main(arguments: list[str]) -> int:
         if options.generate:
             return _written(GENERATED, partial(_generated, budget), options.check)
         others = [rule for rule in RULES if rule not in WINDOWS]
-        files = (FILE, others), (FLOATS_FILE, FLOATS), (WINDOWS_FILE, WINDOWS)
+        files = (FILE, others), (FLOATS_FILE, FLOATS), (WINDOWS_FILE, WINDOWS), (REALS_FILE, REALS)
         return max(_written(file, partial(text_of, rules, file), options.check) for file, rules in files)
     except (RuleError, BudgetError) as error:
         print(f"celosia: error: {error}", file=sys.stderr)

@@ -14,7 +14,8 @@ MOST = 200
 NAMES = {
     "convolve": "Conv", "float_convolve": "Conv", "multiply": "MatMul", "float_multiply": "MatMul", "plus": "Add",
     "largest": "MaxPool", "largest_again": "MaxPool", "average": "AveragePool", "average_by_products": "Conv",
-    "phases": "SpaceToDepth", "interleave": "DepthToSpace",
+    "real_plus": "Add", "real_shift": "Add", "real_scale": "Mul", "real_average": "AveragePool", "real_pad": "Pad",
+    "real_normalised": "BatchNormalization", "phases": "SpaceToDepth", "interleave": "DepthToSpace",
 }  # fmt: skip
 """Of ONNX, where capitals do not make them of ours."""
 NODE = {"name": str, "what": str, "reads": list, "changed": bool}

@@ -23,7 +23,8 @@ STEP = {
 
 def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
     """Write what `report` says of steps and costs into the model."""
-    kept = {name: report[name] for name in (*NUMBERS, "measured", "steps", "changes")}
+    names = (*NUMBERS, "measured", "steps", "changes", "fast_math")
+    kept = {name: report[name] for name in names if name in report}
     for entry in [each for each in model.metadata_props if each.key == KEY]:
         model.metadata_props.remove(entry)
     model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(kept)))
@@ -73,7 +74,18 @@ def checked(report: Any) -> dict[str, Any]:
                 raise ValueError(f"a step has no {name!r}")
     if "changes" in report:
         changes.checked(report["changes"])
+    if "fast_math" in report:
+        _check_distance(report["fast_math"])
     return report
+
+
+def _check_distance(found: Any) -> None:
+    outputs = found.get("outputs") if isinstance(found, dict) else None
+    if not isinstance(outputs, dict) or not _is(found.get("bound"), float):
+        raise ValueError("how far outputs differ has no 'outputs' or no 'bound'")
+    for name, row in outputs.items():
+        if not isinstance(row, dict) or not all(_is(row.get(each), float) for each in ("absolute", "relative")):
+            raise ValueError(f"how far output {name!r} differs is no number")
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -83,6 +95,25 @@ def _is(value: Any, kind: type) -> bool:
 def tidied(row: dict[str, Any]) -> str:
     """The rules that tidied up behind a step."""
     return ", ".join(f"{name} ({count})" for name, count in _counted(row["tidied"]))
+
+
+def rule_in(row: Mapping[str, Any]) -> str:
+    """The rule of a step, and whether it holds in real numbers alone."""
+    return f"{row['rule']} (fast-math: changes values)" if row.get("changes_values") else str(row["rule"])
+
+
+def distance(report: Mapping[str, Any]) -> str:
+    """How far the outputs of a model are from the original's, in a sentence; "" where fast-math was not asked for."""
+    found = report.get("fast_math")
+    if not found or not report["steps"]:
+        return ""
+    absolute, relative = (
+        max((row[name] for row in found["outputs"].values()), default=0) for name in ("absolute", "relative")
+    )
+    return (
+        f"fast-math: for random inputs outputs differ from the original's by {absolute:.2g} at most, and by "
+        f"{relative:.2g} of their largest value, where rounding may come to {found['bound']:.2g}"
+    )
 
 
 def total(report: dict[str, Any]) -> str:

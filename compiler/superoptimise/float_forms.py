@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import onnx
 
@@ -10,27 +10,10 @@ from celosia.compiler.cpu.ops.elementwise import UNARY
 from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.forms import READER, windows_of
 from celosia.compiler.superoptimise.graph import FloatMap
-from celosia.compiler.superoptimise.reading import BYTES, NotOurs, OnnxReader, attributes_of
+from celosia.compiler.superoptimise.reading import BYTES, NodeReader, NotOurs, OnnxReader, attributes_of
 
 FLOAT = "float32"
-
-
-class FloatReader(READER):
-    """A reader that knows operators of floats, too: for models that the CPU runs."""
-
-    moved = (*BYTES, FLOAT)
-
-    def _node(self, node: onnx.NodeProto) -> None:
-        read = FLOAT_READERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        if read is None or self.dtype_of(node.input[0]) != FLOAT:
-            super()._node(node)
-            return
-        read(self, node)
-        if node.name:
-            self.labels[node.output[0]] = node.name
-
-
-FLOAT_READERS: dict[str, Callable[[OnnxReader, onnx.NodeProto], None]] = {}
+FLOAT_READERS: dict[str, NodeReader] = {}
 _reads = filling(FLOAT_READERS)
 
 
@@ -56,3 +39,19 @@ def _function(reader: OnnxReader, node: onnx.NodeProto) -> None:
         raise NotOurs
     f = FloatMap(node.op_type, tuple(sorted(attributes_of(node).items())))
     reader.emit("map", (node.input[0],), node.output[0], f=f)
+
+
+class FloatReader(READER):
+    """A reader that knows operators of floats, too: for models that the CPU runs."""
+
+    moved = (*BYTES, FLOAT)
+    readers: Mapping[str, NodeReader] = FLOAT_READERS
+
+    def _node(self, node: onnx.NodeProto) -> None:
+        read = self.readers.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if read is None or self.dtype_of(node.input[0]) != FLOAT:
+            super()._node(node)
+            return
+        read(self, node)
+        if node.name:
+            self.labels[node.output[0]] = node.name

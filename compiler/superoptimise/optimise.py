@@ -22,9 +22,11 @@ from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.kept import KeptSearches
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
-from celosia.compiler.superoptimise.proofs import proof_of, require_proved
+from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
+from celosia.compiler.superoptimise.real_forms import RealReader
+from celosia.compiler.superoptimise.rounding import Apart, apart, bound_of
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules import FLOATS, RULES
+from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES
 from celosia.compiler.superoptimise.search import Searching, Told
 from celosia.compiler.superoptimise.state import Derived, Found, SearchState
 from celosia.compiler.superoptimise.stored import generated_rules
@@ -52,17 +54,20 @@ class Optimised:
     refused: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
     """As changes.py has them."""
+    apart: Apart | None = None
+    """Of fast-math: how far the outputs of the two models are from each other."""
 
     @property
     def report(self) -> dict[str, Any]:
         """Plain data: cycles and host cycles before and after, and each step with its rule and gain; nanoseconds of
-        the CPU where they are measured."""
+        the CPU where they are measured. Of fast-math also which steps change values, and how far outputs are apart."""
         rows, last = [], self.before
         for step in self.steps:
             rows.append(
                 {"rule": step.rule, "says": step.says, "where": list(step.where), "tidied": list(step.tidied),
                  "proof": proof_of(step.rule), "cycles": step.price.cycles, "host": step.price.host,
-                 "gain": last.total - step.price.total}
+                 "gain": last.total - step.price.total,
+                 **({"changes_values": step_changes_values(step)} if self.apart else {})}
             )  # fmt: skip
             last = step.price
         return {
@@ -71,12 +76,18 @@ class Optimised:
             "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
             "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
-            "steps": rows, "changes": self.changes,
+            "steps": rows, "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
         }  # fmt: skip
 
 
-def graph_of(model: onnx.ModelProto, floats: bool = False) -> BytesGraph:
-    """The algebra of a model whose sizes are known. floats: with operators of floats. ModelError."""
+def step_changes_values(step: Derived) -> bool:
+    """Whether its rule, or one that tidied up behind it, holds in real numbers alone."""
+    return any(map(changes_values, (step.rule, *step.tidied)))
+
+
+def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) -> BytesGraph:
+    """The algebra of a model whose sizes are known. floats: with operators of floats; reals: with those of fast-math.
+    ModelError."""
     shaped = load(model)
     values = [*shaped.graph.inputs, *(out for node in shaped.graph for out in node.outputs)]
     shapes, dtypes = {}, {}
@@ -85,7 +96,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False) -> BytesGraph:
             shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
         if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
             dtypes[value.name] = value.dtype.numpy().name
-    return (FloatReader if floats else READER)(model, shapes, dtypes).read()
+    return (RealReader if reals else FloatReader if floats else READER)(model, shapes, dtypes).read()
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
@@ -131,23 +142,26 @@ def optimise(
     source: Source, pricing: Pricing, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
     own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
     way: str = "queue", further: Sequence[RewriteRule] | None = None, floats: bool = False,
-    records: Records | None = None, config: str = "",
+    records: Records | None = None, config: str = "", fast_math: bool = False,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `pricing` of those that the rules make of `source` in `budget` seconds.
 
     way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
     and others where that is not the same. further: rules that are tried where `rules` leave nothing; by default the
-    generated ones. floats: those of floats, too. Ctrl-C ends the search and keeps what it has.
+    generated ones. floats: those of floats, too. fast_math: and those of rules.REALS, which hold where floats are real
+    numbers: outputs may then differ as rounding.py says, and no further. Ctrl-C ends the search and keeps what it has.
     records: where what is found is kept, and from which the search goes on. config: what `pricing` is of, there.
     BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
     further = generated_rules() if further is None else further
-    rules = (*FLOATS, *rules) if floats else rules
-    require_proved((*rules, *further), own)
+    if fast_math and not floats:
+        raise RuleError("fast-math is of floats that the CPU alone computes: leave the accelerator out, or fast-math")
+    rules = (*(REALS if fast_math else ()), *(FLOATS if floats else ()), *rules)
+    require_proved((*rules, *further), own, fast_math)
     original = with_shapes(source, shapes)
-    graph = graph_of(original, floats)
+    graph = graph_of(original, floats, fast_math)
 
     before: list[Price] = []
 
@@ -174,12 +188,13 @@ def optimise(
     found: Sequence[Found] = searching.found
     if pricing.tuned is not None and state.ended != "interrupted":
         found = _retimed(found, original, pricing.tuned, state)
-    best, model, refused = _checked(found, original, oracle, pricing)
+    best, model, refused, distance = _checked(found, original, oracle, pricing, fast_math)
     if kept is not None and state.ended != "known":
         kept.add(best, state, budget)
     made = Optimised(
-        model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph)
-    )
+        model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph),
+        distance,
+    )  # fmt: skip
     if made.steps:
         noted(model, made.report)
     return made
@@ -205,16 +220,18 @@ def _retimed(
 
 
 def _checked(
-    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle, pricing: Pricing
-) -> tuple[Found, onnx.ModelProto, list[str]]:
-    """The best graph that gives the same bytes; sentences about those that do not."""
+    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle, pricing: Pricing, fast_math: bool
+) -> tuple[Found, onnx.ModelProto, list[str], Apart | None]:
+    """The best graph that gives the same bytes, or numbers as near as fast-math allows; sentences about those that do
+    not; and how near they are."""
     refused: list[str] = []
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
-        why = difference(original, model, oracle)
+        near = apart(original, model, bound_of(found[0].graph, each.graph), oracle) if fast_math else None
+        why = near.why if near else difference(original, model, oracle)
         if not why and (pricing.anew is None or pricing.anew(original, model) > 0):
-            return each, model, refused
+            return each, model, refused, near
         why = why or "timed anew beside the original, the model takes no less time"
         step = each.steps[-1]
         refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why}")
-    return found[0], original, refused
+    return found[0], original, refused, Apart() if fast_math else None

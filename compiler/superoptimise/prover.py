@@ -238,8 +238,8 @@ def excluded(*conditions: Any) -> bool:
 
 
 def limited_solver() -> z3.Solver:
-    """A solver that gives up after STEPS and leaves Ctrl-C alone: z3 would put Python's handler back as one behind which
-    calls of the system go on, so that nothing that waits could be interrupted any more."""
+    """A solver that gives up after STEPS and leaves Ctrl-C alone: z3 would put Python's handler back as one behind
+    which calls of the system go on, so that nothing that waits could be interrupted any more."""
     solver = z3.SimpleSolver()
     solver.set(rlimit=STEPS, ctrl_c=False)
     return solver

@@ -56,6 +56,7 @@ class _Drawn:
 _PRODUCT = ("bytes", "bytes", "bytes", "bytes", "int32")
 _ROLES = {
     "convolve": _PRODUCT, "multiply": _PRODUCT, "requantise": ("int32", "scale", "bytes"), "plus": ("int32", "int32"),
+    "real_deviation": ("bytes", "scale", "scale"), "real_normalised": (*("bytes",) * 4, "scale", "scale"),
 }  # fmt: skip
 
 
@@ -84,9 +85,14 @@ def difference(rule: RewriteRule, seed: int) -> str:
     for number, (a, b) in enumerate(zip(before, after)):
         if a.shape != b.shape:
             return f"shapes of term {number}: {a.shape} and {b.shape}"
-        if a.dtype != b.dtype or not np.array_equal(a, b):
+        if a.dtype != b.dtype or not _equal(a, b):
             return f"{int(np.count_nonzero(a != b))} elements of term {number}"
     return ""
+
+
+def _equal(a: Array, b: Array) -> bool:
+    """Whether all numbers are the same; of real ones, which are float64 here, to a billionth."""
+    return bool(np.allclose(a, b, 1e-9, 1e-9) if a.dtype == np.float64 else np.array_equal(a, b))
 
 
 def sizes_of(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Any]:
@@ -149,6 +155,6 @@ def _functions(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Callabl
 def _looked_up(table: Array) -> Callable[..., Array]:
     def function(a: Array, b: Array | None = None) -> Array:
         other = np.zeros_like(a) if b is None else b
-        return np.asarray(table[a.astype(np.int64) + 128, other.astype(np.int64) + 128])
+        return np.asarray(table[(a.astype(np.int64) + 128) % 256, (other.astype(np.int64) + 128) % 256])
 
     return function

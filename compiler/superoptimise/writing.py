@@ -38,7 +38,7 @@ class OnnxWriter:
         """The model. Unwritable."""
         for each in self.graph.operations:
             inside = each.op == "concat" and self._whole(each) is not each
-            if inside or (each.op == "map" and self._joins_concat(each)):
+            if inside or (each.op == "map" and self._joins_concat(each)) or self._is_in_gemm(each):
                 self.absorbed.add(each.outputs[0])
         for each in self.graph.operations:
             if each.outputs[0] not in self.absorbed:
@@ -102,6 +102,14 @@ class OnnxWriter:
         if f.operator != "Identity" or y in self.graph.outputs or len(readers) != 1 or readers[0].op != "concat":
             return False
         return len(set(readers[0].inputs)) == 2 and self.scale_of_concat(self._whole(readers[0])) == f.result
+
+    def _is_in_gemm(self, each: GraphOp) -> bool:
+        """Whether it is a product of matrices that is read by what adds a bias alone."""
+        readers = self.graph.readers.get(each.outputs[0], [])
+        if each.op != "float_multiply" or each.outputs[0] in self.graph.outputs or len(readers) != 1:
+            return False
+        alone = readers[0].op == "real_shift" and readers[0]["axis"] == 1
+        return alone and len(self.graph.kinds[each.outputs[0]].shape or ()) == 2
 
     def scale_of_concat(self, each: GraphOp) -> Meant | None:
         """That of its result, where QDQ or QLinearConcat say one. None where its parts change to different ones."""

@@ -31,6 +31,12 @@ Search = Annotated[
 OnCpu = Annotated[
     bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
 ]
+FastMath = Annotated[
+    bool,
+    typer.Option(
+        "--fast-math", help="With --cpu: rules that hold in real numbers, too; how far outputs differ then is shown."
+    ),
+]
 Records = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Where what is found is kept, so that the next search goes on from there."),
@@ -60,6 +66,7 @@ def optimise(
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
     cpu: OnCpu = False,
+    fast_math: FastMath = False,
     records: Records = None,
     tune: Trials = 0,
     jobs: Jobs = None,
@@ -79,6 +86,7 @@ def optimise(
       celosia optimise model.onnx -o faster.onnx
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
       celosia optimise float.onnx -o faster.onnx --cpu --search milp
+      celosia optimise float.onnx -o faster.onnx --cpu --fast-math
       celosia optimise model.onnx -o faster.onnx --tune 200 --records tuned.jsonl
       celosia optimise model.onnx -o faster.onnx --pool dask://127.0.0.1:8786
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
@@ -89,6 +97,8 @@ def optimise(
 
     if cpu and tune:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
+    if fast_math and not cpu:
+        raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
     if cpu and (jobs or pool):
         raise typer.BadParameter(
             "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
@@ -98,7 +108,8 @@ def optimise(
         common.check_destinations([model], output, report, records)
         found = driver(
             model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
-            accelerator=not cpu, records=records, tune=tune, jobs=jobs or (os.cpu_count() or 1 if tune else 0),
+            accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
+            jobs=jobs or (os.cpu_count() or 1 if tune else 0),
             pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
         )  # fmt: skip
         stages("writing the model")

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program.files import reading
-from celosia.compiler.superoptimise.derivation import checked, derivation_in, is_measured, tidied, total
+from celosia.compiler.superoptimise.derivation import (
+    checked,
+    derivation_in,
+    distance,
+    is_measured,
+    rule_in,
+    tidied,
+    total,
+)
 from celosia.driver.pages.layers import picture
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
@@ -55,7 +63,8 @@ def section(report: Mapping[str, Any]) -> Section:
     rows = "".join(_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    html = f"{table}<p>{escape(total(dict(report)))}</p>{_pictures(report.get('changes'))}"
+    said = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
+    html = f"{table}{said}{_pictures(report.get('changes'))}"
     says = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
     return Section("How the model came to be", says, html, brief=html)
 
@@ -78,7 +87,7 @@ def _pictures(changes: Mapping[str, Any] | None) -> str:
 
 def _row(step: Mapping[str, Any], cost: str) -> str:
     where = ", ".join(short(name, NAME) for name in step["where"])
-    rule = f"<b>{escape(step['rule'])}</b><br>{escape(step['says'])}"
+    rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
     texts = rule, *map(escape, (step["proof"], where, tidied(dict(step))))
     cells = "".join(f'<td class="said">{text}</td>' for text in texts)
     return f"<tr>{cells}<td>{step[cost]:,.0f}</td><td>{step['gain']:,.0f}</td></tr>"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from celosia.compiler.superoptimise.derivation import is_measured, tidied, total
+from celosia.compiler.superoptimise.derivation import distance, is_measured, rule_in, tidied, total
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
@@ -38,7 +38,8 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         if not measured and not report["cycles_before"]:
             yield Text("no operator of the model runs on the accelerator; --cpu looks for less time of this processor")
         return
-    yield Text(f"the same bytes under onnxruntime for random inputs; {ended}")
+    same = "" if distance(report) else "the same bytes under onnxruntime for random inputs; "
+    yield Text(f"{same}{ended}")
 
 
 def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
@@ -48,7 +49,9 @@ def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
     unit, cost = ("ns", "host") if is_measured(report) else ("cycles", "cycles")
     table = new_table("Derivation", "rule", "proof", "at", "tidied up by", f">{unit}", ">saved")
     for row in report["steps"]:
-        cells = row["rule"], row["proof"], ", ".join(row["where"]), tidied(row)
+        cells = rule_in(row), row["proof"], ", ".join(row["where"]), tidied(row)
         add_row(table, *cells, f"{row[cost]:,.0f}", f"{row['gain']:,.0f}")
     yield table
     yield Text(total(report))
+    if how_far := distance(report):
+        yield Text(how_far)

@@ -10,6 +10,7 @@ from celosia.compiler.superoptimise.rules.merging import MERGING
 from celosia.compiler.superoptimise.rules.moving import MOVING
 from celosia.compiler.superoptimise.rules.parts import PARTS
 from celosia.compiler.superoptimise.rules.pixels import PIXELS
+from celosia.compiler.superoptimise.rules.reals import REALS
 from celosia.compiler.superoptimise.rules.sharing import SHARING
 from celosia.compiler.superoptimise.rules.windows import WINDOWS
 
@@ -18,5 +19,6 @@ GROUPS: dict[str, tuple[RewriteRule, ...]] = {
     "borders": BORDERS, "pixels": PIXELS, "windows": WINDOWS,
 }  # fmt: skip
 RULES = tuple(rule for group in GROUPS.values() for rule in group)
-"""All of integers, and of what moves. FLOATS are beside them, for models whose floats the CPU computes."""
-__all__ = ["FLOATS", "GROUPS", "RULES", "WINDOWS"]
+"""All of integers, and of what moves. FLOATS are beside them, for models whose floats the CPU computes, and REALS, for
+those whose floats may be rounded elsewhere."""
+__all__ = ["FLOATS", "GROUPS", "REALS", "RULES", "WINDOWS"]
