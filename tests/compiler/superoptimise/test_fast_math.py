@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.superoptimise import optimise as searching
 from celosia.compiler.superoptimise import proofs
+from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import checked, derivation_of, distance
 from celosia.compiler.superoptimise.matching import matches, rewritten
+from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
 from celosia.compiler.superoptimise.reals import in_reals
@@ -234,9 +236,26 @@ def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said(
         checked(broken)
 
 
+def test_values_are_not_changed_for_what_may_be_noise() -> None:
+    """One convolution less of 36."""
+    m, x = Branchy((1, 16, 9, 9)), "x"
+    for _ in range(34):
+        x = m.conv(x, 16, 16)
+    found = searched(m.model(m.conv(m.conv(x, 16, 32, 3, relu=False), 32, 8, 1)), fast_math=True)
+    assert not found.steps and "takes more than 97% of its time, for which no values" in found.refused[0]
+
+
 def test_without_being_asked_for_nothing_changes() -> None:
     found = searched(two_behind_each_other())
     assert not found.steps and "fast_math" not in found.report and not distance(found.report)
+
+
+def test_constants_that_are_not_finite_are_not_made() -> None:
+    """Weights of 1e30, twice, and a variance of 0 without an epsilon."""
+    for op, *args in (("real_scale", 1e30, 1e30), ("real_deviation", 1.0, 0.0, 0.0)):
+        rows = [np.full(1, each, np.float32) for each in args[:2]] + [np.float32(each) for each in args[2:]]
+        with pytest.raises(ValueError, match="would not be finite"):
+            OPERATORS[op].evaluate(rows, {"axis": 0})
 
 
 def test_steps_that_change_no_value_say_so() -> None:
@@ -267,6 +286,8 @@ def test_fast_math_is_of_the_cpu_alone(tmp_path: Path) -> None:
         driver(model, budget=1, fast_math=True)
     with pytest.raises(proofs.RuleError, match="leave the accelerator out, or fast-math"):
         celosia.compile(model, optimise=1, fast_math=True)
+    with pytest.raises(BudgetError, match="fast_math is of a search"):
+        celosia.compile(model, accelerator=False, fast_math=True)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     found = CliRunner().invoke(app, ["optimise", str(path), "-o", str(tmp_path / "out.onnx"), "--fast-math"])
