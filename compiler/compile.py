@@ -90,9 +90,9 @@ def compile(source: Source, options: Options) -> Program:
     """
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
     given, derivation = source, ""
-    if options.optimise is not None:
+    if options.optimise is not None or options.fast_math:
         source, derivation = _optimised(source, options)
-        options = replace(options, optimise=None)
+        options = replace(options, optimise=None, fast_math=False)
     with compiling_for(processor), _of_shapes(options.shapes), seldom_collected(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
@@ -119,13 +119,15 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
     from celosia.compiler.superoptimise.optimise import optimise
     from celosia.compiler.tune.kernels.trial import processor
 
+    if options.optimise is None:
+        raise BudgetError('fast_math is of a search, which has no time here: give optimise="60s", or leave it out')
     if options.oracle is None:
         raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
     options.say("looking for a model that takes less time")
     known = asked_for(options.records)
     found = optimise(
         source, pricing(source, options.config, options.accelerator, options.records),
-        seconds(options.optimise or 0), options.oracle, options.shapes, floats=not options.accelerator,
+        seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,
         records=known if known and known.path else None,
         config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from celosia.compiler.superoptimise.float_forms import FloatReader
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.kept import KeptSearches
-from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods
+from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
 from celosia.compiler.superoptimise.real_forms import RealReader
@@ -228,10 +228,12 @@ def _checked(
     for each in reversed(found[1:]):
         model = OnnxWriter(each.graph, original).write()
         near = apart(original, model, bound_of(found[0].graph, each.graph), oracle) if fast_math else None
+        least = NOISE * found[0].price.total if any(map(step_changes_values, each.steps)) else 0
         why = near.why if near else difference(original, model, oracle)
-        if not why and (pricing.anew is None or pricing.anew(original, model) > 0):
+        if not why and (pricing.anew is None or pricing.anew(original, model) > least):
             return each, model, refused, near
-        why = why or "timed anew beside the original, the model takes no less time"
+        time = f"more than {1 - NOISE:.0%} of its time, for which no values are changed" if least else "no less time"
+        why = why or f"timed anew beside the original, the model takes {time}"
         step = each.steps[-1]
         refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why}")
     return found[0], original, refused, Apart() if fast_math else None

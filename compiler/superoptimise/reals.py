@@ -56,8 +56,15 @@ def _of_reals(term: Term) -> Term:
 
 
 def _computed(args: Sequence[Array], found: Array) -> Array:
-    """As float32, where the first operand is; whole numbers of trials stay float64, in which they are exact."""
-    return found.astype(np.float32) if args[0].dtype == np.float32 else found
+    """As float32, where the first operand is; whole numbers of trials stay float64, in which they are exact. ValueError
+    for a constant that float32 does not hold."""
+    if args[0].dtype != np.float32:
+        return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = found.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise ValueError("a constant would not be finite in float32")
+    return rounded
 
 
 def _windowed(x: Array, kernel: Sequence[int], given: Attributes) -> Array:
@@ -128,7 +135,8 @@ def _carried(args: Sequence[Array], given: Attributes) -> Array:
 
 def _deviation(args: Sequence[Array], given: Attributes) -> Array:
     s, var, epsilon = (arg.astype(np.float64) for arg in args)
-    return _computed(args, s / np.sqrt(var + epsilon))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _computed(args, s / np.sqrt(var + epsilon))
 
 
 def _normalised(args: Sequence[Array], given: Attributes) -> Array:

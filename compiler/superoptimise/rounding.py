@@ -70,9 +70,9 @@ def _terms(graph: BytesGraph, each: GraphOp) -> int:
         case "float_convolve":
             return math.prod(shapes[1][1:]) + len(shapes) - 2
         case "float_multiply":
-            return shapes[1][0]
+            return int(shapes[1][0])
         case "real_average":
-            return math.prod(each["kernel"]) + 1
+            return int(math.prod(each["kernel"])) + 1
         case "real_normalised":
             return 4
         case "concat" | "slice" | "transpose" | "reshape" | "real_pad":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,17 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks.branches import Branchy
+from mutants import mutants
+from thorough import some
 from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.superoptimise import optimise as searching
 from celosia.compiler.superoptimise import proofs
+from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import checked, derivation_of, distance
 from celosia.compiler.superoptimise.matching import matches, rewritten
+from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
 from celosia.compiler.superoptimise.reals import in_reals
@@ -30,7 +35,7 @@ from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, C
 from celosia.compiler.superoptimise.rules.moving import F, mapped
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
-from celosia.compiler.superoptimise.trial import difference
+from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.cli import app
 from celosia.driver.optimise import optimise as driver
@@ -126,6 +131,27 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     with pytest.raises(proofs.RuleError, match="is not proved"):
         proofs.row_of(rule, proofs.REALS_FILE)
     assert any(difference(in_reals(rule), seed) for seed in range(8)), "it is not wrong"
+
+
+def differs(rule: RewriteRule) -> bool:
+    """In numbers; not where a mutant has strides of 0, for which there are none."""
+    try:
+        return any(difference(in_reals(rule), seed) for seed in range(6))
+    except (NoTrial, ValueError):
+        return False
+
+
+@pytest.mark.parametrize("count", some([40, 400], [40]))
+def test_mutants_are_refused(count: int) -> None:
+    pytest.importorskip("z3")
+    from celosia.compiler.superoptimise.real_meaning import verdict
+
+    known = json.loads(proofs.REALS_FILE.read_text(encoding="utf-8"))["rules"]
+    light = [rule for rule in REALS if known[rule.name]["questions"] < 40 * known[rule.name]["cases"]]
+    every = random.Random(27).sample([mutant for rule in light for mutant in mutants(rule)], 4 * count // 3)
+    wrong = [mutant for mutant in every if differs(mutant)][:count]
+    assert len(wrong) == count
+    assert not [mutant.name for mutant in wrong if verdict(mutant).proved]
 
 
 def test_what_holds_in_real_numbers_alone_is_refused_of_floats() -> None:
@@ -234,9 +260,26 @@ def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said(
         checked(broken)
 
 
+def test_values_are_not_changed_for_what_may_be_noise() -> None:
+    """One convolution less of 36."""
+    m, x = Branchy((1, 16, 9, 9)), "x"
+    for _ in range(34):
+        x = m.conv(x, 16, 16)
+    found = searched(m.model(m.conv(m.conv(x, 16, 32, 3, relu=False), 32, 8, 1)), fast_math=True)
+    assert not found.steps and "takes more than 97% of its time, for which no values" in found.refused[0]
+
+
 def test_without_being_asked_for_nothing_changes() -> None:
     found = searched(two_behind_each_other())
     assert not found.steps and "fast_math" not in found.report and not distance(found.report)
+
+
+def test_constants_that_are_not_finite_are_not_made() -> None:
+    """Weights of 1e30, twice, and a variance of 0 without an epsilon."""
+    for op, *args in (("real_scale", 1e30, 1e30), ("real_deviation", 1.0, 0.0, 0.0)):
+        rows = [np.full(1, each, np.float32) for each in args[:2]] + [np.float32(each) for each in args[2:]]
+        with pytest.raises(ValueError, match="would not be finite"):
+            OPERATORS[op].evaluate(rows, {"axis": 0})
 
 
 def test_steps_that_change_no_value_say_so() -> None:
@@ -267,6 +310,8 @@ def test_fast_math_is_of_the_cpu_alone(tmp_path: Path) -> None:
         driver(model, budget=1, fast_math=True)
     with pytest.raises(proofs.RuleError, match="leave the accelerator out, or fast-math"):
         celosia.compile(model, optimise=1, fast_math=True)
+    with pytest.raises(BudgetError, match="fast_math is of a search"):
+        celosia.compile(model, accelerator=False, fast_math=True)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     found = CliRunner().invoke(app, ["optimise", str(path), "-o", str(tmp_path / "out.onnx"), "--fast-math"])
