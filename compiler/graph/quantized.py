@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from celosia.compiler.graph.qdq import (
     Product,
     Quantised,
     activation,
+    adds_bias,
     dequantised,
     meaning,
     quantised,
@@ -151,8 +153,7 @@ class Integerise(Commute):
         if node.op_type == "MatMul":
             add = only_use(node.outputs[0])
             other = next((v for v in add.inputs if v is not node.outputs[0]), None) if is_op(add, "Add") else None  # type: ignore[union-attr]
-            fits = other is not None and rank == 2 and shape(other) == (shape(w.value) or ())[1:]
-            bias = self._bias(other, x, w, to_bytes) if fits else None
+            bias = self._bias(other, x, w, to_bytes) if adds_bias(node, other) else None
             return Product(x, w, bias, node if bias is None or add is None else add)
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
             return None
@@ -176,14 +177,12 @@ class Integerise(Commute):
             return None
         return new_constant(self.graph, f"{value.name}_int32", in_steps(given, step))  # type: ignore[union-attr]
 
-    def _row(self, value: ir.Value) -> ir.Value | None:
-        """A bias of rank 1; None for one that is no row."""
+    def _row(self, value: ir.Value) -> ir.Value:
+        """A bias, of rank 1 where it is a constant of one row."""
         dims, array = shape(value), constant(value)
-        if dims is None or len(dims) == 1:
-            return value if dims is not None else None
-        if array is None or len(dims) != 2 or dims[0] != 1:
-            return None
-        return new_constant(self.graph, f"{value.name}_row", array[0])
+        if array is None or dims is None or len(dims) == 1 or array.size != prod(dims[-1:]):
+            return value
+        return new_constant(self.graph, f"{value.name}_row", array.reshape(-1))
 
     def _quantised_product(self, node: ir.Node) -> bool:
         """Gemm, MatMul, and MatMul -> Add of a bias: QGemm or QLinearMatMul. Unlike onnxruntime's, our QGemm takes a
