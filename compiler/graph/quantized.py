@@ -37,6 +37,7 @@ from celosia.compiler.graph.qdq import (
     quantised,
     same_meaning,
 )
+from celosia.compiler.graph.sums import factors_of_floats
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -217,13 +218,12 @@ class Integerise(Commute):
         return True
 
     def _binary(self, node: ir.Node, y: Quantised) -> bool:
-        a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
-        if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:
-            return False
-        if constant(a.value) is not None and constant(b.value) is not None:
-            return False
+        pair = _pair(node, y)
+        return pair is not None and self._emit_pair(node, *pair, y, "com.microsoft")
+
+    def _emit_pair(self, node: ir.Node, a: Quantised, b: Quantised, y: Quantised, domain: str, **attrs: Any) -> bool:
         inputs = [*self._operand(a), *self._operand(b), *self._parameters(y)]
-        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node)
+        return self._emit(y, domain, f"QLinear{node.op_type}", inputs, node, **attrs)
 
     def _pool_average(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
@@ -302,7 +302,7 @@ class Integerise(Commute):
         """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
 
         Both orders give the same bytes, because rounding never swaps two numbers. Where saturation implies the clamp,
-        no table is needed.
+        no table is needed. Where it does not, onnxruntime adds and multiplies floats, of bytes, too (sums.py).
         """
         x, quantise = node.inputs[0], y.value.producer()
         if x is None or x.producer() is None or only_use(x) is not node or is_op(x.producer(), "DequantizeLinear"):
@@ -312,8 +312,16 @@ class Integerise(Commute):
         if np.array_equal(table, np.arange(-128, 128)):
             quantise.replace_input_with(0, x)
             return True
+        made = x.producer()
+        pair = _pair(made, y) if is_op(made, "Add", "Mul") else None
+        factors = None if pair is None else factors_of_floats(made.op_type, *pair, y)  # type: ignore[union-attr]
+        if pair is not None and factors is None:
+            return False
         early = self._like(quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped")
-        return self._table(node, replace(y, value=early), y, table)
+        self._table(node, replace(y, value=early), y, table)
+        if factors and pair is not None and made is not None:
+            self._emit_pair(made, *pair, replace(y, value=early), "celosia", factors=factors)
+        return True
 
     def _table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
@@ -338,6 +346,15 @@ class Integerise(Commute):
         if x.dtype != y.dtype:
             return False
         return self._table(node, x, y, numerics.unary_table("Identity", {}, *meaning(x), *meaning(y), y.dtype))
+
+
+def _pair(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:
+    """The operands of `node`, where they are bytes of the type of `y` with one scale each, and not both constants."""
+    assert node is not None
+    a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
+    if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:
+        return None
+    return None if constant(a.value) is not None and constant(b.value) is not None else (a, b)
 
 
 def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:
