@@ -171,8 +171,9 @@ def _keep_sizes(graph: GraphProto) -> None:
     for node in nodes(graph):
         attrs = {attr.name: attr for attr in node.attribute}
         axes, policy = attrs.get("axes"), attrs.get("keep_aspect_ratio_policy")
-        resizes = node.op_type == "Resize" and node.domain == "" and len(node.input) > 3 and node.input[3]
-        if resizes and axes and policy and policy.s in (b"not_larger", b"not_smaller") and max(axes.ints, default=0) < 0:
+        if node.op_type != "Resize" or node.domain or not (axes and policy and "".join(node.input[3:])):
+            continue
+        if policy.s in (b"not_larger", b"not_smaller") and max(axes.ints, default=0) < 0:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
 
