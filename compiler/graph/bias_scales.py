@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.bounds import bytes_behind, is_superfluous, past_bounds
 from celosia.compiler.graph.propagation import is_passed_on, maker, only_reader, origin, quantiser
-from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised, quantised
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
+from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
+from celosia.compiler.graph.values import attribute, attributes, is_op, new_constant, shape
 
 NEAR = (0.01, 1e-6)
 """By which share of the products' scale, and by how much, that of the bias of a Conv may be another."""
@@ -79,9 +80,9 @@ def _is_of_bytes(product: ir.Node, last: ir.Node, x: Quantised, w: Quantised) ->
     if x.dtype not in (np.int8, np.uint8) or w.dtype not in (np.int8, x.dtype):
         return False
     flat = product is last or len(product.inputs[0].shape or ()) == 2  # type: ignore[union-attr]
-    end = _past_bounds(last) if flat else last
+    end = past_bounds(last) if flat else last
     if quantiser(end) is not None and (flat or is_passed_on(end)):
-        y = _bytes_behind(end)
+        y = bytes_behind(end)
         return y is not None and y.dtype == x.dtype
     return not is_op(product, "Conv") and (not flat or _stays_integer(last))
 
@@ -99,36 +100,8 @@ def _becomes_bytes(reader: ir.Node) -> bool:
     """Whether `reader` is QuantizeLinear, or a bound that leaves nothing but that."""
     if not is_op(reader, "Relu", "Clip"):
         return is_op(reader, "QuantizeLinear")
-    y = _bytes_behind(reader) if is_passed_on(reader) else None
-    return y is not None and _is_superfluous(reader, y)
-
-
-def _past_bounds(node: ir.Node) -> ir.Node:
-    """The last of Relu and Clip behind `node` where QuantizeLinear makes them superfluous, else `node`."""
-    chain = [node]
-    while is_passed_on(chain[-1]) and (user := only_reader(chain[-1])) is not None and is_op(user, "Relu", "Clip"):
-        chain.append(user)
-    y = _bytes_behind(chain[-1])
-    return chain[-1] if y is not None and all(_is_superfluous(each, y) for each in chain[1:]) else node
-
-
-def _bytes_behind(node: ir.Node) -> Quantised | None:
-    """What QuantizeLinear makes of the result of `node`, be it of bytes."""
-    quantise = quantiser(node)
-    return quantised(quantise.inputs[0]) if quantise is not None and quantise.inputs[0] is not None else None
-
-
-def _is_superfluous(bound: ir.Node, y: Quantised) -> bool:
-    """Whether all that `y` can be lies between the bounds of a Relu or Clip."""
-    info, scale, zero = np.iinfo(y.dtype), y.scale.item(), y.zero.item()
-    if is_op(bound, "Relu"):
-        return bool(zero == info.min)
-    ends = [attribute(bound, "min", -np.inf), attribute(bound, "max", np.inf)]
-    for place, value in enumerate(bound.inputs[1:]):
-        if value is not None:
-            end = constant(value)
-            ends[place] = np.nan if end is None or end.size != 1 else end.item()
-    return bool(ends[0] <= (info.min - zero) * scale and (info.max - zero) * scale <= ends[1])
+    y = bytes_behind(reader) if is_passed_on(reader) else None
+    return y is not None and is_superfluous(reader, y)
 
 
 def _settle(node: ir.Node, place: int, step: NDArray[np.float32]) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph import chain
+from celosia.compiler.graph.bounds import past_bounds
 from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.float_weights import in_steps
@@ -68,7 +69,7 @@ class Integerise(Commute):
     def run(self) -> None:
         """Changes the graph until nothing is left to do."""
         # QLinearSoftmax is not what floats give: it is for those alone of which onnxruntime makes one.
-        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(node)}
+        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(past_bounds(node))}
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
