@@ -1,9 +1,11 @@
-"""Biases in steps that are nearly those of the products: onnxruntime adds their integers to the sums, as they are.
+"""Biases in other steps than those of the products: onnxruntime adds their integers to the sums, as they are.
 
-    Conv(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sb))
-        ->      Conv(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sx * sw))
+    Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sb, zb))
+        ->      Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sx * sw))
 
-This is no rewriting that keeps a model's meaning but part of it, so the importer does it.
+So for a Gemm, and a MatMul to which a bias is added, whatever sb and zb are, where onnxruntime multiplies bytes; for a
+Conv where sb is nearly sx * sw. This is no rewriting that keeps a model's meaning but part of it, so the importer does
+it.
 """
 
 from __future__ import annotations
@@ -12,57 +14,102 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.propagation import is_quantised
-from celosia.compiler.graph.qdq import activation, dequantised
-from celosia.compiler.graph.values import attributes, is_op, new_constant, only_use
+from celosia.compiler.graph.bounds import bytes_behind, is_superfluous, past_bounds
+from celosia.compiler.graph.propagation import is_passed_on, maker, only_reader, origin, quantiser
+from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
+from celosia.compiler.graph.values import attribute, attributes, is_op, new_constant, shape
 
 NEAR = (0.01, 1e-6)
-"""By which share of the products' scale, and by how much, that of a bias may be another for onnxruntime."""
+"""By which share of the products' scale, and by how much, that of the bias of a Conv may be another."""
 
 
 def settle_biases(model: ir.Model) -> None:
     """Change `model`: such biases are in steps of their products."""
     for node in list(model.graph):
-        place = _bias(node)
-        product = node if place == 2 else None if place is None else node.inputs[1 - place].producer()  # type: ignore[union-attr]
-        if place is not None and product is not None and (step := _step(product, node.inputs[place])) is not None:
+        place = _place(node)
+        if place is None or len(node.inputs) <= place:
+            continue
+        product = maker(node.inputs[1 - place]) if is_op(node, "Add") else node
+        if product is not None and (step := _step(product, node, node.inputs[place])) is not None:
             _settle(node, place, step)
 
 
-def _bias(node: ir.Node) -> int | None:
-    """Which input of `node` is a bias that onnxruntime adds to products of bytes."""
-    if is_op(node, "Gemm") or (is_op(node, "Conv") and _is_quantised(node)):
-        return 2 if len(node.inputs) > 2 else None
+def _place(node: ir.Node) -> int | None:
+    """Which input of `node` is a bias that onnxruntime may add to products of bytes."""
+    if is_op(node, "Conv"):
+        return 2
+    if is_op(node, "Gemm"):
+        return 2 if attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0 else None
     if not is_op(node, "Add"):
         return None
-    made = [is_op(None if value is None else value.producer(), "MatMul") for value in node.inputs]
-    return made.index(False) if any(made) and not all(made) else None
+    for place, value in enumerate(node.inputs):
+        product, bias = maker(value), node.inputs[1 - place]
+        if product is not None and is_op(product, "MatMul") and is_passed_on(product) and adds_bias(product, bias):
+            return 1 - place
+    return None
 
 
-def _is_quantised(node: ir.Node) -> bool:
-    """Whether the result becomes bytes, perhaps those that are not below a bound, or beyond one."""
-    reader = only_use(node.outputs[0])
-    return is_quantised(reader if reader is not None and is_op(reader, "Relu", "Clip") else node)
-
-
-def _step(product: ir.Node, bias: ir.Value | None) -> NDArray[np.float32] | None:
-    """The scale of the products, where that of the bias is another one, but near it."""
-    x, w, b = activation(product.inputs[0]), dequantised(product.inputs[1]), dequantised(bias)
-    if x is None or w is None or b is None or b.dtype != np.int32 or np.any(b.zero):
+def _step(product: ir.Node, last: ir.Node, bias: ir.Value | None) -> NDArray[np.float32] | None:
+    """The scale of the products, where onnxruntime takes `bias` to be in such steps, and it is not."""
+    x, w, b = _bytes_of(product.inputs[0]), _bytes_of(product.inputs[1]), _bytes_of(bias, moved=False)
+    if x is None or w is None or b is None or not x.scalar or b.dtype != np.int32:
         return None
-    step = (x.scale.reshape(()) * w.scale).astype(np.float32)
-    given, wanted = b.scale.reshape(-1).astype(np.float64), step.reshape(-1).astype(np.float64)
-    if wanted.size not in (1, given.size) and given.size != 1:
+    if not _is_of_bytes(product, last, x, w):
         return None
-    return None if np.array_equal(given, wanted) or not np.allclose(given, wanted, *NEAR) else step.reshape(-1)
+    step = (x.scale.reshape(()) * w.scale).astype(np.float32).reshape(-1)
+    if step.size > 1 and (shape(b.value) or (0,))[-1] != step.size:
+        return None
+    given, wanted, shifted = b.scale.reshape(-1).astype(np.float64), step.astype(np.float64), bool(np.any(b.zero))
+    fits = given.size in (1, step.size) or step.size == 1
+    if is_op(product, "Conv") and (shifted or not fits or not np.allclose(given, wanted, *NEAR)):
+        return None
+    return step if shifted or not np.array_equal(given, wanted) else None
+
+
+def _bytes_of(value: ir.Value | None, moved: bool = True) -> Quantised | None:
+    """What `value` is the DequantizeLinear of, of one scale also where operators between only move elements."""
+    source = maker(value)
+    if moved and not is_op(source, "DequantizeLinear"):
+        source = origin(value)
+    q = dequantised(source.outputs[0]) if source is not None else None
+    return q if q is None or q.scalar or maker(value) is source else None
+
+
+def _is_of_bytes(product: ir.Node, last: ir.Node, x: Quantised, w: Quantised) -> bool:
+    """Whether onnxruntime multiplies bytes to make the result of `last`, which is `product` or adds the bias."""
+    if x.dtype not in (np.int8, np.uint8) or w.dtype not in (np.int8, x.dtype):
+        return False
+    flat = product is last or len(product.inputs[0].shape or ()) == 2  # type: ignore[union-attr]
+    end = past_bounds(last) if flat else last
+    if quantiser(end) is not None and (flat or is_passed_on(end)):
+        y = bytes_behind(end)
+        return y is not None and y.dtype == x.dtype
+    return not is_op(product, "Conv") and (not flat or _stays_integer(last))
+
+
+def _stays_integer(node: ir.Node) -> bool:
+    """Whether onnxruntime multiplies bytes for a Gemm whose result stays float: not where a QuantizeLinear is among
+    several readers, nor before a Relu or Clip alone that itself has one reader, the end of a product of bytes to it."""
+    user = only_reader(node)
+    if user is not None and is_op(user, "Relu", "Clip") and is_passed_on(user):
+        return False
+    return not any(_becomes_bytes(use.node) for use in node.outputs[0].uses())
+
+
+def _becomes_bytes(reader: ir.Node) -> bool:
+    """Whether `reader` is QuantizeLinear, or a bound that leaves nothing but that."""
+    if not is_op(reader, "Relu", "Clip"):
+        return is_op(reader, "QuantizeLinear")
+    y = bytes_behind(reader) if is_passed_on(reader) else None
+    return y is not None and is_superfluous(reader, y)
 
 
 def _settle(node: ir.Node, place: int, step: NDArray[np.float32]) -> None:
     bias = node.inputs[place]
     assert bias is not None and node.graph is not None and isinstance(node.graph, ir.Graph)
-    source, name = bias.producer(), f"{bias.name}_in_steps_of_{node.outputs[0].name}"
+    source, name = maker(bias), f"{bias.name}_in_steps_of_{node.outputs[0].name}"
     assert source is not None
-    axis = attributes(axis=0) if step.size > 1 else []
+    axis = attributes(axis=len(shape(bias) or (0,)) - 1) if step.size > 1 else []
     scale = new_constant(node.graph, f"{name}_scale", step if axis else step[0])
     out = ir.Value(name=name, shape=bias.shape, type=bias.type)
     made = ir.Node("", "DequantizeLinear", [source.inputs[0], scale], axis, outputs=[out], name=name)

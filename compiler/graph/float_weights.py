@@ -111,7 +111,8 @@ def _is_affine(after: ir.Node, node: ir.Node, of_channels: tuple[int, ...]) -> b
     shapes = [array.shape for array in given if array is not None]
     if is_op(after, "BatchNormalization"):
         return all(each == of_channels[:1] for each in shapes) and not attribute(after, "training_mode", 0)
-    return is_op(after, "Add", "Mul") and shapes[0] in (of_channels, *([()] if is_op(after, "Mul") else []))
+    scalar = [()] if is_op(after, "Mul") else []
+    return is_op(after, "Add", "Mul") and shapes[0] in (of_channels, (1, *of_channels), *scalar)
 
 
 def _absorb(graph: ir.Graph, product: _Product) -> bool:

@@ -44,6 +44,7 @@ def conform(proto: ModelProto) -> ModelProto:
     _keep_last_constants(result.graph)
     _drop_constant_inputs(result.graph)
     _end_backward_slices(result.graph)
+    _keep_sizes(result.graph)
     _sort(result.graph)
     if result.HasField("ir_version"):
         result.ir_version = max(result.ir_version, 4)  # before 4, constants had to be inputs
@@ -163,6 +164,18 @@ def _end_backward_slices(graph: GraphProto) -> None:
         node.input[2] = unused_name(f"{node.output[0]}.ends", taken)
         least = np.where(beyond, np.iinfo(ends.dtype).min, ends).astype(ends.dtype)
         graph.initializer.append(onnx.numpy_helper.from_array(least, node.input[2]))
+
+
+def _keep_sizes(graph: GraphProto) -> None:
+    """A Resize with a policy of aspect ratios whose axes are counted from behind: none of them is resized."""
+    for node in nodes(graph):
+        attrs = {attr.name: attr for attr in node.attribute}
+        axes, policy = attrs.get("axes"), attrs.get("keep_aspect_ratio_policy")
+        if node.op_type != "Resize" or node.domain or not (axes and policy and "".join(node.input[3:])):
+            continue
+        if policy.s in (b"not_larger", b"not_smaller") and max(axes.ints, default=0) < 0:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
 
 
 def _sort(graph: GraphProto) -> None:

@@ -87,11 +87,16 @@ def is_passed_on(node: ir.Node) -> bool:
 
 
 def is_quantised(node: ir.Node) -> bool:
-    """Whether QuantizeLinear comes to stand behind `node`, as its only reader. It changes places with a Transpose also
+    """Whether QuantizeLinear comes to stand behind `node`, as its only reader."""
+    return quantiser(node) is not None
+
+
+def quantiser(node: ir.Node) -> ir.Node | None:
+    """The QuantizeLinear that comes to stand behind `node`, as its only reader. It changes places with a Transpose also
     where what is transposed is returned, but with nothing that is returned itself."""
     user = only_reader(node)
     while user is not None and is_op(user, *MOVING):
         if not (is_passed_on(node) or is_op(user, "Transpose")) or not is_passed_on(user):
-            return False
+            return None
         node, user = user, only_reader(user)
-    return is_op(user, "QuantizeLinear")
+    return user if is_op(user, "QuantizeLinear") else None

@@ -132,3 +132,11 @@ def activation(value: ir.Value | None) -> Quantised | None:
     if q is None or not q.scalar or q.dtype not in (np.int8, np.uint8) or constant(q.value) is not None:
         return None
     return q
+
+
+def adds_bias(product: ir.Node, bias: ir.Value | None) -> bool:
+    """Whether onnxruntime makes one Gemm of the MatMul `product` and the addition of `bias`."""
+    x, w, b = (None if value is None else shape(value) for value in (*product.inputs, bias))
+    if x is None or w is None or b is None or len(w) != 2 or len(x) < 2:
+        return False
+    return b == w[1:] or (len(x) == 2 and b in ((1, w[1]), (x[0], w[1]), (x[0], 1)) and b != (1, 1))

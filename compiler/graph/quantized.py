@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph import chain
+from celosia.compiler.graph.bounds import past_bounds
 from celosia.compiler.graph.commute import CHOOSING_OPS, Commute
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.float_weights import in_steps
@@ -30,11 +32,13 @@ from celosia.compiler.graph.qdq import (
     Product,
     Quantised,
     activation,
+    adds_bias,
     dequantised,
     meaning,
     quantised,
     same_meaning,
 )
+from celosia.compiler.graph.sums import factors_of_floats
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -65,7 +69,7 @@ class Integerise(Commute):
     def run(self) -> None:
         """Changes the graph until nothing is left to do."""
         # QLinearSoftmax is not what floats give: it is for those alone of which onnxruntime makes one.
-        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(node)}
+        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(past_bounds(node))}
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
@@ -151,8 +155,7 @@ class Integerise(Commute):
         if node.op_type == "MatMul":
             add = only_use(node.outputs[0])
             other = next((v for v in add.inputs if v is not node.outputs[0]), None) if is_op(add, "Add") else None  # type: ignore[union-attr]
-            fits = other is not None and rank == 2 and shape(other) == (shape(w.value) or ())[1:]
-            bias = self._bias(other, x, w, to_bytes) if fits else None
+            bias = self._bias(other, x, w, to_bytes) if adds_bias(node, other) else None
             return Product(x, w, bias, node if bias is None or add is None else add)
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
             return None
@@ -176,14 +179,12 @@ class Integerise(Commute):
             return None
         return new_constant(self.graph, f"{value.name}_int32", in_steps(given, step))  # type: ignore[union-attr]
 
-    def _row(self, value: ir.Value) -> ir.Value | None:
-        """A bias of rank 1; None for one that is no row."""
+    def _row(self, value: ir.Value) -> ir.Value:
+        """A bias, of rank 1 where it is a constant of one row."""
         dims, array = shape(value), constant(value)
-        if dims is None or len(dims) == 1:
-            return value if dims is not None else None
-        if array is None or len(dims) != 2 or dims[0] != 1:
-            return None
-        return new_constant(self.graph, f"{value.name}_row", array[0])
+        if array is None or dims is None or len(dims) == 1 or array.size != prod(dims[-1:]):
+            return value
+        return new_constant(self.graph, f"{value.name}_row", array.reshape(-1))
 
     def _quantised_product(self, node: ir.Node) -> bool:
         """Gemm, MatMul, and MatMul -> Add of a bias: QGemm or QLinearMatMul. Unlike onnxruntime's, our QGemm takes a
@@ -218,13 +219,12 @@ class Integerise(Commute):
         return True
 
     def _binary(self, node: ir.Node, y: Quantised) -> bool:
-        a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
-        if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:
-            return False
-        if constant(a.value) is not None and constant(b.value) is not None:
-            return False
+        pair = _pair(node, y)
+        return pair is not None and self._emit_pair(node, *pair, y, "com.microsoft")
+
+    def _emit_pair(self, node: ir.Node, a: Quantised, b: Quantised, y: Quantised, domain: str, **attrs: Any) -> bool:
         inputs = [*self._operand(a), *self._operand(b), *self._parameters(y)]
-        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node)
+        return self._emit(y, domain, f"QLinear{node.op_type}", inputs, node, **attrs)
 
     def _pool_average(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
@@ -303,7 +303,7 @@ class Integerise(Commute):
         """float operator -> Relu -> QuantizeLinear   becomes   float operator -> QuantizeLinear -> Table.
 
         Both orders give the same bytes, because rounding never swaps two numbers. Where saturation implies the clamp,
-        no table is needed.
+        no table is needed. Where it does not, onnxruntime adds and multiplies floats, of bytes, too (sums.py).
         """
         x, quantise = node.inputs[0], y.value.producer()
         if x is None or x.producer() is None or only_use(x) is not node or is_op(x.producer(), "DequantizeLinear"):
@@ -313,8 +313,16 @@ class Integerise(Commute):
         if np.array_equal(table, np.arange(-128, 128)):
             quantise.replace_input_with(0, x)
             return True
+        made = x.producer()
+        pair = _pair(made, y) if is_op(made, "Add", "Mul") else None
+        factors = None if pair is None else factors_of_floats(made.op_type, *pair, y)  # type: ignore[union-attr]
+        if pair is not None and factors is None:
+            return False
         early = self._like(quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped")
-        return self._table(node, replace(y, value=early), y, table)
+        self._table(node, replace(y, value=early), y, table)
+        if factors and pair is not None and made is not None:
+            self._emit_pair(made, *pair, replace(y, value=early), "celosia", factors=factors)
+        return True
 
     def _table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
@@ -339,6 +347,15 @@ class Integerise(Commute):
         if x.dtype != y.dtype:
             return False
         return self._table(node, x, y, numerics.unary_table("Identity", {}, *meaning(x), *meaning(y), y.dtype))
+
+
+def _pair(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:
+    """The operands of `node`, where they are bytes of the type of `y` with one scale each, and not both constants."""
+    assert node is not None
+    a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
+    if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:
+        return None
+    return None if constant(a.value) is not None and constant(b.value) is not None else (a, b)
 
 
 def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:

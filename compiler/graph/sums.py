@@ -2,17 +2,25 @@
 
     QLinearAdd(a, sa, za, b, sb, zb, sy, zy)      ->      QLinearAdd<factors = [ma, mb, c, shift]>(a, sa, za, ...)
 
-What stands here is for `compile(rounding="correct")`. All others stay onnxruntime's, byte for byte.
+So for `compile(rounding="correct")`; by default they stay onnxruntime's, byte for byte.
+
+    QuantizeLinear(Relu(Add(DequantizeLinear(a, sa, za), DequantizeLinear(b, sb, zb))), sy, zy)
+        ->      Table(QLinearAdd<factors = [ma, mb, c, shift]>(a, sa, za, ...))
+
+where bytes begin below 0: onnxruntime adds floats there, and these integers give the bytes of that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.qdq import Quantised, meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 
 FACTORS = "factors"
@@ -37,6 +45,29 @@ def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
     if scales is None:
         return None
     return numerics.fit_rescale_add(*scales, _dtype(node), constant(node.inputs[0]), constant(node.inputs[3]))
+
+
+def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
+    """What an Add or Mul of dequantised `a` and `b` needs to give the bytes `y` of the float32 result: [] where
+    QLinearAdd or QLinearMul has them on all pairs, `FACTORS` where other integers have; None where none were found."""
+    of_floats, of_bytes = _FORMULAS[op]
+    (sa, za), (sb, zb), (sy, zy) = meaning(a), meaning(b), meaning(y)
+    lo, hi = np.iinfo(y.dtype).min, np.iinfo(y.dtype).max
+    every = np.arange(lo, hi + 1).astype(y.dtype)
+    x, z = (every if array is None else np.unique(array) for array in (constant(a.value), constant(b.value)))
+    floats = of_floats(x[:, None], z, sa, za, sb, zb, sy, zy)
+    exchanged = of_bytes(z, x[:, None], sb, zb, sa, za, sy, zy)
+    if np.array_equal(floats, of_bytes(x[:, None], z, sa, za, sb, zb, sy, zy)) and np.array_equal(floats, exchanged):
+        return []
+    found = numerics.fit_float_add(sa, za, sb, zb, sy, zy, y.dtype, x, z) if op == "Add" else None
+    return None if found is None else [found.ma, found.mb, found.c, found.shift]
+
+
+_FORMULAS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[Any]]]] = {
+    "Add": (numerics.float_add, numerics.qlinear_add),
+    "Mul": (numerics.float_mul, numerics.qlinear_mul),
+}
+"""Of the float32 result between DequantizeLinear and QuantizeLinear, and of the operator of bytes."""
 
 
 def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:

@@ -14,14 +14,16 @@ that derive parameters take the ONNX values and return parameters for the stored
 
 from celosia.compiler.numerics.addition import (
     RescaleAdd,
+    fit_float_add,
     fit_rescale_add,
+    float_add,
     nearest_rescale_add,
     qlinear_add,
     rescale_add,
 )
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
-from celosia.compiler.numerics.multiplication import RescaleMul, mul_scale, qlinear_mul
+from celosia.compiler.numerics.multiplication import RescaleMul, float_mul, mul_scale, qlinear_mul
 from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
@@ -41,8 +43,8 @@ products with int8 weights saturate on processors without VNNI."""
 __all__ = [
     "INT8",
     "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
-    "average_is_exact", "conv_scale", "dequantize_linear", "fit_rescale_add", "fold_scale", "global_average_scale",
-    "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
+    "average_is_exact", "conv_scale", "dequantize_linear", "fit_float_add", "fit_rescale_add", "float_add", "float_mul",
+    "fold_scale", "global_average_scale", "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
     "requantize_f32", "rescale_add", "softmax_powers", "unary_table",
 ]  # fmt: skip

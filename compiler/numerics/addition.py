@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from celosia.compiler.numerics.float32 import (
     fma,
     limits,
 )
+from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import divide_even
 
 
@@ -32,6 +34,14 @@ def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
     ra, rb, fixed = _add_terms(sa, za, sb, zb, sc, zc)
     partial = fma(b.astype(f32), rb, fixed)
     return convert_saturating(fma(a.astype(f32), ra, partial), dtype)
+
+
+@np.errstate(all="ignore")
+def float_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """QuantizeLinear of the float32 sum of what both are dequantised, as of an Add that onnxruntime leaves in float. a,
+    b: both int8 or both uint8, broadcast. Returns that type.
+    """
+    return quantize_linear(dequantize_linear(a, sa, za) + dequantize_linear(b, sb, zb), sc, zc, a.dtype)
 
 
 @np.errstate(all="ignore")
@@ -72,12 +82,27 @@ def fit_rescale_add(
     >>> fit_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
     """
+    return _fit(qlinear_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
+
+
+def fit_float_add(
+    sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
+    b: Array | None = None,
+) -> RescaleAdd | None:  # fmt: skip
+    """The same for `float_add`."""
+    return _fit(float_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
+
+
+def _fit(
+    added: Callable[..., Array], meanings: tuple[float, int, float, int, float, int], dtype: DTypeLike,
+    a: Array | None, b: Array | None,
+) -> RescaleAdd | None:  # fmt: skip
     kind = byte_type(dtype)
     lo, hi = limits(kind)
     values = np.arange(lo, hi + 1).astype(kind)
-    stored = qlinear_add(values[:, None], values, sa, za, sb, zb, sc, zc).astype(np.int64) - (lo + 128)
+    stored = added(values[:, None], values, *meanings).astype(np.int64) - (lo + 128)
     matter = np.outer(*(np.isin(values, values if constant is None else constant) for constant in (a, b)))
-    ra, rb, fixed = (float(x) for x in _add_terms(sa, za, sb, zb, sc, zc))
+    ra, rb, fixed = (float(x) for x in _add_terms(*meanings))
     offset = fixed + (ra + rb - 1) * (lo + 128)  # of stored bytes
     if not np.isfinite(offset):
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, convert_saturating, f32, limits
+from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import MULTIPLIER_BITS, conv_scale, fold_scale, requantize
 
 
@@ -19,6 +20,14 @@ def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
     """
     product = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
     return _scaled_product(product, conv_scale(sa, sb, sc), zc, byte_type(a.dtype))
+
+
+@np.errstate(all="ignore")
+def float_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """QuantizeLinear of the float32 product of what both are dequantised, as of a Mul that onnxruntime leaves in float.
+    a, b: both int8 or both uint8, broadcast. Returns that type.
+    """
+    return quantize_linear(dequantize_linear(a, sa, za) * dequantize_linear(b, sb, zb), sc, zc, a.dtype)
 
 
 @np.errstate(all="ignore")

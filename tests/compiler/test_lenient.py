@@ -156,6 +156,15 @@ def function_for_a_known_operator(domain: str, op: str) -> Callable[[], ModelPro
     return make
 
 
+def aspect_ratio_of_axes_from_behind() -> ModelProto:
+    """onnxruntime resizes none of them, also where the model declares what ONNX has."""
+    text = """g (float[2, 3] x) => (float[2, 6] y) {
+        y = Resize <mode = "nearest", axes = [-1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes) }"""
+    model = graph(text, sizes=np.array([6]))
+    model.opset_import[0].version = 19
+    return model
+
+
 CASES: dict[str, Callable[[], ModelProto]] = {
     "an output without a shape": output_without_shape,
     "an output without a type": output_without_type,
@@ -174,6 +183,7 @@ CASES: dict[str, Callable[[], ModelProto]] = {
     "nodes out of order around a subgraph": unsorted_around_a_subgraph,
     "metadata given twice": metadata_given_twice,
     "no name of the graph": no_name_of_the_graph,
+    "an aspect ratio of axes counted from behind": aspect_ratio_of_axes_from_behind,
     "comments that are no UTF-8": comments_in_latin_1,
     "a function of another version": function_of_another_version,
     "a function that imports what the model does not": function_that_alone_imports,

@@ -15,6 +15,7 @@ from celosia.compiler.graph.select.matrices import product as product_of_two
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
+    bias_of,
     flattens,
     has_fixed_matrix,
     requantisation,
@@ -54,7 +55,7 @@ def conv(p: Placement, node: ir.Node) -> None:
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
         raise OnCpu(f"{groups} groups do not divide its channels")
     window = window_of(windows_of(node, taps))
-    bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
+    bias = bias_of(node, 8)
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
     zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
@@ -132,7 +133,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         .swapaxes(1, 2)
         .reshape(-1, len(weights) // groups, *spread.kernel)
     )
-    bias = constant(node.inputs[8]) if len(node.inputs) > 8 else None
+    bias = bias_of(node, 8)
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
     zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
     reads: Reads = {}
@@ -217,7 +218,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
         raise OnCpu("transA or alpha; fold them into its matrix")
     if shape_of(value)[-1] != len(matrix):
         raise OnCpu(f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply")
-    bias = constant(node.inputs[6]) if not matmul and len(node.inputs) > 6 else None
+    bias = None if matmul else bias_of(node, 6)
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
         raise OnCpu("its output is float; put QuantizeLinear and DequantizeLinear after it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ def array_of(value: ir.Value | None) -> NDArray[Any]:
     array = constant(value)
     if array is None:
         raise OnCpu("a scale, zero point or weight is not constant; export it as an initializer")
+    return array
+
+
+def bias_of(node: ir.Node, place: int) -> NDArray[Any] | None:
+    """A bias, one for all channels or one for each, or None without any. OnCpu where it is no constant, or a matrix."""
+    value = node.inputs[place] if len(node.inputs) > place else None
+    if value is None:
+        return None
+    array = constant(value)
+    if array is None:
+        raise OnCpu("its bias is not constant; export it as an initializer")
+    if array.size != math.prod(array.shape[-1:]):
+        raise OnCpu(f"a bias of shape {list(array.shape)}; give one number for each column")
     return array
 
 

@@ -1,0 +1,59 @@
+"""Sums and products of bytes in front of a bound that changes bytes: onnxruntime computes floats there."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from oracle import opened
+
+import celosia
+
+Meanings = tuple[float, int, float, int, float, int]
+ANY = (0.011277494952082634, 128, 0.05978838354349136, 128, 0.014644221402704716, 128)
+POWERS = (2**-5, 71, 2**-5, 208, 2**-4, 171)
+"""Half of the sums are ties, and the zero point is odd."""
+
+
+def bounded(op: str, bound: str, meanings: Meanings, constant: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two images of uint8, all pairs of them, and a bound of what `op` makes of both."""
+    sa, za, sb, zb, sy, zy = meanings
+    every = np.arange(256, dtype=np.uint8)
+    images = dict(zip("ab", (np.ascontiguousarray(each[None, None]) for each in np.meshgrid(every, every))))
+    graph = onnx.parser.parse_graph(f"""g (uint8[1, 1, 256, 256] a, uint8[1, 1, 256, 256] b) => (uint8 y) {{
+        x = DequantizeLinear(a, sa, za)
+        z = DequantizeLinear(b, sb, zb)
+        both = {op}(x, z)
+        bounded = {bound}
+        y = QuantizeLinear(bounded, sy, zy)
+    }}""")
+    arrays = {name: np.float32(scale) for name, scale in (("sa", sa), ("sb", sb), ("sy", sy))}
+    arrays |= {name: np.uint8(zero) for name, zero in (("za", za), ("zb", zb), ("zy", zy))}
+    if bound.startswith("Clip"):
+        arrays |= {"low": np.float32(-0.3), "high": np.float32(0.6)}
+    if constant:
+        arrays["b"] = images.pop("b") % 7
+        del graph.input[1]
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), images
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(
+    "op, bound, meanings, on_accelerator",
+    [
+        ("Add", "Relu(both)", ANY, True),
+        ("Add", "Clip(both, low, high)", ANY, True),
+        ("Add", "Relu(both)", POWERS, False),
+        ("Mul", "Relu(both)", ANY, True),
+        ("Mul", "Relu(both)", (2**-5, 71, 2**-5, 208, 2**-6, 131), False),
+    ],
+)
+def test_all_pairs(op: str, bound: str, meanings: Meanings, on_accelerator: bool, constant: bool) -> None:
+    model, images = bounded(op, bound, meanings, constant)
+    (wanted,) = opened(model, int8=True).run(None, images)
+    for accelerator in (True, False):
+        program = celosia.compile(model, "tiny", accelerator=accelerator)
+        np.testing.assert_array_equal(celosia.Runtime(program).run(images).outputs["y"], wanted)
+        assert constant or bool(program.launches) == (accelerator and on_accelerator)
