@@ -25,8 +25,6 @@ from celosia.hw.plain import from_json
 
 STEP_SECONDS = 120.0
 """That a step may take a device; a part of a large network takes some."""
-WAITING = 3
-"""Steps that wait for each device beside the one that it weighs, so that it does while this process prices a whole."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,8 @@ def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = F
     for _ in fleet.devices:
         begin(onnx.ModelProto())  # of nothing, so that they load the compiler while the original is priced here
     try:
-        count = (1 + WAITING) * len(fleet.devices)
-        yield costs._replace(elsewhere=begin, at_once=count, tuned=None if costs.tuned is None else tuned)
+        waits = None if costs.tuned is None else tuned
+        yield costs._replace(elsewhere=begin, helpers=len(fleet.devices), tuned=waits)
     finally:
         if stays:
             line.close()

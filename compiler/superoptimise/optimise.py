@@ -179,7 +179,7 @@ def optimise(
 
     near = Neighbourhoods(original, pricing)
     searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
-    searching.begin, searching.at_once = near.begin, pricing.at_once
+    searching.begin, searching.helpers = near.begin, pricing.helpers
     kept = None
     if records is not None:
         kept = KeptSearches.of(records, config, graph, way, (*rules, *own, *further))

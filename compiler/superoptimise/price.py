@@ -69,14 +69,14 @@ class Pricing(NamedTuple):
     """whole: of a model. part: of a part of one, where less will do. anew: what the second of two models, or of two
     parts, saves when both are measured anew, by turns; None where nothing is measured. tuned: of a model whose
     schedules are searched for first; None where they shall not be. elsewhere: begins to price a part somewhere else, as
-    `part` does here, while this process goes on; None where nobody else does. at_once: steps to weigh at a time so."""
+    `part` does here, while this process goes on; None where nobody else does. helpers: how many do."""
 
     whole: PriceModel
     part: PriceModel
     anew: Callable[[onnx.ModelProto, onnx.ModelProto], float] | None = None
     tuned: Callable[[onnx.ModelProto], float] | None = None
     elsewhere: Callable[[onnx.ModelProto], Awaited] | None = None
-    at_once: int = 1
+    helpers: int = 0
 
 
 DEAR, LOST = Price(inf, inf), Price(inf, inf)

@@ -20,6 +20,8 @@ from celosia.compiler.superoptimise.together import apart, chosen
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
 MOST_TIDYING = 1000
+AHEAD = 4
+"""Steps that are under way for each helper, so that it weighs some while this process prices a whole."""
 LOOK = 0.02
 """Seconds between two looks at what others weigh."""
 SHARE, LEAST = 0.5, 3.0
@@ -67,8 +69,8 @@ class Searching:
     further: Sequence[RewriteRule] = ()
     cost_of: CostOf = lambda graph, operation: 0
     begin: Begin = lambda before, after: lambda: True
-    at_once: int = 1
-    """Steps that are weighed at a time, where others do that."""
+    helpers: int = 0
+    """Others that weigh steps, each several after another."""
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     known: Sequence[KnownStep] = ()
@@ -206,9 +208,11 @@ class Searching:
 
     def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
         """Steps, and whether that is all of them. To weigh them takes half as long as to price the whole, some seconds
-        at least, and half of the time that is left at most, so that what was found is taken."""
+        at least, and half of the time that is left at most, so that what was found is taken. Helpers weigh as many in
+        less time: the steps that seem to save most of very many are those whose estimates err most."""
         steps: list[Found] = []
-        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + max(LEAST, self.pricing / 2))
+        taking = max(LEAST, self.pricing / 2) / max(1, self.helpers)
+        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + taking)
         for each in rest:
             steps.append(each)
             self._tell()
@@ -304,15 +308,16 @@ class Searching:
         ]
         heapq.heapify(waiting)
         under_way: list[_Candidate] = []
+        at_once = max(1, AHEAD * self.helpers)
         try:
             while waiting or under_way:
-                while waiting and len(under_way) < self.at_once:
+                while waiting and len(under_way) < at_once:
                     _, place, places = heapq.heappop(waiting)
                     rule = fitting[place]
                     if (candidate := self._begun(found, rule, place, places)) is None:
                         continue
                     under_way.append(candidate)
-                    if len(under_way) < self.at_once and self.saved.get(rule.name, 0) > 0:
+                    if len(under_way) < at_once and self.saved.get(rule.name, 0) > 0:
                         candidate.goes_on = True
                         heapq.heappush(waiting, (-self.saved[rule.name], place, places))
                 if not under_way or (first := self._ready(under_way)) is None:
