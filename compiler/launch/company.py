@@ -55,6 +55,11 @@ def follows(producer: Layer, layer: Layer) -> bool:
     return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
 
 
+def takes_acc(layer: Layer) -> bool:
+    """Whether a companion needs room in acc, as what has an operand A there; what reads vin or norms rows does not."""
+    return not isinstance(layer, Norm | Pool) and (isinstance(layer, Multiply) or layer.epilogue.residual is not None)
+
+
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
     """Whether gemm has nothing to do for it, and its tiles may come between those of others."""
     return isinstance(layer, Pool | Map | Multiply) or (isinstance(layer, Conv) and depthwise(cfg, layer))
