@@ -55,9 +55,11 @@ def follows(producer: Layer, layer: Layer) -> bool:
     return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
 
 
-def takes_acc(layer: Layer) -> bool:
-    """Whether a companion needs room in acc, as what has an operand A there; what reads vin or norms rows does not."""
-    return not isinstance(layer, Norm | Pool) and (isinstance(layer, Multiply) or layer.epilogue.residual is not None)
+def takes_acc(cfg: Config, layer: Layer) -> bool:
+    """Whether a companion needs room in acc: for sums, or for an operand A."""
+    if isinstance(layer, Norm):
+        return False
+    return isinstance(layer, Multiply) or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
 
 
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
@@ -97,7 +99,7 @@ def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collectio
     for other in range(number + 1, len(layers)):
         layer = layers[other]
         apart = all(act.storage is not host.y.storage for act in inputs(layer))
-        may = busy and is_for_vector(cfg, layer) and (apart or trails(host, layer))
+        may = busy and (apart or trails(host, layer))
         if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
             return
         yield other
