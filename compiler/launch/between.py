@@ -56,10 +56,10 @@ class Companion:
         self.work = [max(area[0] * area[1] * _moved(tile, False), _moved(tile, True)) for tile in planned.tiles]
         self.y, self.host_y = planned.layer.y.storage, host.layer.y.storage
         self.reads = {act.storage for act in inputs(planned.layer)}
-        acc = any(map(_takes_acc, planned.tiles))
+        acc = planned.cut or any(map(_takes_acc, planned.tiles))
         self.lag = LAG if acc else 0
-        # What another layer's tiles hold in acc from one to the next must not be taken.
-        self.waits = host.cut and not planned.needs and acc
+        # What either layer's tiles hold in acc from one to the next must not be taken.
+        self.waits = planned.cut or (host.cut and not planned.needs and acc)
 
     @property
     def left(self) -> list[PipelineTile]:
