@@ -94,7 +94,7 @@ def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own
             return list(some)
     if () not in taken:
         taken[()] = once(cfg, planner, [layers[number] for number in numbers])
-    return list(min(taken, key=lambda some: (taken[some], len(some))))
+    return list(min(taken.items(), key=lambda each: (each[1], len(each[0])))[0])
 
 
 def _without_products(cfg: Config, layers: Sequence[Layer], host: int, own: Sequence[int]) -> tuple[int, ...]:

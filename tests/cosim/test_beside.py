@@ -1,5 +1,5 @@
-"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: tiles take
-turns, and every byte is onnxruntime's."""
+"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: their tiles
+take turns, and every byte is onnxruntime's."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def random_branches(seed: int) -> Builder:
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside whatever they can be, though that may take longer; convolutions, too, whether they wait for memory or not."""
+    """Beside whatever they can be, though that may take longer: convolutions, too, whatever they wait for."""
 
     def any_of_images(cfg: Config, planner: Planner, layer: Layer) -> bool:
         return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)

@@ -16,7 +16,7 @@ from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_z
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.lattice import Lattice
-from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window
+from celosia.compiler.layer import Activation, Conv, Pool, Window
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
 from celosia.hw.isa import Buffer, element_bytes
@@ -44,11 +44,11 @@ def average(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     parts = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
-    layers: list[Layer] = [_by_taps(p.cfg, part) for part in parts]
+    layers = [_by_taps(p.cfg, part) for part in parts]
     if len(layers) == 1:
         p.add(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
     else:
-        p.assemble(node, layers, reads, whole, y_form, note)
+        p.assemble(node, list(layers), reads, whole, y_form, note)
 
 
 def _is_exact(node: ir.Node, count: int) -> bool:
