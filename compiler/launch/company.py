@@ -1,7 +1,8 @@
 """Which layers of a launch have their tiles emitted between those of a convolution.
 
-A pooling, an elementwise layer or a norm has nothing for gemm to do, and a convolution has little for vector: tile by
-tile, they run at the same time. Such layers stand directly behind the convolution (order.py puts them there).
+A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
+little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
+(order.py puts them there).
 """
 
 from __future__ import annotations

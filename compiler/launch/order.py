@@ -1,8 +1,9 @@
-"""The order of a launch's layers: what only the vector unit computes stands behind a convolution that it does not need.
+"""The order of a launch's layers: what only the vector unit computes, and convolutions that wait for memory, stand
+behind a convolution that they do not need.
 
-There its tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. It may stand
-behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for it,
-and stays where it is unless the timing model finds fewer cycles.
+There their tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. Each may
+stand behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for
+it, and stays where it is unless the timing model finds fewer cycles.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> t
 
 
 def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, list[int]]:
-    """Convolutions, and what may stand behind each: behind that which has most room for it."""
+    """Convolutions, and what may stand behind each: behind that which has most room for it, and stands behind none."""
     products = [
         number for number, layer in enumerate(layers)
         if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
@@ -108,8 +109,8 @@ def _without_products(cfg: Config, layers: Sequence[Layer], host: int, own: Sequ
 
 
 def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[tuple[int, list[int], int]]:
-    """Each layer of the vector unit alone, the layers that make what it reads, and the first that reads what it makes,
-    or their number."""
+    """Each layer that does not keep gemm busy, the layers that make what it reads, and the first that reads what it
+    makes, or their number."""
     touching: dict[Storage, list[int]] = {}
     for number, layer in enumerate(layers):
         for storage in {act.storage for act in (*inputs(layer), layer.y)}:

@@ -1,4 +1,4 @@
-"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: their tiles
+"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: tiles
 take turns, and every byte is onnxruntime's."""
 
 from __future__ import annotations
