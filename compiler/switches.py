@@ -13,7 +13,7 @@ PARTS = {
     "fusion": "every operator on the CPU is a kernel of its own",
     "memory": "every tensor has memory of its own, in DRAM and on the CPU",
     "blocks": "no results stay on chip from one layer to the next",
-    "beside": "what only the vector unit computes comes behind convolutions that it does not need, not beside them",
+    "beside": "what leaves gemm idle comes behind convolutions that it does not need, not beside them",
 }
 """By name, what it is like without it."""
 

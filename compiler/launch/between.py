@@ -37,17 +37,29 @@ class PlannedLayer:
         stream.start(self.number, self.layer.y.storage, tile.load, self.ahead)
 
 
+LAG = 1
+"""Tiles of a host that compute between what completes rows and what reads these through acc: else gemm would wait for
+them to be stored and loaded."""
+AHEAD = 2
+"""Tiles of a host that load before the oldest has computed, where all of its companions take acc: with more of them acc
+is full, and each gets its entries from the vector unit just when gemm needs them. Companions that take none keep the
+vector unit for long, and gemm needs acc to work ahead."""
+
+
 class Companion:
-    """A layer whose tiles are emitted between those of others. work: of each tile, in some unit."""
+    """A layer whose tiles are emitted between those of others. work: of each tile, in some unit. lag: tiles of the host
+    for which it leaves rows that are complete."""
 
     def __init__(self, planned: PlannedLayer, host: PlannedLayer) -> None:
         self.planned, self.host, self.emitted = planned, host, 0
         area = planned.layer.window.kernel if isinstance(planned.layer, Pool) else (1, 1)
-        self.work = [area[0] * area[1] * _stored(tile) for tile in planned.tiles]
+        self.work = [max(area[0] * area[1] * _moved(tile, False), _moved(tile, True)) for tile in planned.tiles]
         self.y, self.host_y = planned.layer.y.storage, host.layer.y.storage
         self.reads = {act.storage for act in inputs(planned.layer)}
-        # What another layer's tiles hold in acc from one to the next must not be taken.
-        self.waits = host.cut and not planned.needs and any(map(_takes_acc, planned.tiles))
+        acc = planned.cut or any(map(_takes_acc, planned.tiles))
+        self.lag = LAG if acc else 0
+        # What either layer's tiles hold in acc from one to the next must not be taken.
+        self.waits = planned.cut or (host.cut and not planned.needs and acc)
 
     @property
     def left(self) -> list[PipelineTile]:
@@ -103,13 +115,17 @@ class Between:
 
     def _next(self, computed: int) -> Companion | None:
         """One whose next tile may come, once so many of the host's tiles have computed."""
-        rows, unmade = self.host.done[computed - 1] if computed and self.host.done else 0, set[Storage]()
+        unmade = set[Storage]()
         for each in self.companions:
-            if each.reads.isdisjoint(unmade) and each.is_ready(self.stream, rows):
+            if each.reads.isdisjoint(unmade) and each.is_ready(self.stream, self._rows(computed - each.lag)):
                 return each
             if each.left:
                 unmade.add(each.y)
         return None
+
+    def _rows(self, computed: int) -> int:
+        """Rows of what the host makes that so many of its tiles complete."""
+        return self.host.done[computed - 1] if computed > 0 and self.host.done else 0
 
     def _follow(self, computed: int, share: int) -> None:
         """Emit what is ready, up to this share of all work."""
@@ -127,9 +143,9 @@ class Between:
                 break
 
 
-def _stored(tile: PipelineTile) -> int:
-    """Pieces that it stores."""
-    return sum(move.moved_pieces(tile.env) for move in tile.moves(loads=False))
+def _moved(tile: PipelineTile, loads: bool) -> int:
+    """Pieces that it loads, or that it stores."""
+    return sum(move.moved_pieces(tile.env) for move in tile.moves(loads=loads))
 
 
 def _takes_acc(tile: PipelineTile) -> bool:

@@ -202,6 +202,8 @@ def _fits(cfg: Config, layer: Layer) -> bool:
         return False
     if isinstance(layer, Pool):
         return layer.epilogue.residual is None
+    if not layer.macs:
+        return False  # an average, which costs nothing where it runs beside another convolution
     return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
 
 

@@ -1,7 +1,8 @@
 """Which layers of a launch have their tiles emitted between those of a convolution.
 
-A pooling, an elementwise layer or a norm has nothing for gemm to do, and a convolution has little for vector: tile by
-tile, they run at the same time. Such layers stand directly behind the convolution (order.py puts them there).
+A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
+little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
+(order.py puts them there).
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ def follows(producer: Layer, layer: Layer) -> bool:
     return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
 
 
+def takes_acc(cfg: Config, layer: Layer) -> bool:
+    """Whether a companion needs room in acc: for sums, or for an operand A."""
+    if isinstance(layer, Norm):
+        return False
+    return isinstance(layer, Multiply) or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
+
+
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
     """Whether gemm has nothing to do for it, and its tiles may come between those of others."""
     return isinstance(layer, Pool | Map | Multiply) or (isinstance(layer, Conv) and depthwise(cfg, layer))
@@ -92,7 +100,7 @@ def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collectio
     for other in range(number + 1, len(layers)):
         layer = layers[other]
         apart = all(act.storage is not host.y.storage for act in inputs(layer))
-        may = busy and is_for_vector(cfg, layer) and (apart or trails(host, layer))
+        may = busy and (apart or trails(host, layer))
         if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
             return
         yield other

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.between import COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
-from celosia.compiler.launch.company import Company, softmaxes_before
+from celosia.compiler.launch.between import AHEAD, COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
+from celosia.compiler.launch.company import Company, softmaxes_before, takes_acc
 from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, Untileable, inputs
 from celosia.compiler.tensorize.constants import Constants
@@ -151,10 +151,13 @@ class _Emitter:
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            companions = [self.layers[other] for other in self.company.companions.get(number, ())]
+            if companions and all(takes_acc(self.cfg, each) for each in companions):
+                planned.ahead = min(planned.ahead, AHEAD)
             planned.cut = any(part.decisions.order in CUT for part in parts)
             if following:
-                beside = any(isinstance(each, Norm) for each in following)  # which leaves acc alone
-                planned.done = rows_done(tiles, planned.cut and not beside, self._counted(number))
+                held = planned.cut and any(takes_acc(self.cfg, each) for each in following)
+                planned.done = rows_done(tiles, held, self._counted(number))
             if self.company.is_fed(number):
                 host = self.company.hosts[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]

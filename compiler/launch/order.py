@@ -1,8 +1,9 @@
-"""The order of a launch's layers: what only the vector unit computes stands behind a convolution that it does not need.
+"""The order of a launch's layers: what only the vector unit computes, and convolutions that wait for memory, stand
+behind a convolution that they do not need.
 
-There its tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. It may stand
-behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for it,
-and stays where it is unless the timing model finds fewer cycles.
+There their tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. Each may
+stand behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for
+it, and stays where it is unless the timing model finds fewer cycles.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> t
     and asks again without it."""
     try:
         found = _hosts(cfg, planner, layers) if is_on("beside") else {}
-        behind = {host: own for host, own in found.items() if _gains(cfg, planner, layers, host, own)}
+        behind = {host: _best(cfg, planner, layers, host, own) for host, own in found.items()}
     except Untileable:
         behind = {}
     moved = {number for own in behind.values() for number in own}
@@ -47,7 +48,7 @@ def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> t
 
 
 def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, list[int]]:
-    """Convolutions, and what may stand behind each: behind that which has most room for it."""
+    """Convolutions, and what may stand behind each: behind that which has most room for it, and stands behind none."""
     products = [
         number for number, layer in enumerate(layers)
         if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
@@ -55,12 +56,13 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
     room: dict[int, Cycles] = {}
     found: dict[int, list[int]] = {}
     places = list(range(len(layers)))
-    for number, makers, reader in _links(cfg, layers):
+    for number, makers, reader in _links(cfg, planner, layers):
         feeding = {places[maker] for maker in makers}
         first = max(feeding, default=0)
         choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
         choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
-        if not choices:
+        choices = [n for n in choices if places[n] == n != number]
+        if number in found or not choices:
             continue
         work = _work(cfg, planner, layers[number])
         for host in choices:
@@ -75,32 +77,46 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
     return found
 
 
-def _gains(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own: Sequence[int]) -> bool:
-    """Whether a convolution with its own behind it takes fewer cycles than as they are: each behind what makes what it
-    reads, if that is directly before it, and before the layer that comes behind them all."""
-    if own == [host + 1] and follows(layers[host], layers[host + 1]):
-        return False
+def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own: Sequence[int]) -> list[int]:
+    """Those of `own` with which a convolution takes the fewest cycles; none where they take fewer as they are: each
+    behind what makes what it reads, if that is directly before it, and before the layer that comes behind them all."""
+    if list(own) == [host + 1] and follows(layers[host], layers[host + 1]):
+        return []
     last = max(host, *own) + 1
     makers = {number - 1 for number in own if number and follows(layers[number - 1], layers[number])}
-    rest = [number for number in {*makers, host, last} if number < len(layers)]
-    before = sorted({*rest, *own})
-    after = [n for number in sorted(rest) for n in (number, *(own if number == host else ()))]
-    beside = replace(planner.decider, beside=frozenset(layers[number].name for number in own))
-    taken = once(cfg, planner.under(beside), [layers[number] for number in after])
-    if taken <= BUSY * least(planner, [layers[number] for number in after]):
-        return True
-    return taken < once(cfg, planner, [layers[number] for number in before])
+    numbers = [number for number in sorted({*makers, host, *own, last}) if number < len(layers)]
+    limit = BUSY * least(planner, [layers[number] for number in numbers])
+    taken: dict[tuple[int, ...], float] = {}
+    for some in dict.fromkeys([_without_products(cfg, layers, host, own), tuple(own)]):
+        order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
+        beside = replace(planner.decider, beside=frozenset(layers[number].name for number in some))
+        taken[some] = once(cfg, planner.under(beside) if some else planner, [layers[number] for number in order])
+        if some and taken[some] <= limit:
+            return list(some)
+    if () not in taken:
+        taken[()] = once(cfg, planner, [layers[number] for number in numbers])
+    return list(min(taken.items(), key=lambda each: (each[1], len(each[0])))[0])
 
 
-def _links(cfg: Config, layers: Sequence[Layer]) -> Iterator[tuple[int, list[int], int]]:
-    """Each layer of the vector unit alone, the layers that make what it reads, and the first that reads what it makes,
-    or their number."""
+def _without_products(cfg: Config, layers: Sequence[Layer], host: int, own: Sequence[int]) -> tuple[int, ...]:
+    """Those of the vector unit alone, but for what needs others that then come behind the host again."""
+    left: list[int] = []
+    out: list[int] = []
+    for number in own:
+        late = any(other > host and _reads(cfg, layers[number], layers[other].y) for other in out)
+        (left if is_for_vector(cfg, layers[number]) and not late else out).append(number)
+    return tuple(left)
+
+
+def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[tuple[int, list[int], int]]:
+    """Each layer that does not keep gemm busy, the layers that make what it reads, and the first that reads what it
+    makes, or their number."""
     touching: dict[Storage, list[int]] = {}
     for number, layer in enumerate(layers):
         for storage in {act.storage for act in (*inputs(layer), layer.y)}:
             touching.setdefault(storage, []).append(number)
     for number, layer in enumerate(layers):
-        if not is_for_vector(cfg, layer) or any(act.storage.lasting for act in (*inputs(layer), layer.y)):
+        if not _waits(cfg, planner, layer) or any(act.storage.lasting for act in (*inputs(layer), layer.y)):
             continue
         read, y = inputs(layer), layer.y
         makers = [n for act in read for n in touching[act.storage] if n < number and layers[n].y.overlaps(cfg, act)]
@@ -112,8 +128,15 @@ def _reads(cfg: Config, layer: Layer, y: Activation) -> bool:
     return any(act.overlaps(cfg, y) for act in inputs(layer))
 
 
+def _waits(cfg: Config, planner: Planner, layer: Layer) -> bool:
+    """Whether gemm has nothing to do for a layer, or waits for the memory."""
+    return is_for_vector(cfg, layer) or (keeps_gemm_busy(cfg, layer) and not (_room(cfg, planner, layer) > 0).all())
+
+
 def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
-    """Cycles of vector, load and store that a layer of the vector unit alone takes."""
+    """Cycles of vector, load and store that a layer takes beyond those in which it keeps gemm busy."""
+    if keeps_gemm_busy(cfg, layer):
+        return np.maximum(-_room(cfg, planner, layer), 1)
     found = np.zeros(3)
     beats = max(1, cfg.lanes // cfg.bus_bytes)
     for definition in planner.definitions(layer):

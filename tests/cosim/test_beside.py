@@ -1,8 +1,9 @@
-"""Poolings, maps and depthwise convolutions beside convolutions that they do not need: tiles take turns, and every byte
-is onnxruntime's."""
+"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: tiles
+take turns, and every byte is onnxruntime's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,13 @@ from small_models import Builder, Tensor
 from thorough import some
 
 import celosia
+from celosia.compiler.graph.select import pooling
 from celosia.compiler.launch import image, order
 from celosia.compiler.launch.between import Companion
+from celosia.compiler.launch.company import is_for_vector, keeps_gemm_busy
+from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
+from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Opcode, opcode_of
@@ -27,7 +32,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
 
-from celosia.driver.run.explain import predicted
+from celosia.driver.run.explain import estimate, predicted
 
 SMALL = dict(inp_depth=512, wgt_depth=256, acc_depth=128, vin_depth=128, out_depth=128, par_depth=32)
 TAPS = Config(block_in=8, block_out=8, bus_bytes=16, **SMALL, taps=3, tap_depth=64, forward=True, residual_cycles=2)
@@ -84,8 +89,13 @@ def random_branches(seed: int) -> Builder:
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside whatever they can be, though that may take longer."""
-    monkeypatch.setattr(order, "_gains", lambda *given: True)
+    """Beside whatever they can be, though that may take longer: convolutions, too, whatever they wait for."""
+
+    def any_of_images(cfg: Config, planner: Planner, layer: Layer) -> bool:
+        return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)
+
+    monkeypatch.setattr(order, "_waits", any_of_images)
+    monkeypatch.setattr(order, "_best", lambda cfg, planner, layers, host, own: list(own))
 
 
 def turns(program: Program) -> int:
@@ -118,6 +128,56 @@ def test_gemm_is_busy_meanwhile() -> None:
     beside, behind = (celosia.compile(model, "pynq", check=False, without=out) for out in ((), "beside"))
     assert turns(beside) > turns(behind) + 3
     assert cycles(beside) < 0.95 * cycles(behind)
+
+
+def fire() -> Builder:
+    """A small convolution whose results two larger ones put side by side, and a small one that reads them all: only
+    the convolution of 3x3 keeps gemm busy."""
+    b = Builder("qdq", seed=5)
+    x = b.conv(b.input((1, 16, 56, 56)), 16, (1, 1), activation="Relu")
+    wide = [b.conv(x, 64, (1, 1), activation="Relu"), b.conv(x, 64, (3, 3), pads=(1, 1, 1, 1), activation="Relu")]
+    b.output(b.conv(b.concat(wide, True), 16, (1, 1)))
+    return b
+
+
+def enlarged() -> Builder:
+    """A convolution whose sums stay in acc from piece to piece, and its result in twice the size, for another one."""
+    b = Builder("qdq", seed=6)
+    x = b.conv(b.input((1, 96, 16, 16)), 32, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
+    x = b.nearest(x, (2, 2), coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    b.output(b.conv(x, 16, (1, 1)))
+    return b
+
+
+@pytest.mark.parametrize("model", [fire, enlarged])
+def test_memory_is_busy_meanwhile(model: Callable[[], Builder]) -> None:
+    beside = check(model(), FunctionalDevice(PRESETS["pynq"]))
+    behind = celosia.compile(model().model(), "pynq", check=False, without="beside")
+    assert cycles(beside) < 0.9 * cycles(behind)
+
+
+def vector_cycles(program: Program) -> int:
+    """In which the vector unit is at work."""
+    rows = estimate(program)["layers"]
+    return sum(row["units"]["vector"]["busy"] for row in rows if row["units"])
+
+
+def averages() -> Builder:
+    """The average of nine pixels, and what it is added to."""
+    b = Builder("qdq", seed=7)
+    b.rounding = "correct"
+    x = b.conv(b.input((1, 32, 20, 20)), 32, (1, 1), activation="Relu")
+    b.output(b.binary("Add", b.average_pool(x, (3, 3), (1, 1), (1, 1, 1, 1), 1), x))
+    return b
+
+
+def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three pixels, in the vector unit: an addition to them does not bring them to the array."""
+    found = check(averages(), FunctionalDevice(PRESETS["pynq"]))
+    busy = vector_cycles(found)
+    monkeypatch.setattr(pooling, "_by_taps", lambda cfg, pool: pool)
+    one_by_one = celosia.compile(averages().model(), "pynq", check=False, rounding="correct")
+    assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 
 
 @pytest.mark.parametrize("seed", some(range(40), range(4)))

@@ -10,6 +10,9 @@ import onnx_ir as ir
 from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, Norm, Softmax, ending
+from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.definition import depthwise
+from celosia.hw.config import Config
 
 
 def join_residual(
@@ -29,6 +32,8 @@ def join_residual(
             continue
         if p.held(value) != form:
             continue  # it is added as an activation of another form
+        if depthwise(p.cfg, choice.layer) and _takes_longer_joined(p.cfg, choice.layer):
+            continue
         if order.get(p.source(added), -1) >= order[choice.value] or added is value:
             continue
         scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
@@ -36,6 +41,14 @@ def join_residual(
         extend(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads)
         return True
     return False
+
+
+def _takes_longer_joined(cfg: Config, layer: Conv) -> bool:
+    """Whether the array takes more cycles for a depthwise convolution, which it computes with the addition, than the
+    vector unit, and the bus for both operands of the addition."""
+    height, width = layer.window.kernel
+    steps, beats = height * pack.tap_steps(cfg, layer.window)[0], max(1, cfg.lanes // cfg.bus_bytes)
+    return steps + 2 * beats < height * width
 
 
 def joins(choice: Choice, value: ir.Value | None) -> bool:

@@ -16,7 +16,10 @@ from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_z
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.lattice import Lattice
-from celosia.compiler.layer import Activation, Pool, Window
+from celosia.compiler.layer import Activation, Conv, Pool, Window
+from celosia.compiler.tensorize import pack
+from celosia.hw.config import Config
+from celosia.hw.isa import Buffer, element_bytes
 
 MOST_PARTS = 49
 """Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
@@ -40,7 +43,8 @@ def average(p: Placement, node: ir.Node) -> None:
     note = "" if pool or _is_exact(node, prod(size)) else f"{IN_FLOATS}; one can differ by one step"
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
-    layers = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
+    parts = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
+    layers = [_by_taps(p.cfg, part) for part in parts]
     if len(layers) == 1:
         p.add(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
     else:
@@ -78,7 +82,7 @@ def _runs(counts: list[int]) -> list[_Run]:
 
 
 def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Pool:
-    """The average of those rows and columns of `y`."""
+    """The average of those rows and columns of `y`, as a sum over windows."""
     sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
     (top, before, below), (left, ahead, behind) = sides
     seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, Lattice(x.height, x.width, top, left))
@@ -92,6 +96,23 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
     name = f"{node.name}.{rows.first}.{columns.first}"
     return Pool(name, seen, made, replace(window, pads=(before, ahead, below, behind)), requantise, zero_x)
+
+
+def _by_taps(cfg: Config, pool: Pool) -> Conv | Pool:
+    """A sum over windows as a depthwise convolution with ones as weights, whose rows take a step for `taps` columns;
+    `pool` where that saves no cycles."""
+    (height, width), channels = pool.window.kernel, pool.x.channels
+    if not cfg.taps or channels == 1 or pool.requantise is None:
+        return pool
+    steps = height * pack.tap_steps(cfg, pool.window)[0]
+    saved = (height * width - steps) * pool.y.height * pool.y.width * pool.y.images
+    loaded = steps * element_bytes(cfg, Buffer.TAP) // cfg.bus_bytes
+    if saved <= loaded or steps > cfg.tap_depth:
+        return pool
+    ones = np.ones((channels, 1, height, width), np.int8)
+    return Conv(
+        pool.name, pool.x, pool.y, ones, pool.requantise, pool.window, channels, pool.pad_value, filling=ones.size
+    )
 
 
 def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, int]:
