@@ -20,6 +20,7 @@ from celosia.compiler.layer import Activation, Conv, Pool, Window
 from celosia.compiler.tensorize import pack
 from celosia.hw.config import Config
 from celosia.hw.isa import Buffer, element_bytes
+from celosia.hw.scratchpads import depths
 
 MOST_PARTS = 49
 """Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
@@ -107,7 +108,7 @@ def _by_taps(cfg: Config, pool: Pool) -> Conv | Pool:
     steps = height * pack.tap_steps(cfg, pool.window)[0]
     saved = (height * width - steps) * pool.y.height * pool.y.width * pool.y.images
     loaded = steps * element_bytes(cfg, Buffer.TAP) // cfg.bus_bytes
-    if saved <= loaded or steps > cfg.tap_depth:
+    if saved <= loaded or steps > depths(cfg)["tap"]:
         return pool
     ones = np.ones((channels, 1, height, width), np.int8)
     return Conv(
