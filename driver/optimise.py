@@ -45,9 +45,8 @@ def optimise(
     counts is the time of its kernels, on one thread.
 
     fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere.
-    Outputs are then as near to the original's as rounding sums of that length may bring them, which
-    compiler/superoptimise/rounding.py says, or the model is refused; `Optimised.report` has how near they are, under
-    "fast_math".
+    Outputs are then as near to the original's as rounding may bring them (compiler/superoptimise/rounding.py), or the
+    model is refused; `Optimised.report` has how near they are, under "fast_math".
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
@@ -72,9 +71,7 @@ def optimise(
     """
     from celosia.compiler.tune.kernels.trial import processor
 
-    require()
-    if search in ("milp", "egraph"):
-        _require_scipy(search)
+    _require(search, accelerator, bool(jobs or pool or fleet))
     cfg = Config.load(config)
     progress("reading the model")
 
@@ -82,8 +79,6 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
-    if not accelerator and (jobs or pool or fleet):
-        raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
     known = None if records is None else Records.load(records, must_exist=False)
     with _devices(tune if accelerator else 0, jobs, pool, fleet) as others:
         costs = pricing(source, cfg, accelerator)
@@ -126,11 +121,17 @@ def _tuned(
     return float(tuning.report["cycles"])
 
 
-def _require_scipy(search: str) -> None:
-    try:
-        import scipy.optimize  # noqa: F401
-    except ImportError:
-        raise MissingLibrary(f"to search by {search}, scipy is needed: pip install 'celosia[superoptimise]'") from None
+def _require(search: str, accelerator: bool, others: bool) -> None:
+    """MissingLibrary; BudgetError where other processes would measure this processor."""
+    require()
+    if search in ("milp", "egraph"):
+        try:
+            import scipy.optimize  # noqa: F401
+        except ImportError:
+            way = "pip install 'celosia[superoptimise]'"
+            raise MissingLibrary(f"to search by {search}, scipy is needed: {way}") from None
+    if others and not accelerator:
+        raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 
 @taking(Options)

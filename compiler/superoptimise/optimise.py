@@ -27,7 +27,7 @@ from celosia.compiler.superoptimise.real_forms import RealReader
 from celosia.compiler.superoptimise.rounding import Apart, apart, bound_of
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES
-from celosia.compiler.superoptimise.search import Searching, Told
+from celosia.compiler.superoptimise.search import PriceOf, Searching, Told
 from celosia.compiler.superoptimise.state import Derived, Found, SearchState
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import CONSTANTS_APART, OnnxWriter, Unwritable
@@ -163,22 +163,10 @@ def optimise(
     original = with_shapes(source, shapes)
     graph = graph_of(original, floats, fast_math)
 
-    before: list[Price] = []
-
-    def price_of(each: BytesGraph) -> Price:
-        if each is graph:
-            before.append(pricing.whole(original))
-            return before[0]
-        try:
-            model = OnnxWriter(each, original).write()
-            if pricing.anew is None:
-                return pricing.whole(model)
-            return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
-        except (Unwritable, ModelError):
-            return DEAR
-
     near = Neighbourhoods(original, pricing)
-    searching = Searching((*rules, *own), price_of, near.gain, budget, told, way, further, near.cost)
+    searching = Searching(
+        (*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further, near.cost
+    )
     searching.begin, searching.helpers = near.begin, pricing.helpers
     kept = None
     if records is not None:
@@ -198,6 +186,25 @@ def optimise(
     if made.steps:
         noted(model, made.report)
     return made
+
+
+def _prices(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> PriceOf:
+    """What graphs cost, of which `graph`, that of the original, is asked first."""
+    before: list[Price] = []
+
+    def price_of(each: BytesGraph) -> Price:
+        if each is graph:
+            before.append(pricing.whole(original))
+            return before[0]
+        try:
+            model = OnnxWriter(each, original).write()
+            if pricing.anew is None:
+                return pricing.whole(model)
+            return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
+        except (Unwritable, ModelError):
+            return DEAR
+
+    return price_of
 
 
 def _retimed(

@@ -95,14 +95,7 @@ def optimise(
     from celosia.driver.optimise import optimise as driver
     from celosia.driver.show import optimise as show
 
-    if cpu and tune:
-        raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
-    if fast_math and not cpu:
-        raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
-    if cpu and (jobs or pool):
-        raise typer.BadParameter(
-            "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
-        )
+    _refuse(cpu, fast_math, tune, bool(jobs or pool))
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], output, report, records)
@@ -120,6 +113,18 @@ def optimise(
     if found.state.ended == "interrupted":
         say(f"celosia: interrupted; the best so far is in {output}", error=True)
         raise typer.Exit(INTERRUPTED)
+
+
+def _refuse(cpu: bool, fast_math: bool, trials: int, others: bool) -> None:
+    """What does not go together."""
+    if cpu and trials:
+        raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
+    if fast_math and not cpu:
+        raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
+    if cpu and others:
+        raise typer.BadParameter(
+            "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
+        )
 
 
 def _save(found: Optimised, output: Path) -> None:
