@@ -14,6 +14,7 @@ from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
+from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -337,10 +338,10 @@ class BodyWriter:
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
                     self._store(tensor, index, operations.multiply_add(self.b, *factors), env)
                     return
-        if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
+        if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name in dot.DOTS:
             old = self._load(tensor, index, env)
-            x, w, old = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
-            self._store(tensor, index, dot.dot4(self.b, old, x, w, self.features), env)
+            *factors, old = self._same_width(*self._factors(value, env, memo), old)
+            self._store(tensor, index, dot.DOTS[value.name](self.b, old, *factors, self.features), env)
             return
         op, plain = Reduce.COMBINE[kind], tensor in self.numbers
         new = self.expr(numbers.number(value) if plain else value, env, memo)
@@ -351,6 +352,18 @@ class BodyWriter:
             self.vector = saved
             return
         self._combine(kind, tensor, index, new, env)
+
+    def _factors(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """The arguments of a sum of products; two numbers for all lanes that lie side by side are read together."""
+        rest, last = product.args[:-2], product.args[-2:]
+        match last:
+            case (Load(tensor, index), Load(other, after)) if tensor is other and product.name in OF_PAIRS:
+                here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
+                follows = there == here | {None: here.get(None, 0) + 1}
+                if follows and self._lanes(tensor, index) == 0 and dot.reads_both(self.vector[1] if self.vector else 1, self.features):
+                    both = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
+                    return [*(self.expr(arg, env, memo) for arg in rest), *both]
+        return [self.expr(arg, env, memo) for arg in product.args]
 
     def _combine(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
         old = self._load(tensor, index, env)
@@ -394,9 +407,9 @@ class BodyWriter:
                 return arithmetic.binary(self.b, op, a.dtype, x, y)
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
-                if name == "dot4":
+                if name in dot.DOTS:
                     zero = ir.Constant(operations.widened(values[0], llvm_type("int32")), None)
-                    return dot.dot4(self.b, zero, values[0], values[1], self.features)
+                    return dot.DOTS[name](self.b, zero, *values, self.features)
                 if name == "bitcast":
                     return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)

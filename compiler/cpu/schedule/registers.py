@@ -20,6 +20,7 @@ from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import flatten, linear, stride_along
+from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.nodes import Call, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
@@ -80,16 +81,20 @@ def register_tile(
     elif not scalars:
         others = [axis for axis in others if _steps(stage, vectors, [axis])[1]] or others
     kinds = _kinds(others, vectors, scalars, 2 in steps, lane.extent)
-    rows_outside = None
+    rows_outside, room = None, _room(reduce)
     if choose is not None:
-        tile_ = choose(_tiles_of(*kinds))
+        tile_ = choose(_tiles_of(*kinds, room))
         named = {axis.name: axis for axis in others}
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds, stage.tail == "peel", partial(_are_near, scalars))
+        row, block, (height, width) = _shape(*kinds, room, stage.tail == "peel", partial(_are_near, scalars))
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
+        import os
+        if os.environ.get("HW") and isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:
+            height, width = map(int, os.environ["HW"].split("x"))
+            height, width = min(height, _extent(row)), min(width, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, columns, tile = None, None, []
     if row is not None:
@@ -153,7 +158,12 @@ def _whole(vectors: list[Load], lanes: int) -> bool:
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], costs: float, even: bool, near: Callable[[Axis | None], bool]
+    rows: list[Axis | None],
+    columns: list[Axis | None],
+    costs: float,
+    room: tuple[int, int],
+    even: bool,
+    near: Callable[[Axis | None], bool],
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -161,13 +171,26 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, costs, target().registers - 1, even, near(row))
+        work, size = _size(*extents, costs, room[0], even, near(row), room[1])
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
 
 
-def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float) -> list[RegisterTile]:
+def _of_pairs(reduce: Reduce) -> bool:
+    return isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS
+
+
+def _room(reduce: Reduce) -> tuple[int, int]:
+    """(registers for accumulators and what is read, vectors that are read for each of a tile's columns)."""
+    if _of_pairs(reduce):  # sums of two products take some, too
+        return target().registers * 5 // 8, 2
+    return target().registers - 1, 1
+
+
+def _tiles_of(
+    rows: list[Axis | None], columns: list[Axis | None], costs: float, room: tuple[int, int]
+) -> list[RegisterTile]:
     """All tiles that fit into registers, those with the least work first."""
     found: dict[RegisterTile, float] = {}
     for row, column in itertools.product(rows, columns):
@@ -175,7 +198,7 @@ def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float)
             continue
         extents = _extent(row), _extent(column)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
-        for height, width in _sizes(*extents, costs > 0, target().registers - 1):
+        for height, width in _sizes(*extents, costs > 0, *room):
             for outside in (True, False):
                 tile = RegisterTile(*names, height, width, outside)
                 found[tile] = _work(*extents, height, width, costs) / prod(extents)
@@ -219,21 +242,22 @@ def _still(reads: list[Load], axis: Axis) -> bool:
     return all(step(read, axis) == 0 for read in reads)
 
 
-def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tuple[int, int]]:
+def _sizes(rows: int, columns: int, shared: bool, registers: int, held: int = 1) -> Iterator[tuple[int, int]]:
     """(height, width) of tiles that fit into so many registers.
 
-    shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
+    shared: rows share the vectors of columns, `held` of them for each, which are then in registers beside the
+    accumulators.
     """
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
-            if height * width + (width if shared else 1) > registers:
+            if height * width + (held * width if shared else 1) > registers:
                 break
             yield height, width
 
 
 @functools.cache
 def _size(
-    rows: int, columns: int, costs: float, registers: int, even: bool = False, near: bool = False
+    rows: int, columns: int, costs: float, registers: int, even: bool = False, near: bool = False, held: int = 1
 ) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
     that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
@@ -246,7 +270,7 @@ def _size(
         reads = size[0] + (4 if near else 2) * size[1]
         return _work(rows, columns, *size, costs), _tiles_in(rows, columns, *size) * reads, size
 
-    found = [cost(size) for size in _sizes(rows, columns, costs > 0, registers)]
+    found = [cost(size) for size in _sizes(rows, columns, costs > 0, registers, held)]
     best = min(found)
     if even:
         almost = (each for each in found if each[0] <= EVEN * best[0])
