@@ -48,6 +48,11 @@ class Target:
         return self.vector_bytes // itemsize(dtype)
 
     @property
+    def halves(self) -> int:
+        """Vectors of half the size that one register holds."""
+        return 2 if "neon" in self.features and "fp-armv8" not in self.features else 1
+
+    @property
     def tiles(self) -> bool:
         """Whether products of bytes have tiles (llvm/amx.py)."""
         return self.features >= TILES

@@ -255,7 +255,7 @@ class BodyWriter:
             if self.mask is not None and not in_range(Load(tensor, index)):
                 if step != 1:
                     raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
-                value = operations.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
+                value = self._masked_load(tensor, index, env)
             elif step == 1:
                 value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
             elif (tile := self._tile(tensor, index, env)) is not None:
@@ -276,6 +276,18 @@ class BodyWriter:
         if tensor.dtype == "bool":
             value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
         return value
+
+    def _masked_load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Where the processor would go lane by lane, a plain vector, if all of it is inside the tensor."""
+        element, n = memory_type(tensor.dtype), self.mask.type.count
+        saved, self.lane = self.lane, 0
+        at = self._offset(tensor, index, env, {})
+        self.lane = saved
+        place, align = self._pointer(tensor, at), itemsize(tensor.dtype)
+        if "neon" not in self.features or tensor.size < n:
+            return operations.masked_load(self.b, place, self.mask, element, align)
+        inside = self.b.icmp_unsigned("<=", at, I64(tensor.size - n))
+        return operations.load_if(self.b, inside, place, self.mask, element, align)
 
     def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
         """What all iterations of the unrolled loop read, where that lies in lines."""
@@ -360,7 +372,11 @@ class BodyWriter:
             case (Load(tensor, index), Load(other, after)) if tensor is other and product.name in OF_PAIRS:
                 here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
                 follows = there == here | {None: here.get(None, 0) + 1}
-                if follows and self._lanes(tensor, index) == 0 and dot.reads_both(self.vector[1] if self.vector else 1, self.features):
+                if (
+                    follows
+                    and self._lanes(tensor, index) == 0
+                    and dot.reads_both(self.vector[1] if self.vector else 1, self.features)
+                ):
                     both = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
                     return [*(self.expr(arg, env, memo) for arg in rest), *both]
         return [self.expr(arg, env, memo) for arg in product.args]

@@ -91,10 +91,6 @@ def register_tile(
         row, block, (height, width) = _shape(*kinds, room, stage.tail == "peel", partial(_are_near, scalars))
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
-        import os
-        if os.environ.get("HW") and isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:
-            height, width = map(int, os.environ["HW"].split("x"))
-            height, width = min(height, _extent(row)), min(width, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, columns, tile = None, None, []
     if row is not None:
@@ -161,7 +157,7 @@ def _shape(
     rows: list[Axis | None],
     columns: list[Axis | None],
     costs: float,
-    room: tuple[int, int],
+    room: Room,
     even: bool,
     near: Callable[[Axis | None], bool],
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
@@ -171,26 +167,24 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, costs, room[0], even, near(row), room[1])
+        work, size = _size(*extents, costs, room, even, near(row))
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
 
 
-def _of_pairs(reduce: Reduce) -> bool:
-    return isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS
+Room = tuple[int, int, int]
 
 
-def _room(reduce: Reduce) -> tuple[int, int]:
-    """(registers for accumulators and what is read, vectors that are read for each of a tile's columns)."""
-    if _of_pairs(reduce):  # sums of two products take some, too
-        return target().registers * 5 // 8, 2
-    return target().registers - 1, 1
+def _room(reduce: Reduce) -> Room:
+    """(registers for accumulators and what is read, those for each of a tile's rows, for each of its columns)."""
+    if isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:  # sums of two products take others
+        held = 2 // target().halves
+        return target().registers * 13 // 16, held, held
+    return target().registers - 1, 0, 1
 
 
-def _tiles_of(
-    rows: list[Axis | None], columns: list[Axis | None], costs: float, room: tuple[int, int]
-) -> list[RegisterTile]:
+def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float, room: Room) -> list[RegisterTile]:
     """All tiles that fit into registers, those with the least work first."""
     found: dict[RegisterTile, float] = {}
     for row, column in itertools.product(rows, columns):
@@ -198,7 +192,7 @@ def _tiles_of(
             continue
         extents = _extent(row), _extent(column)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
-        for height, width in _sizes(*extents, costs > 0, *room):
+        for height, width in _sizes(*extents, costs > 0, room):
             for outside in (True, False):
                 tile = RegisterTile(*names, height, width, outside)
                 found[tile] = _work(*extents, height, width, costs) / prod(extents)
@@ -217,7 +211,7 @@ def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of what tiles compute at once, where there are enough rows."""
     if rows < TILE_ROWS[0]:
-        return _size(rows, columns, 1, target().registers - 1)[1]
+        return _size(rows, columns, 1, (target().registers - 1, 0, 1))[1]
     most = min(columns, TILE_COLUMNS - 2)
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
@@ -242,22 +236,22 @@ def _still(reads: list[Load], axis: Axis) -> bool:
     return all(step(read, axis) == 0 for read in reads)
 
 
-def _sizes(rows: int, columns: int, shared: bool, registers: int, held: int = 1) -> Iterator[tuple[int, int]]:
-    """(height, width) of tiles that fit into so many registers.
+def _sizes(rows: int, columns: int, shared: bool, room: Room) -> Iterator[tuple[int, int]]:
+    """(height, width) of tiles that fit into registers.
 
-    shared: rows share the vectors of columns, `held` of them for each, which are then in registers beside the
-    accumulators.
+    shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
     """
+    registers, by_row, by_column = room
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
-            if height * width + (held * width if shared else 1) > registers:
+            if height * width + (by_row * height + by_column * width if shared else 1) > registers:
                 break
             yield height, width
 
 
 @functools.cache
 def _size(
-    rows: int, columns: int, costs: float, registers: int, even: bool = False, near: bool = False, held: int = 1
+    rows: int, columns: int, costs: float, room: Room, even: bool = False, near: bool = False
 ) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
     that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
@@ -270,7 +264,7 @@ def _size(
         reads = size[0] + (4 if near else 2) * size[1]
         return _work(rows, columns, *size, costs), _tiles_in(rows, columns, *size) * reads, size
 
-    found = [cost(size) for size in _sizes(rows, columns, costs > 0, registers, held)]
+    found = [cost(size) for size in _sizes(rows, columns, costs > 0, room)]
     best = min(found)
     if even:
         almost = (each for each in found if each[0] <= EVEN * best[0])
