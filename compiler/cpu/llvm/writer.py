@@ -13,7 +13,7 @@ from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
+from celosia.compiler.expr.affine import depends, flatten, from_linear, in_range, linear, nonnegative, stride_along
 from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
@@ -35,6 +35,8 @@ from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
+MOST_LANES = 16
+"""Whose numbers are compared as bytes."""
 STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
 STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
@@ -414,6 +416,8 @@ class BodyWriter:
                     at = self._in_lane(0, tensor, index, env)
                     operations.fetch(self.b, at, I64(self.ahead[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
+            case Binary("lt" | "le" as op, a, b) if (mask := self._mask_of_lanes(op, a, b, env, memo)) is not None:
+                return mask
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
@@ -436,6 +440,23 @@ class BodyWriter:
             case Select(cond, a, b):
                 return self._select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
+
+    def _mask_of_lanes(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """a < b, a <= b of positions that neighbouring lanes have beside each other, found from the number of the first
+        lane that differs: vectors of 64-bit positions are many where registers are small. None for others."""
+        if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
+            return None
+        (var, n), apart = self.vector, linear(b - a if op == "lt" else b - a + 1)  # positive where it holds
+        step = apart.pop(var, 0)
+        if abs(step) != 1 or n > MOST_LANES or any(depends(each, var) for each in apart if each is not None):
+            return None
+        at = self.expr(from_linear(apart), env, memo)
+        first = self.b.sub(I64(1), at) if step == 1 else at
+        for bound, limit in (("smax", 0), ("smin", n)):
+            first = operations.intrinsic(self.b, f"llvm.{bound}", first, I64(limit))
+        byte = ir.IntType(8)
+        lanes = ir.Constant(ir.VectorType(byte, n), list(range(n)))
+        return self.b.icmp_unsigned(">=" if step == 1 else "<", lanes, splat(self.b, self.b.trunc(first, byte), n))
 
     def _same_width(self, *values: V) -> tuple[V, ...]:
         widths = {value.type.count for value in values if is_vector(value)}

@@ -21,7 +21,7 @@ from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_S
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import flatten, linear, stride_along
 from celosia.compiler.expr.functions import OF_PAIRS
-from celosia.compiler.expr.nodes import Call, Expr, Var
+from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
@@ -29,6 +29,8 @@ UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
 SLIDING = 128
 """The same where most of them take what others have read."""
+WIDENED = 256
+"""The same where products of int16 have an instruction, beside which there is time to read."""
 EVEN = 1.05
 """How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
@@ -104,7 +106,7 @@ def register_tile(
     across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
     sums, sliding = _steps(stage, vectors, across)
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
-    for few, most in ((sums, UNROLLED), (sliding, SLIDING)):
+    for few, most in ((sums, WIDENED if _of_int16(reduce) else UNROLLED), (sliding, SLIDING)):
         if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= most:
             for axis in few:
                 stage.unroll(axis)
@@ -173,6 +175,14 @@ def _shape(
     return best[1:]
 
 
+def _of_int16(reduce: Reduce) -> bool:
+    """Whether it adds products of int16, which NEON widens as it multiplies."""
+    match reduce.value:
+        case Binary("mul", Cast(Load() as a), Cast(Load() as b)):
+            return reduce.dtype == "int32" and {a.dtype, b.dtype} == {"int16"} and "neon" in target().features
+    return False
+
+
 Room = tuple[int, int, int]
 
 
@@ -181,6 +191,8 @@ def _room(reduce: Reduce) -> Room:
     if isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:  # sums of two products take others
         held = 2 // target().halves
         return target().registers * 13 // 16, held, held
+    if _of_int16(reduce):
+        return target().registers * 3 // 8, 0, 1
     return target().registers - 1, 0, 1
 
 
