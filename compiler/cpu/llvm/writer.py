@@ -7,13 +7,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations, unrolled
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, masks, numbers, operations, unrolled
 from celosia.compiler.cpu.llvm.operations import aligned, fits, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.llvm.requantise import requantised
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.schedule.following import Following
 from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.expr.affine import depends, flatten, from_linear, in_range, linear, nonnegative, stride_along
+from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
 from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
@@ -35,8 +36,6 @@ from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
-MOST_LANES = 16
-"""Whose numbers are compared as bytes."""
 STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
 STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
@@ -286,6 +285,8 @@ class BodyWriter:
         at = self._offset(tensor, index, env, {})
         self.lane = saved
         place, align = self._pointer(tensor, at), itemsize(tensor.dtype)
+        if (run := masks.load_run(self.b, place, self.mask, element, align)) is not None:
+            return run
         if "neon" not in self.features or tensor.size < n:
             return operations.masked_load(self.b, place, self.mask, element, align)
         inside = self.b.icmp_unsigned("<=", at, I64(tensor.size - n))
@@ -416,8 +417,10 @@ class BodyWriter:
                     at = self._in_lane(0, tensor, index, env)
                     operations.fetch(self.b, at, I64(self.ahead[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
-            case Binary("lt" | "le" as op, a, b) if (mask := self._mask_of_lanes(op, a, b, env, memo)) is not None:
+            case Binary("lt" | "le" as op, a, b) if (mask := self._mask(op, a, b, env, memo)) is not None:
                 return mask
+            case Binary("and", a, b) if e.dtype == "bool" and self.vector is not None:
+                return masks.both(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
@@ -433,6 +436,8 @@ class BodyWriter:
                 if name == "bitcast":
                     return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
+            case Cast(Call("clamp")) if (found := self._requantised(e, env, memo)) is not None:
+                return found
             case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if fits(low, high, dtype):
                 return operations.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
@@ -441,22 +446,14 @@ class BodyWriter:
                 return self._select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
 
-    def _mask_of_lanes(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """a < b, a <= b of positions that neighbouring lanes have beside each other, found from the number of the first
-        lane that differs: vectors of 64-bit positions are many where registers are small. None for others."""
+    def _requantised(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        lanes = 1 if self.vector is None or self.lane is not None else self.vector[1]
+        return requantised(self.b, e, lanes, self.features, lambda part: self.expr(part, env, memo))
+
+    def _mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
             return None
-        (var, n), apart = self.vector, linear(b - a if op == "lt" else b - a + 1)  # positive where it holds
-        step = apart.pop(var, 0)
-        if abs(step) != 1 or n > MOST_LANES or any(depends(each, var) for each in apart if each is not None):
-            return None
-        at = self.expr(from_linear(apart), env, memo)
-        first = self.b.sub(I64(1), at) if step == 1 else at
-        for bound, limit in (("smax", 0), ("smin", n)):
-            first = operations.intrinsic(self.b, f"llvm.{bound}", first, I64(limit))
-        byte = ir.IntType(8)
-        lanes = ir.Constant(ir.VectorType(byte, n), list(range(n)))
-        return self.b.icmp_unsigned(">=" if step == 1 else "<", lanes, splat(self.b, self.b.trunc(first, byte), n))
+        return masks.compared(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
 
     def _same_width(self, *values: V) -> tuple[V, ...]:
         widths = {value.type.count for value in values if is_vector(value)}
@@ -464,12 +461,14 @@ class BodyWriter:
 
     def _select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         test = self.expr(cond, env, memo)
+        if is_vector(test) and (lanes := masks.fixed(test)) is not None and len(set(lanes)) == 1:
+            return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
         if all((id(load), self.lane) in memo or in_range(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            return self.b.select(test, *self._masked(((test, a), (self.b.not_(test), b)), env, memo))
+            return self.b.select(test, *self._masked(((test, a), (masks.inverse(self.b, test), b)), env, memo))
         join = []
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
@@ -491,7 +490,7 @@ class BodyWriter:
         """Both arms of a selection, each of which reads nothing in the lanes where it is not taken."""
         saved, values = self.mask, []
         for mask, arm in arms:
-            self.mask = mask if saved is None else self.b.and_(saved, mask)
+            self.mask = mask if saved is None else masks.both(self.b, saved, mask)
             values.append(splat(self.b, self.expr(arm, env, dict(memo)), mask.type.count))
         self.mask = saved
         return values

@@ -113,10 +113,14 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
-    _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    outer, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    if "neon" in target().features and outer.extent <= MASKED and _guarded(stage.tensor.body, data[-1:]):
+        stage.unroll(outer)
     stage.vectorize(inner)
 
 
+MASKED = 16
+"""Vectors that are written out where some of their lanes are not read: then it is known which, see llvm/masks.py."""
 NARROW = range(2, 9)
 """Extents of an axis whose elements are read or written by turns: shuffles grow with their square."""
 
