@@ -18,7 +18,7 @@ from celosia.compiler.expr.walk import substitute
 
 V = Any
 I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
-MOST_LANES = 16
+MOST_LANES = 128
 """Whose numbers are compared as bytes."""
 
 

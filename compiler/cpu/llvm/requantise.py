@@ -19,12 +19,12 @@ SMALL = -(2.0**20)
 
 
 def requantised(b: Any, e: Cast, lanes: int, has: frozenset[str], value: Callable[[Expr], V]) -> V:
-    """clip(round_even(x) + zero) as int8 or uint8, of four lanes; None where `e` is something else. value: writes x and
-    the zero point."""
+    """clip(round_even(x) + zero) as int8 or uint8, in vectors; None where `e` is something else. value: writes x
+    and the zero point."""
     match e.value:
         case Call("clamp", (Binary("add", Call("round_even", (x,)), Cast(zero, "float32")), Const(low), Const(high))):
             limits = {"int8": (-128, 127), "uint8": (0, 255)}.get(e.dtype)
-            if lanes != LANES or "fp-armv8" not in has or zero.dtype != e.dtype or limits != (low, high):
+            if lanes % LANES or "fp-armv8" not in has or zero.dtype != e.dtype or limits != (low, high):
                 return None
             return _by_neon(b, value(x), value(zero), e.dtype == "int8")
     return None
@@ -33,18 +33,34 @@ def requantised(b: Any, e: Cast, lanes: int, has: frozenset[str], value: Callabl
 def _by_neon(b: Any, x: V, zero: V, signed: bool) -> V:
     if not operations.is_vector(x) or operations.is_vector(zero):
         return None
-    halves, bytes_ = ir.VectorType(I16, LANES), ir.VectorType(I8, 2 * LANES)
+    n, bytes_ = x.type.count, ir.VectorType(I8, 2 * LANES)
     least = operations.like(x, "float32", SMALL)
     x = b.select(b.fcmp_ordered(">", x, least), x, least)
+    moved = operations.splat(b, (b.sext if signed else b.zext)(zero, I16), 2 * LANES)
+    words = []
+    for start in range(0, n, 2 * LANES):
+        halves = [_rounded(b, _part(b, x, at)) for at in range(start, min(n, start + 2 * LANES), LANES)]
+        eight = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+        total = operations.intrinsic(b, "llvm.sadd.sat", b.shuffle_vector(halves[0], halves[-1], eight), moved)
+        found = b.bitcast(_called(b, f"{'sqxtn' if signed else 'sqxtun'}.v8i8", bytes_, total), ir.VectorType(I32, 2))
+        words += [b.extract_element(found, I32(k)) for k in range(len(halves))]
+    if len(words) == 1:
+        return b.bitcast(words[0], ir.VectorType(I8, LANES))
+    whole = ir.Constant(ir.VectorType(I32, len(words)), ir.Undefined)
+    for k, word in enumerate(words):
+        whole = b.insert_element(whole, word, I32(k))
+    return b.bitcast(whole, ir.VectorType(I8, n))
+
+
+def _part(b: Any, x: V, start: int) -> V:
+    places = ir.Constant(ir.VectorType(I32, LANES), list(range(start, start + LANES)))
+    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), places)
+
+
+def _rounded(b: Any, x: V) -> V:
+    """Four float32 as int16."""
     whole = _called(b, "fcvtns.v4i32.v4f32", ir.VectorType(I32, LANES), x)
-    narrow = _called(b, "sqxtn.v4i16", halves, whole)
-    moved = operations.splat(b, (b.sext if signed else b.zext)(zero, I16), LANES)
-    total = operations.intrinsic(b, "llvm.sadd.sat", narrow, moved)
-    places = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
-    wide = b.shuffle_vector(total, ir.Constant(halves, ir.Undefined), places)
-    found = _called(b, f"{'sqxtn' if signed else 'sqxtun'}.v8i8", bytes_, wide)
-    word = b.extract_element(b.bitcast(found, ir.VectorType(I32, 2)), I32(0))
-    return b.bitcast(word, ir.VectorType(I8, LANES))
+    return _called(b, "sqxtn.v4i16", ir.VectorType(I16, LANES), whole)
 
 
 def _called(b: Any, name: str, result: Any, x: V) -> V:

@@ -112,7 +112,7 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
-    lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
+    lanes = vectors * target().abreast * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
     outer, inner = stage.split(data[-1], min(lanes, data[-1].extent))
     if "neon" in target().features and outer.extent <= MASKED and _guarded(stage.tensor.body, data[-1:]):
         stage.unroll(outer)
@@ -142,7 +142,7 @@ def _by_turns(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
         turns = [pair == (row.extent, 1) for pair in steps]
         if not any(turns) or not all(turn or pair[0] in (0, 1) for turn, pair in zip(turns, steps)):
             continue
-        outer, inner = stage.split(column, min(target().lanes(stage.tensor.dtype), column.extent))
+        outer, inner = stage.split(column, min(target().abreast * target().lanes(stage.tensor.dtype), column.extent))
         stage.reorder(*columns[:-1], outer, row, inner)
         stage.unroll(row)
         stage.vectorize(inner)
