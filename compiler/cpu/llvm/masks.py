@@ -18,6 +18,8 @@ from celosia.compiler.expr.walk import substitute
 
 V = Any
 I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
+REGISTER = 128
+"""Bits."""
 MOST_LANES = 128
 """Whose numbers are compared as bytes."""
 
@@ -72,6 +74,11 @@ def load_run(b: Any, at: V, mask: V, element: Any, align: int) -> V:
         return None
     place = b.gep(at, [I64(start)], inbounds=True, source_etype=element)
     run = b.load(place, typ=ir.VectorType(element, count), align=align)
-    places = [lane - start if lanes[lane] else 0 for lane in range(n)]
-    mask = ir.Constant(ir.VectorType(operations.I32, n), places)
-    return b.shuffle_vector(run, ir.Constant(run.type, ir.Undefined), mask)
+    many = n * element.width > REGISTER  # which LLVM would take apart, byte by byte: then an intrinsic moves the run
+    places = [min(lane, count) if many else lane - start if lanes[lane] else 0 for lane in range(n)]
+    wide = b.shuffle_vector(
+        run, ir.Constant(run.type, ir.Undefined), ir.Constant(ir.VectorType(operations.I32, n), places)
+    )
+    if not many or not start:
+        return wide
+    return operations.intrinsic(b, "llvm.vector.splice", wide, wide, extra=(operations.I32(-start),))

@@ -72,7 +72,8 @@ def register_tile(
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
-    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
+    abreast = target().abreast if _of_int16(reduce) else 1
+    outer, lane = stage.split(column, min(column.extent, abreast * target().lanes(reduce.dtype)))
     first: dict[Var, Expr] = {column: outer * lane.extent}
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
@@ -192,7 +193,7 @@ def _room(reduce: Reduce) -> Room:
         held = 2 // target().halves
         return target().registers * 13 // 16, held, held
     if _of_int16(reduce):
-        return target().registers * 3 // 8, 0, 1
+        return target().registers * 3 // 8 // target().abreast, 0, 1
     return target().registers - 1, 0, 1
 
 
