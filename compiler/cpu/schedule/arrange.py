@@ -112,15 +112,26 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
     if any(step(read, data[-1]) != 1 for read in _guarded(stage.tensor.body, data[-1:])):
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
-    lanes = vectors * target().abreast * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
-    outer, inner = stage.split(data[-1], min(lanes, data[-1].extent))
-    if "neon" in target().features and outer.extent <= MASKED and _guarded(stage.tensor.body, data[-1:]):
+    lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
+    outer, inner = stage.split(data[-1], _abreast(lanes, data[-1].extent))
+    most = MASKED if _guarded(stage.tensor.body, data[-1:]) else FEW
+    if target().abreast > 1 and outer.extent <= most:
         stage.unroll(outer)
     stage.vectorize(inner)
 
 
-MASKED = 16
-"""Vectors that are written out where some of their lanes are not read: then it is known which, see llvm/masks.py."""
+MASKED, FEW = 16, 4
+"""Vectors that are written out for a processor that takes them abreast, MASKED where some of their lanes are not read:
+then it is known which, see llvm/masks.py."""
+
+
+def _abreast(lanes: int, extent: int) -> int:
+    """Elements that an element-wise loop over so many computes at once, `lanes` being those of a vector."""
+    if target().abreast == 1:
+        return min(lanes, extent)
+    return min(lanes * target().abreast, 1 << extent.bit_length() - 1)
+
+
 NARROW = range(2, 9)
 """Extents of an axis whose elements are read or written by turns: shuffles grow with their square."""
 
@@ -142,7 +153,9 @@ def _by_turns(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
         turns = [pair == (row.extent, 1) for pair in steps]
         if not any(turns) or not all(turn or pair[0] in (0, 1) for turn, pair in zip(turns, steps)):
             continue
-        outer, inner = stage.split(column, min(target().abreast * target().lanes(stage.tensor.dtype), column.extent))
+        outer, inner = stage.split(column, _abreast(target().lanes(stage.tensor.dtype), column.extent))
+        if target().abreast > 1 and outer.extent <= FEW:
+            stage.unroll(outer)
         stage.reorder(*columns[:-1], outer, row, inner)
         stage.unroll(row)
         stage.vectorize(inner)
