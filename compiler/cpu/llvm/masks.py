@@ -1,7 +1,7 @@
 """Which lanes of a vector a comparison of positions holds for, where each lane's is one beside that of its neighbour.
 
 Found from the number of the first lane that differs: vectors of 64-bit positions are many where registers are small.
-Where the number is known, in a loop that is written out, so is the mask, and lanes that are read lie in one piece.
+Where the number is known, in a loop that is written out, so is the mask.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from celosia.compiler.expr.walk import substitute
 
 V = Any
 I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
-REGISTER = 128
-"""Bits."""
 MOST_LANES = 128
 """Whose numbers are compared as bytes."""
 
@@ -62,23 +60,3 @@ def inverse(b: Any, mask: V) -> V:
     """The other lanes."""
     lanes = fixed(mask)
     return b.not_(mask) if lanes is None else ir.Constant(mask.type, [I1(int(not lane)) for lane in lanes])
-
-
-def load_run(b: Any, at: V, mask: V, element: Any, align: int) -> V:
-    """The lanes of a known mask, which follow each other, of the vector at `at`; None for other masks."""
-    lanes = fixed(mask)
-    if lanes is None or True not in lanes:
-        return None
-    n, start, count = len(lanes), lanes.index(True), sum(lanes)
-    if not all(lanes[start : start + count]):
-        return None
-    place = b.gep(at, [I64(start)], inbounds=True, source_etype=element)
-    run = b.load(place, typ=ir.VectorType(element, count), align=align)
-    many = n * element.width > REGISTER  # which LLVM would take apart, byte by byte: then an intrinsic moves the run
-    places = [min(lane, count) if many else lane - start if lanes[lane] else 0 for lane in range(n)]
-    wide = b.shuffle_vector(
-        run, ir.Constant(run.type, ir.Undefined), ir.Constant(ir.VectorType(operations.I32, n), places)
-    )
-    if not many or not start:
-        return wide
-    return operations.intrinsic(b, "llvm.vector.splice", wide, wide, extra=(operations.I32(-start),))
