@@ -1,10 +1,11 @@
 """Dot products of four bytes, added to an int32: dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3, where x holds four uint8
-and w four int8, each in a uint32 with the first byte lowest.
+and w four int8, each in a uint32 with the first byte lowest; pairs(x0, x1, w0, w1), where each holds two int8.
 
 Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here, and so have
 those of ARM with i8mm (usdot); with dotprod alone, udot takes w + 128, and 128 * x is subtracted. AVX2 multiplies pairs
 of int16 exactly (vpmaddwd; vpmaddubsw would saturate). NEON multiplies int16, which hold a product of two bytes, and
-adds neighbours to int32 (sadalp, vpadal). Others multiply byte by byte. Where w is four ones, neighbours are added
+adds neighbours to int32 (sadalp, vpadal); of pairs it adds two products of int8 first (smull, smlal), where they fit,
+and needs nothing to take bytes apart. Others multiply byte by byte. Where w is four ones, neighbours are added
 alone (uadalp, vpmaddubsw, which then does not saturate).
 """
 

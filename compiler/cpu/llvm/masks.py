@@ -32,7 +32,9 @@ def compared(
     step = apart.pop(var, 0)
     if abs(step) != 1 or n > MOST_LANES or any(depends(each, var) for each in apart if each is not None):
         return None
-    known = {v: Const(each.constant, INDEX) for v, each in env.items() if isinstance(each, ir.Constant)}
+    known: dict[Var, Expr] = {
+        v: Const(each.constant, INDEX) for v, each in env.items() if isinstance(each, ir.Constant)
+    }
     rest = from_linear(apart)
     span = interval(substitute(rest, known))
     if span is not None and span[0] == span[1]:

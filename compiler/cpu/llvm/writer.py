@@ -14,7 +14,6 @@ from celosia.compiler.cpu.llvm.requantise import requantised
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative
-from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -170,8 +169,8 @@ class BodyWriter(MemoryWriter):
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name in dot.DOTS:
             old = self._load(tensor, index, env)
-            *factors, old = self._same_width(*self._factors(value, env, memo), old)
-            self._store(tensor, index, dot.DOTS[value.name](self.b, old, *factors, self.features), env)
+            old, *operands = self._same_width(old, *self._factors(value, env, memo))
+            self._store(tensor, index, dot.DOTS[value.name](self.b, old, *operands, self.features), env)
             return
         op, plain = Reduce.COMBINE[kind], tensor in self.numbers
         new = self.expr(numbers.number(value) if plain else value, env, memo)
@@ -185,19 +184,16 @@ class BodyWriter(MemoryWriter):
 
     def _factors(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
         """The arguments of a sum of products; two numbers for all lanes that lie side by side are read together."""
-        rest, last = product.args[:-2], product.args[-2:]
-        match last:
-            case (Load(tensor, index), Load(other, after)) if tensor is other and product.name in OF_PAIRS:
+        values = [self.expr(arg, env, memo) for arg in product.args]
+        lanes = 1 if self.vector is None else self.vector[1]
+        match product.args:
+            case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.reads_both(
+                lanes, self.features
+            ):
                 here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
-                follows = there == here | {None: here.get(None, 0) + 1}
-                if (
-                    follows
-                    and self._lanes(tensor, index) == 0
-                    and dot.reads_both(self.vector[1] if self.vector else 1, self.features)
-                ):
-                    both = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
-                    return [*(self.expr(arg, env, memo) for arg in rest), *both]
-        return [self.expr(arg, env, memo) for arg in product.args]
+                if self._lanes(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
+                    values[2:] = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
+        return values
 
     def _combine(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
         old = self._load(tensor, index, env)

@@ -6,7 +6,8 @@ afterwards:
 
     sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
 
-int32 wraps on both sides of this equation, so that it always holds. What depends on constants alone, such as packed
+int32 wraps on both sides of this equation, so that it always holds. Convolutions for processors that multiply bytes by
+twos or int16 have other operands (packing.py). What depends on constants alone, such as packed
 weights and their sums, is computed when a model is compiled (see function.CpuFunction).
 """
 
@@ -164,9 +165,9 @@ def convolution(
 ) -> Tensor:
     """finish(the int32 sum over the window of (x - zx) * (w - zw), plus bias; output channel).
 
-    x: [N, C, ...], w: [M, C/group, ...]. Four channels share a uint32, or where a group has too few of them, four
-    elements of a line. Images are cut into one for each remainder of the stride, in which windows then move by one
-    element, so that vectors run over a whole image and only what lies between its lines is computed in vain.
+    x: [N, C, ...], w: [M, C/group, ...]. Channels share a word, see `_packing`. Images are cut into one for each
+    remainder of the stride, in which windows then move by one element, so that vectors run over a whole image and only
+    what lies between its lines is computed in vain.
     """
     group = int(node.attrs.get("group", 1))
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
@@ -186,7 +187,8 @@ def convolution(
 
 
 def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr) -> Packing:
-    """As the processor multiplies bytes: four at a time, or two."""
+    """As the processor multiplies bytes: four channels share a uint32, or where a group has too few of them, four
+    elements of a line; with NEON two channels share a uint16, or each element has an int16 of its own."""
     channels = w.shape[1]
     several = channels % 4 == 0 or channels == 3 or channels > 4
     if dot_instructions(target().features)[0] != "neon":
