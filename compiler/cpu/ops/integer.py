@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.packing import Channels, Packing, Pairs, Taps, Widened, dot, quad
+from celosia.compiler.cpu.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
 from celosia.compiler.cpu.ops.registry import Node, clamp, reshaped, round_even
 from celosia.compiler.cpu.ops.window import SlidingWindow
@@ -186,13 +186,13 @@ def convolution(
     return pack.windows_of(_planes(pack, zw, bias, finish))
 
 
-def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr) -> Packing:
+def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr) -> ConvPacking:
     """As the processor multiplies bytes: four channels share a uint32, or where a group has too few of them, four
     elements of a line; with NEON two channels share a uint16, or each element has an int16 of its own."""
     channels = w.shape[1]
     several = channels % 4 == 0 or channels == 3 or channels > 4
     if dot_instructions(target().features)[0] != "neon":
-        return (Channels if several else Taps)(x, w, window, group, zx)
+        return (Channels if several else LineQuads)(x, w, window, group, zx)
     if not several:
         return Widened(x, w, window, group, zx)
     values = node.values[traits(node.op).factors[1]]
@@ -200,7 +200,7 @@ def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int
     return Pairs(x, w, window, group, zx, values is not None and not np.any(values == least))
 
 
-def _planes(pack: Packing, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
+def _planes(pack: ConvPacking, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
     """The sums of windows that begin at each element of a packed image, [N, group, M/group, length], through finish."""
     image, weights = pack.image(), pack.weights(_as_int8)
     m, count = weights.shape[0], pack.cg * prod(pack.window.kernel)

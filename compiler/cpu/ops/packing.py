@@ -39,7 +39,7 @@ def dot(x: Expr, w: Expr, axes: Any) -> Expr:
     return T.sum(call("dot4", x, w), axes)
 
 
-class Packing:
+class ConvPacking:
     """How the bytes of a convolution share a uint32.
 
     steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
@@ -154,7 +154,7 @@ class Packing:
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
 
 
-class Channels(Packing):
+class Channels(ConvPacking):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
         whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
@@ -184,7 +184,7 @@ class Channels(Packing):
         return T.compute((w.shape[0], *self.steps), body, "weights")
 
 
-class Taps(Packing):
+class LineQuads(ConvPacking):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
         *reach, move = window.dilation
@@ -225,7 +225,7 @@ def stored(value: Expr) -> Expr:
     return replace(T.compute((1,), lambda i: value, "fixed"), stored=True)[0]
 
 
-class Pairs(Packing):
+class Pairs(ConvPacking):
     """Two channels in a uint16, for multiplications of int8 whose products are added in pairs. Four are a step.
 
     narrow: whether no weight is -128.
@@ -282,7 +282,7 @@ class Pairs(Packing):
         return T.sum(call("pairs", ones, ones, *(weights[(channel, *ks, k)] for k in range(2))), ks)
 
 
-class Widened(Packing):
+class Widened(ConvPacking):
     """Every element in an int16 of its own, as its difference from zx."""
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):

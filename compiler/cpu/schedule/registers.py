@@ -72,8 +72,7 @@ def register_tile(
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
-    abreast = target().abreast if _of_int16(reduce) else 1
-    outer, lane = stage.split(column, min(column.extent, abreast * target().lanes(reduce.dtype)))
+    outer, lane = stage.split(column, min(column.extent, _lanes(reduce)))
     first: dict[Var, Expr] = {column: outer * lane.extent}
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
@@ -107,7 +106,7 @@ def register_tile(
     across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
     sums, sliding = _steps(stage, vectors, across)
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
-    for few, most in ((sums, WIDENED if _of_int16(reduce) else UNROLLED), (sliding, SLIDING)):
+    for few, most in ((sums, _unrolled(reduce)), (sliding, SLIDING)):
         if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= most:
             for axis in few:
                 stage.unroll(axis)
@@ -182,6 +181,14 @@ def _of_int16(reduce: Reduce) -> bool:
         case Binary("mul", Cast(Load() as a), Cast(Load() as b)):
             return reduce.dtype == "int32" and {a.dtype, b.dtype} == {"int16"} and "neon" in target().features
     return False
+
+
+def _lanes(reduce: Reduce) -> int:
+    return target().lanes(reduce.dtype) * (target().abreast if _of_int16(reduce) else 1)
+
+
+def _unrolled(reduce: Reduce) -> int:
+    return WIDENED if _of_int16(reduce) else UNROLLED
 
 
 Room = tuple[int, int, int]
