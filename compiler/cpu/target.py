@@ -27,6 +27,8 @@ class TargetError(ValueError):
 class Target:
     """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names.
 
+    abreast: vectors that element-wise loops compute side by side, for a processor that waits for each result.
+
     cache_bytes: of the second-level cache, as far as one core may fill it.
 
     triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
@@ -41,11 +43,17 @@ class Target:
     cpu: str = ""
     zig: tuple[str, ...] = ()
     cache_bytes: int = 1 << 20
+    abreast: int = 1
     relocation: str = "pic"
 
     def lanes(self, dtype: str) -> int:
         """Elements of a vector."""
         return self.vector_bytes // itemsize(dtype)
+
+    @property
+    def halves(self) -> int:
+        """Vectors of half the size that one register holds."""
+        return 2 if "neon" in self.features and "fp-armv8" not in self.features else 1
 
     @property
     def tiles(self) -> bool:
@@ -91,11 +99,11 @@ TARGETS = {
     # NEON has 16 registers of 16 bytes; a Cortex-A9 has no fused multiply-add and no vector rounding.
     "armv7": Target(
         16, 16, frozenset(("neon",)), "armv7l", "armv7-unknown-linux-gnueabihf", "cortex-a9",
-        ("-target", f"arm-linux-gnueabihf.{GLIBC}", "-mcpu=cortex_a9"),
+        ("-target", f"arm-linux-gnueabihf.{GLIBC}", "-mcpu=cortex_a9"), abreast=2,
     ),
     "aarch64": Target(
         16, 32, frozenset(("neon", "fp-armv8")), "aarch64", "aarch64-unknown-linux-gnu", "cortex-a53",
-        ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"),
+        ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"), abreast=2,
     ),
 }  # fmt: skip
 

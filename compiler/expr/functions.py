@@ -20,6 +20,16 @@ def dot4(x: Any, w: Any) -> Any:
     return a + b + c + d
 
 
+def pairs(x0: Any, x1: Any, w0: Any, w1: Any) -> Any:
+    """The products of the two int8 in x0 and w0, and of those in x1 and w1, added as int32; all are uint16."""
+    total = np.int32(0)
+    for x, w in ((x0, w0), (x1, w1)):
+        for k in range(2):
+            a, b = ((each >> 8 * k & 255).astype(np.int8).astype(np.int32) for each in (x, w))
+            total = total + a * b
+    return total
+
+
 def popcount(x: Any) -> Any:
     """How many bits of `x` are set; of a negative number, in two's complement."""
     return np.bitwise_count(x.view(f"u{x.itemsize}"))
@@ -44,6 +54,7 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint, "abs": np.abs,
     "isnan": np.isnan, "isinf": np.isinf, "popcount": popcount, "popcount4": popcount4, "dot4": dot4,
+    "pairs": pairs, "narrow_pairs": pairs,
     "leading_zeros": leading_zeros, "inverse_root": inverse_root,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "unfused_exp": np.exp,
 }  # fmt: skip
@@ -52,8 +63,16 @@ OF_INT64 = ("leading_zeros", "inverse_root")
 """Those of an int64."""
 OF_BYTES = ("dot4", "popcount4")
 """Those that take uint32 of four bytes."""
-ARITY = {**dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1), "dot4": 2, "fma": 3, "clamp": 3}
+OF_PAIRS = ("pairs", "narrow_pairs")
+"""Those that take uint16 of two bytes. narrow: no byte of w0 and w1 is -128."""
+ARITY = {
+    **dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1),
+    "dot4": 2,
+    "fma": 3,
+    "clamp": 3,
+    **dict.fromkeys(OF_PAIRS, 4),
+}
 """Functions, with the number of their arguments."""
 
-RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32"}
+RESULTS = {"isnan": "bool", "isinf": "bool", "dot4": "int32", **dict.fromkeys(OF_PAIRS, "int32")}
 """Element types of what intrinsics return, where it is not that of their arguments."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celosia.compiler.expr.affine import flatten, interval, linear
-from celosia.compiler.expr.functions import ARITY, OF_BYTES, OF_INT64, RESULTS
+from celosia.compiler.expr.functions import ARITY, OF_BYTES, OF_INT64, OF_PAIRS, RESULTS
 from celosia.compiler.expr.loops import (
     KINDS,
     SCOPES,
@@ -119,6 +119,7 @@ EXPR_RULES: dict[type[Expr], Rules] = {
         "a function has its arguments": lambda e, c: len(e.args) != ARITY[e.name],
         "arguments of a function have one type": lambda e, c: len({arg.dtype for arg in e.args}) != 1,
         "dot4 and popcount4 take four bytes": lambda e, c: e.name in OF_BYTES and e.args[0].dtype != "uint32",
+        "pairs take two bytes": lambda e, c: e.name in OF_PAIRS and e.args[0].dtype != "uint16",
         "leading_zeros and inverse_root take an int64": lambda e, c: e.name in OF_INT64 and e.args[0].dtype != "int64",
         "a function's result has its type": lambda e, c: not _has_type(e),
     },

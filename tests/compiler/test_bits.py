@@ -143,9 +143,9 @@ def test_the_same_sums_on_arm(target: str, always: None, tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("target, most", [("armv7", 0.5), ("aarch64", 0.6)])
+@pytest.mark.parametrize("target, most", [("armv7", 0.55), ("aarch64", 0.72)])
 def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_path: Path) -> None:
-    """Those of the program around the kernel included."""
+    """Those of the program around the kernel included; than bytes, which NEON multiplies in pairs."""
     emulated.require(target)
     counts = []
     for kernel, inputs in on_arm(target, 64, 24):

@@ -186,6 +186,23 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
 
 
+@pytest.mark.parametrize("name, least", [("pairs", -128), ("narrow_pairs", -127)])
+def test_pairs_are_exact_where_there_is_no_instruction(name: str, least: int) -> None:
+    """Those of NEON: tests/compiler/test_targets.py."""
+    rng, k = np.random.default_rng(3), T.reduce_axis(7, "k")
+    tensors = [T.placeholder((7, 5), "uint16", each) for each in ("x0", "x1", "w0", "w1")]
+    y = T.compute((5,), lambda c: T.sum(T.call(name, *(each[k, c] for each in tensors)), k), "y")
+    from celosia.compiler.cpu.schedule import schedule
+
+    function = T.lower(schedule([y]), tensors, "kernel")
+    x = rng.choice(np.array([-128, -127, -1, 0, 127], np.int8), (2, 7, 5, 2))
+    w = rng.choice(np.array([least, -1, 0, 127], np.int8), (2, 7, 5, 2))
+    given = [each[half].view(np.uint16)[..., 0] for each in (x, w) for half in range(2)]
+    want = np.einsum("hkcj,hkcj->c", x.astype(np.int32), w.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, *given)[0], want)
+    np.testing.assert_array_equal(compile_function(function)(*given)[0], want)
+
+
 AROUND_TILES = [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)]
 
 

@@ -65,6 +65,7 @@ BROKEN: dict[str, Callable[[], T.Stmt]] = {
     "a function has its arguments": lambda: store(Call("fma", (ONE,), "float32")),
     "arguments of a function have one type": lambda: store(Call("clamp", (ONE, ZERO, ZERO), "float32")),
     "dot4 and popcount4 take four bytes": lambda: store(T.Cast(Call("dot4", (ZERO, ZERO), "int32"), "float32")),
+    "pairs take two bytes": lambda: store(T.Cast(Call("pairs", (ZERO,) * 4, "int32"), "float32")),
     "leading_zeros and inverse_root take an int64": lambda: store(Call("inverse_root", (ONE,), "float32")),
     "a function's result has its type": lambda: store(Call("isnan", (ONE,), "float32")),
     "reductions have become loops": lambda: store(T.Reduce("sum", ONE, ())),

@@ -14,9 +14,10 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import amx, dot, operations
+from celosia.compiler.cpu.llvm.memory import I64, V
 from celosia.compiler.cpu.llvm.numbers import of_numbers
 from celosia.compiler.cpu.llvm.operations import aligned
-from celosia.compiler.cpu.llvm.writer import I64, BodyWriter, V
+from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.following import following

@@ -1,16 +1,18 @@
 """Dot products of four bytes, added to an int32: dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3, where x holds four uint8
-and w four int8, each in a uint32 with the first byte lowest.
+and w four int8, each in a uint32 with the first byte lowest; pairs(x0, x1, w0, w1), where each holds two int8.
 
 Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here, and so have
 those of ARM with i8mm (usdot); with dotprod alone, udot takes w + 128, and 128 * x is subtracted. AVX2 multiplies pairs
 of int16 exactly (vpmaddwd; vpmaddubsw would saturate). NEON multiplies int16, which hold a product of two bytes, and
-adds neighbours to int32 (sadalp, vpadal). Others multiply byte by byte. Where w is four ones, neighbours are added
+adds neighbours to int32 (sadalp, vpadal); of pairs it adds two products of int8 first (smull, smlal), where they fit,
+and needs nothing to take bytes apart. Others multiply byte by byte. Where w is four ones, neighbours are added
 alone (uadalp, vpmaddubsw, which then does not saturate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -164,3 +166,53 @@ def _by_bytes(b: Any, acc: V, x: V, w: V) -> V:
         factor = b.ashr(b.shl(w, fixed(24 - 8 * k)), fixed(24))
         acc = b.add(acc, b.mul(byte, factor))
     return acc
+
+
+def pairs(b: Any, acc: V, x0: V, x1: V, w0: V, w1: V, has: frozenset[str], narrow: bool = False) -> V:
+    """acc + pairs(x0, x1, w0, w1), lane by lane. narrow: the sum of two products is an int16."""
+    if dot_instructions(has)[0] != "neon" or getattr(acc.type, "count", 0) != 4:
+        return _pairs_by_bytes(b, acc, ((x0, w0), (x1, w1)))
+    new, eight, bytes_ = "fp-armv8" in has, ir.VectorType(I16, 8), ir.VectorType(I8, 8)
+    multiply = _declared(b, f"llvm.{'aarch64.neon.smull' if new else 'arm.neon.vmulls'}.v8i16", eight, bytes_, bytes_)
+    first, second = (b.call(multiply, [b.bitcast(x, bytes_), b.bitcast(w, bytes_)]) for x, w in ((x0, w0), (x1, w1)))
+    for products in [b.add(first, second)] if narrow else [first, second]:
+        if new:
+            add = _declared(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, eight)
+            acc = b.add(acc, b.call(add, [products]))
+        else:
+            add = _declared(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, eight)
+            acc = b.call(add, [acc, products])
+    return acc
+
+
+def reads_both(lanes: int, has: frozenset[str]) -> bool:
+    """Whether there is an instruction that takes two uint16 for all of so many lanes."""
+    return lanes == 4 and dot_instructions(has)[0] == "neon"
+
+
+def both(b: Any, at: V, has: frozenset[str]) -> list[V]:
+    """Vectors of the uint16 at the pointer `at`, and of that behind it."""
+    lanes = ir.VectorType(I16, 4)
+    result = ir.LiteralStructType((lanes, lanes))
+    if "fp-armv8" in has:
+        found = b.call(_declared(b, "llvm.aarch64.neon.ld2r.v4i16.p0", result, at.type), [at])
+    else:
+        found = b.call(_declared(b, "llvm.arm.neon.vld2dup.v4i16.p0", result, at.type, I32), [at, I32(2)])
+    return [b.extract_value(found, k) for k in range(2)]
+
+
+def _pairs_by_bytes(b: Any, acc: V, factors: tuple[tuple[V, V], ...]) -> V:
+    def byte(value: V, k: int) -> V:
+        wide = b.sext(value, acc.type)
+        lanes = getattr(acc.type, "count", 0)
+        by = [ir.Constant(acc.type, [bits] * lanes) if lanes else I32(bits) for bits in (24 - 8 * k, 24)]
+        return b.ashr(b.shl(wide, by[0]), by[1])
+
+    for x, w in factors:
+        for k in range(2):
+            acc = b.add(acc, b.mul(byte(x, k), byte(w, k)))
+    return acc
+
+
+DOTS: Mapping[str, Callable[..., V]] = {"dot4": dot4, "pairs": pairs, "narrow_pairs": partial(pairs, narrow=True)}
+"""The sums of products that expressions call, with accumulators first."""

@@ -115,6 +115,24 @@ def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
     return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
 
 
+def load_if(b: Any, inside: V, at: V, mask: V, element: Any, align: int) -> V:
+    """A masked load, or where all of the vector is `inside`, a plain one: then the other lanes are anything."""
+    plain, masked, done = (b.append_basic_block(name) for name in ("plain", "masked", "loaded"))
+    b.cbranch(inside, plain, masked)
+    found = []
+    for block in (plain, masked):
+        b.position_at_end(block)
+        wide = ir.VectorType(element, mask.type.count)
+        value = b.load(at, typ=wide, align=align) if block is plain else masked_load(b, at, mask, element, align)
+        found.append((value, b.block))
+        b.branch(done)
+    b.position_at_end(done)
+    value = b.phi(found[0][0].type)
+    for each, block in found:
+        value.add_incoming(each, block)
+    return value
+
+
 def fetch(b: Any, at: V, ahead: V, element: Any, near: bool = True) -> None:
     """Bring what lies `ahead` elements behind the pointer `at` into the first cache, or only into the second, wherever
     that is."""

@@ -7,13 +7,13 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, numbers, operations, unrolled
-from celosia.compiler.cpu.llvm.operations import aligned, fits, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, masks, numbers, operations
+from celosia.compiler.cpu.llvm.memory import I64, MemoryWriter, V
+from celosia.compiler.cpu.llvm.operations import fits, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.llvm.requantise import requantised
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
-from celosia.compiler.cpu.schedule.following import Following
-from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative, stride_along
+from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -30,37 +30,10 @@ from celosia.compiler.expr.nodes import (
     Var,
 )
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.program.dtypes import itemsize
-
-V = Any  # an LLVM value; llvmlite has no types
-I64 = ir.IntType(64)
-STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
-STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
-class BodyWriter:
+class BodyWriter(MemoryWriter):
     """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
-
-    def __init__(
-        self, fn: Any, memory: dict[Tensor, V], workspace: V, loop: For | None = None, share: tuple[V, ...] = ()
-    ) -> None:
-        self.fn, self.workspace, self.shared_loop, self.share = fn, workspace, loop, share
-        self.features = fn.module.features
-        self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
-        self.b = ir.IRBuilder(fn.append_basic_block("start"))
-        self.entry.branch(self.b.block)
-        self.entry.position_before(self.entry.block.terminator)
-        self.memory = memory
-        self.workspace_bytes = self.stack_bytes = 0
-        self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
-        self.lane: int | None = None  # the lane for which scalars are written, inside an index
-        self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
-        self.tile_rows = 0  # of the tiles that this function uses, if it does
-        self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
-        self.following: dict[Var, Following] = {}  # loops, and what each iteration fetches
-        self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
-        self.numbers: frozenset[Tensor] = frozenset()  # extremes that are never NaN
-        self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
 
     # Statements
 
@@ -182,149 +155,6 @@ class BodyWriter:
         self.vector = None
         return None
 
-    def _alloc(self, tensor: Tensor, scope: str) -> V:
-        if scope == "local" and tensor.nbytes <= min(STACK_LIMIT, STACK_MOST - self.stack_bytes):
-            self.stack_bytes += aligned(tensor.nbytes)
-            slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
-            slot.align = operations.ALIGN
-            slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
-            return slot
-        at = self.workspace_bytes
-        self.workspace_bytes += aligned(tensor.nbytes)
-        return self.entry.gep(self.workspace, [I64(at)], inbounds=True, source_etype=ir.IntType(8))
-
-    # Memory
-
-    def _pointer(self, tensor: Tensor, at: V) -> V:
-        if tensor.value is not None and tensor not in self.memory:
-            self.memory[tensor] = self._table(tensor)
-        return self.b.gep(self.memory[tensor], [at], inbounds=True, source_etype=memory_type(tensor.dtype))
-
-    def _table(self, tensor: Tensor) -> V:
-        assert tensor.value is not None
-        data = bytearray(tensor.value.tobytes())
-        kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
-        table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
-        table.linkage, table.global_constant, table.align = "private", True, operations.ALIGN
-        table.initializer = ir.Constant(kind, data or bytearray(1))
-        table.type = ir.PointerType()
-        return table
-
-    def _offset(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """The element number, as a scalar."""
-        total: V = None
-        constant = 0
-        for atom, k in linear(flatten(tensor.shape, index)).items():
-            if atom is None:
-                constant += k
-                continue
-            term = self.expr(atom, env, memo)
-            if k != 1:
-                term = self.b.mul(term, I64(k), flags=("nsw",))
-            total = term if total is None else self.b.add(total, term, flags=("nsw",))
-        if total is None:
-            return I64(constant)
-        return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
-
-    def _lanes(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
-        """How far lanes lie apart in memory; None where that is not a constant."""
-        if self.vector is None or self.lane is not None:
-            return 0
-        return stride_along(tensor, index, self.vector[0])
-
-    def _in_lane(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
-        saved, self.lane = self.lane, lane
-        at = self._offset(tensor, index, env, {})
-        self.lane = saved
-        return self._pointer(tensor, at)
-
-    def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
-        element = memory_type(tensor.dtype)
-        align = itemsize(tensor.dtype)
-        step = self._lanes(tensor, index)
-        if step == 0:
-            if self.mask is not None and self.lane is None and not in_range(Load(tensor, index)):
-                raise ValueError(f"{tensor.name}: all lanes read one element where a condition of each holds")
-            at = self._in_lane(self.lane or 0, tensor, index, env)
-            value = self.b.load(at, typ=element, align=align)
-        else:
-            assert self.vector is not None
-            n = self.vector[1]
-            wide = ir.VectorType(element, n)
-            if self.mask is not None and not in_range(Load(tensor, index)):
-                if step != 1:
-                    raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
-                value = operations.masked_load(self.b, self._in_lane(0, tensor, index, env), self.mask, element, align)
-            elif step == 1:
-                value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
-            elif (tile := self._tile(tensor, index, env)) is not None:
-                assert self.rows is not None
-                value = tile[self.rows.at]
-            elif step == 2:  # both halves of what the lanes span, then every other element
-                first = self._in_lane(0, tensor, index, env)
-                second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
-                halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
-                pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
-                value = self.b.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), n), pick))
-            else:
-                value = ir.Constant(wide, ir.Undefined)
-                for lane in range(n):
-                    at = self._in_lane(lane, tensor, index, env)
-                    one = self.b.load(at, typ=element, align=align)
-                    value = self.b.insert_element(value, one, ir.IntType(32)(lane))
-        if tensor.dtype == "bool":
-            value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
-        return value
-
-    def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
-        """What all iterations of the unrolled loop read, where that lies in lines."""
-        rows, vector = self.rows, self.vector
-        if rows is None or vector is None:
-            return None
-        count = rows.lines(tensor, index, self._lanes(tensor, index), vector[1])
-        if count is None:
-            return None
-        key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
-        if key not in rows.tiles:
-            first = env | {rows.var: I64(0)}
-            starts = [self._in_lane(lane, tensor, index, first) for lane in range(count)]
-            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
-            lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.tiles[key] = unrolled.columns(self.b, lines, rows.extent)
-        return rows.tiles[key]
-
-    def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
-        if tensor.dtype == "bool":
-            byte = ir.IntType(8)
-            value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
-        align = itemsize(tensor.dtype)
-        step = self._lanes(tensor, index)
-        if self.vector is None:
-            self.b.store(value, self._in_lane(None, tensor, index, env), align=align)
-            return
-        n = self.vector[1]
-        if self.rows is not None and self._held(self.rows, tensor, index, splat(self.b, value, n), env):
-            return
-        if step == 1:
-            done = self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
-            if tensor in self.streamed and n * align == LINE:
-                done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
-            return
-        for lane in range(n):
-            one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
-            self.b.store(one, self._in_lane(lane, tensor, index, env), align=align)
-
-    def _held(self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> bool:
-        """Whether `value` is stored together with those of the other iterations of the unrolled loop, by the last."""
-        if not rows.holds(tensor, index, self._lanes(tensor, index)):
-            return False
-        held = rows.held.setdefault(tensor, [])
-        held.append(value)
-        if len(held) == rows.extent:
-            at = self._in_lane(0, tensor, index, env | {rows.var: I64(0)})
-            self.b.store(unrolled.interleaved(self.b, held), at, align=itemsize(tensor.dtype))
-        return True
-
     def _update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
         memo: dict[Any, V] = {}
         step = self._lanes(tensor, index)
@@ -337,10 +167,10 @@ class BodyWriter:
                     factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
                     self._store(tensor, index, operations.multiply_add(self.b, *factors), env)
                     return
-        if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name == "dot4":
+        if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name in dot.DOTS:
             old = self._load(tensor, index, env)
-            x, w, old = self._same_width(*(self.expr(arg, env, memo) for arg in value.args), old)
-            self._store(tensor, index, dot.dot4(self.b, old, x, w, self.features), env)
+            old, *operands = self._same_width(old, *self._factors(value, env, memo))
+            self._store(tensor, index, dot.DOTS[value.name](self.b, old, *operands, self.features), env)
             return
         op, plain = Reduce.COMBINE[kind], tensor in self.numbers
         new = self.expr(numbers.number(value) if plain else value, env, memo)
@@ -351,6 +181,19 @@ class BodyWriter:
             self.vector = saved
             return
         self._combine(kind, tensor, index, new, env)
+
+    def _factors(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """The arguments of a sum of products; two numbers for all lanes that lie side by side are read together."""
+        values = [self.expr(arg, env, memo) for arg in product.args]
+        lanes = 1 if self.vector is None else self.vector[1]
+        match product.args:
+            case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.reads_both(
+                lanes, self.features
+            ):
+                here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
+                if self._lanes(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
+                    values[2:] = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
+        return values
 
     def _combine(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
         old = self._load(tensor, index, env)
@@ -385,6 +228,10 @@ class BodyWriter:
                     at = self._in_lane(0, tensor, index, env)
                     operations.fetch(self.b, at, I64(self.ahead[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
+            case Binary("lt" | "le" as op, a, b) if (mask := self._mask(op, a, b, env, memo)) is not None:
+                return mask
+            case Binary("and", a, b) if e.dtype == "bool" and self.vector is not None:
+                return masks.both(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
@@ -394,12 +241,14 @@ class BodyWriter:
                 return arithmetic.binary(self.b, op, a.dtype, x, y)
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
-                if name == "dot4":
+                if name in dot.DOTS:
                     zero = ir.Constant(operations.widened(values[0], llvm_type("int32")), None)
-                    return dot.dot4(self.b, zero, values[0], values[1], self.features)
+                    return dot.DOTS[name](self.b, zero, *values, self.features)
                 if name == "bitcast":
                     return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
+            case Cast(Call("clamp")) if (found := self._requantised(e, env, memo)) is not None:
+                return found
             case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if fits(low, high, dtype):
                 return operations.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
@@ -408,18 +257,29 @@ class BodyWriter:
                 return self._select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
 
+    def _requantised(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        lanes = 1 if self.vector is None or self.lane is not None else self.vector[1]
+        return requantised(self.b, e, lanes, self.features, lambda part: self.expr(part, env, memo))
+
+    def _mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
+            return None
+        return masks.compared(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
+
     def _same_width(self, *values: V) -> tuple[V, ...]:
         widths = {value.type.count for value in values if is_vector(value)}
         return tuple(splat(self.b, value, *widths) for value in values) if widths else values
 
     def _select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         test = self.expr(cond, env, memo)
+        if is_vector(test) and (lanes := masks.fixed(test)) is not None and len(set(lanes)) == 1:
+            return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
         if all((id(load), self.lane) in memo or in_range(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            return self.b.select(test, *self._masked(((test, a), (self.b.not_(test), b)), env, memo))
+            return self.b.select(test, *self._masked(((test, a), (masks.inverse(self.b, test), b)), env, memo))
         join = []
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
@@ -441,7 +301,7 @@ class BodyWriter:
         """Both arms of a selection, each of which reads nothing in the lanes where it is not taken."""
         saved, values = self.mask, []
         for mask, arm in arms:
-            self.mask = mask if saved is None else self.b.and_(saved, mask)
+            self.mask = mask if saved is None else masks.both(self.b, saved, mask)
             values.append(splat(self.b, self.expr(arm, env, dict(memo)), mask.type.count))
         self.mask = saved
         return values

@@ -24,7 +24,8 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.integer import WIDTHS, Channels, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.cpu.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.cpu.ops.packing import Channels
 from celosia.compiler.cpu.ops.products import at_lead, batch_of
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow

@@ -113,8 +113,23 @@ def _elementwise(stage: Stage, data: list[Axis], reads: list[Load], vectors: int
         return
     values = [node.dtype for node in walk(stage.tensor.body) if node.dtype != INDEX]  # positions take no vectors
     lanes = vectors * min(target().lanes(dtype) for dtype in (stage.tensor.dtype, *values))
-    _, inner = stage.split(data[-1], min(lanes, data[-1].extent))
+    outer, inner = stage.split(data[-1], _abreast(lanes, data[-1].extent))
+    most = MASKED if _guarded(stage.tensor.body, data[-1:]) else FEW
+    if target().abreast > 1 and outer.extent <= most:
+        stage.unroll(outer)
     stage.vectorize(inner)
+
+
+MASKED, FEW = 16, 4
+"""Vectors that are written out for a processor that takes them abreast, MASKED where some of their lanes are not read:
+then it is known which, see llvm/masks.py."""
+
+
+def _abreast(lanes: int, extent: int) -> int:
+    """Elements that an element-wise loop over so many computes at once, `lanes` being those of a vector."""
+    if target().abreast == 1:
+        return min(lanes, extent)
+    return min(lanes * target().abreast, 1 << extent.bit_length() - 1)
 
 
 NARROW = range(2, 9)
@@ -138,7 +153,9 @@ def _by_turns(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
         turns = [pair == (row.extent, 1) for pair in steps]
         if not any(turns) or not all(turn or pair[0] in (0, 1) for turn, pair in zip(turns, steps)):
             continue
-        outer, inner = stage.split(column, min(target().lanes(stage.tensor.dtype), column.extent))
+        outer, inner = stage.split(column, _abreast(target().lanes(stage.tensor.dtype), column.extent))
+        if target().abreast > 1 and outer.extent <= FEW:
+            stage.unroll(outer)
         stage.reorder(*columns[:-1], outer, row, inner)
         stage.unroll(row)
         stage.vectorize(inner)

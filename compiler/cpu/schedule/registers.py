@@ -20,7 +20,8 @@ from celosia.compiler.cpu.schedule.streamed import LINE
 from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import flatten, linear, stride_along
-from celosia.compiler.expr.nodes import Call, Expr, Var
+from celosia.compiler.expr.functions import OF_PAIRS
+from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
@@ -28,6 +29,8 @@ UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
 SLIDING = 128
 """The same where most of them take what others have read."""
+WIDENED = 256
+"""The same where products of int16 have an instruction, beside which there is time to read."""
 EVEN = 1.05
 """How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
@@ -69,7 +72,7 @@ def register_tile(
     steps = [step(read, column) for read in inside]
     if any(s not in (0, 1, 2) for s in steps) or not any(steps) or any(step(read, column) is None for read in reads):
         return False
-    outer, lane = stage.split(column, min(column.extent, target().lanes(reduce.dtype)))
+    outer, lane = stage.split(column, min(column.extent, _lanes(reduce)))
     first: dict[Var, Expr] = {column: outer * lane.extent}
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
     vectors = [read for read, s in zip(inside, steps) if s]
@@ -80,14 +83,14 @@ def register_tile(
     elif not scalars:
         others = [axis for axis in others if _steps(stage, vectors, [axis])[1]] or others
     kinds = _kinds(others, vectors, scalars, 2 in steps, lane.extent)
-    rows_outside = None
+    rows_outside, room = None, _room(reduce)
     if choose is not None:
-        tile_ = choose(_tiles_of(*kinds))
+        tile_ = choose(_tiles_of(*kinds, room))
         named = {axis.name: axis for axis in others}
         row, block, (height, width) = named.get(tile_.rows), named.get(tile_.columns), (tile_.height, tile_.width)
         rows_outside = tile_.rows_outside
     else:
-        row, block, (height, width) = _shape(*kinds, stage.tail == "peel", partial(_are_near, scalars))
+        row, block, (height, width) = _shape(*kinds, room, stage.tail == "peel", partial(_are_near, scalars))
         if row is not None and lane.extent == 16 and _fits_tiles(stage, reduce, vectors, scalars):
             height, width = _tiles(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
@@ -103,7 +106,7 @@ def register_tile(
     across = [each for each in (row, block) if each is not None and not kinds[2] and reduce.kind != "ordered_sum"]
     sums, sliding = _steps(stage, vectors, across)
     stage.reorder(*_around(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
-    for few, most in ((sums, UNROLLED), (sliding, SLIDING)):
+    for few, most in ((sums, _unrolled(reduce)), (sliding, SLIDING)):
         if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= most:
             for axis in few:
                 stage.unroll(axis)
@@ -153,7 +156,12 @@ def _whole(vectors: list[Load], lanes: int) -> bool:
 
 
 def _shape(
-    rows: list[Axis | None], columns: list[Axis | None], costs: float, even: bool, near: Callable[[Axis | None], bool]
+    rows: list[Axis | None],
+    columns: list[Axis | None],
+    costs: float,
+    room: Room,
+    even: bool,
+    near: Callable[[Axis | None], bool],
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """(axis of the rows of a tile, axis of its columns, how many of each); of equals the innermost axes."""
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
@@ -161,13 +169,42 @@ def _shape(
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _size(*extents, costs, target().registers - 1, even, near(row))
+        work, size = _size(*extents, costs, room, even, near(row))
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
 
 
-def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float) -> list[RegisterTile]:
+def _of_int16(reduce: Reduce) -> bool:
+    """Whether it adds products of int16, which NEON widens as it multiplies."""
+    match reduce.value:
+        case Binary("mul", Cast(Load() as a), Cast(Load() as b)):
+            return reduce.dtype == "int32" and {a.dtype, b.dtype} == {"int16"} and "neon" in target().features
+    return False
+
+
+def _lanes(reduce: Reduce) -> int:
+    return target().lanes(reduce.dtype) * (target().abreast if _of_int16(reduce) else 1)
+
+
+def _unrolled(reduce: Reduce) -> int:
+    return WIDENED if _of_int16(reduce) else UNROLLED
+
+
+Room = tuple[int, int, int]
+
+
+def _room(reduce: Reduce) -> Room:
+    """(registers for accumulators and what is read, those for each of a tile's rows, for each of its columns)."""
+    if isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:  # sums of two products take others
+        held = 2 // target().halves
+        return target().registers * 13 // 16, held, held
+    if _of_int16(reduce):
+        return target().registers * 3 // 8 // target().abreast, 0, 1
+    return target().registers - 1, 0, 1
+
+
+def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float, room: Room) -> list[RegisterTile]:
     """All tiles that fit into registers, those with the least work first."""
     found: dict[RegisterTile, float] = {}
     for row, column in itertools.product(rows, columns):
@@ -175,7 +212,7 @@ def _tiles_of(rows: list[Axis | None], columns: list[Axis | None], costs: float)
             continue
         extents = _extent(row), _extent(column)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
-        for height, width in _sizes(*extents, costs > 0, target().registers - 1):
+        for height, width in _sizes(*extents, costs > 0, room):
             for outside in (True, False):
                 tile = RegisterTile(*names, height, width, outside)
                 found[tile] = _work(*extents, height, width, costs) / prod(extents)
@@ -194,7 +231,7 @@ def _fits_tiles(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of what tiles compute at once, where there are enough rows."""
     if rows < TILE_ROWS[0]:
-        return _size(rows, columns, 1, target().registers - 1)[1]
+        return _size(rows, columns, 1, (target().registers - 1, 0, 1))[1]
     most = min(columns, TILE_COLUMNS - 2)
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
@@ -219,21 +256,22 @@ def _still(reads: list[Load], axis: Axis) -> bool:
     return all(step(read, axis) == 0 for read in reads)
 
 
-def _sizes(rows: int, columns: int, shared: bool, registers: int) -> Iterator[tuple[int, int]]:
-    """(height, width) of tiles that fit into so many registers.
+def _sizes(rows: int, columns: int, shared: bool, room: Room) -> Iterator[tuple[int, int]]:
+    """(height, width) of tiles that fit into registers.
 
     shared: rows share the vectors of columns, which are then held in registers beside the accumulators.
     """
+    registers, by_row, by_column = room
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
-            if height * width + (width if shared else 1) > registers:
+            if height * width + (by_row * height + by_column * width if shared else 1) > registers:
                 break
             yield height, width
 
 
 @functools.cache
 def _size(
-    rows: int, columns: int, costs: float, registers: int, even: bool = False, near: bool = False
+    rows: int, columns: int, costs: float, room: Room, even: bool = False, near: bool = False
 ) -> tuple[float, tuple[int, int]]:
     """(work, height and width of a tile) with the least work for all of it, edges computed twice included; of equals
     that with the fewest reads. Vectors count more than numbers, which come from nearer caches, all the more where those
@@ -246,7 +284,7 @@ def _size(
         reads = size[0] + (4 if near else 2) * size[1]
         return _work(rows, columns, *size, costs), _tiles_in(rows, columns, *size) * reads, size
 
-    found = [cost(size) for size in _sizes(rows, columns, costs > 0, registers)]
+    found = [cost(size) for size in _sizes(rows, columns, costs > 0, room)]
     best = min(found)
     if even:
         almost = (each for each in found if each[0] <= EVEN * best[0])
