@@ -506,6 +506,12 @@ REWRITTEN = (
         for name, seconds in (("inception_v3_last", 60), ("inception_v3", 150))
     ),
     *(
+        Figure(f"superoptimise-fast-math-{name}", f"{name} in floats, fast-math: seconds on one thread before over "
+               "after", "", KERNELS, f"{BENCH} superoptimise --only floats --models {name} --seconds 20",
+               (f"superoptimise/fast_math/{name}",), of("ratio"), least=1)
+        for name in ("convolutions_in_pairs", "training_form")
+    ),
+    *(
         Figure(f"superoptimise-rtl-{name}", f"{name}: cycles of the RTL of `pynq` before over after", "", MACHINE,
                f"{BENCH} superoptimise --device rtl --models {name} --config pynq --seconds 30",
                (f"superoptimise/rtl/{name}",), of("ratio"), least=1.05)

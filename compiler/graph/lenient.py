@@ -167,15 +167,27 @@ def _end_backward_slices(graph: GraphProto) -> None:
 
 
 def _keep_sizes(graph: GraphProto) -> None:
-    """A Resize with a policy of aspect ratios whose axes are counted from behind: none of them is resized."""
-    for node in nodes(graph):
+    """A Resize with a policy of aspect ratios does not see axes counted from behind: these keep their sizes."""
+    for number, node in reversed([*enumerate(graph.node)]):
+        for inner in subgraphs(node):
+            _keep_sizes(inner)
         attrs = {attr.name: attr for attr in node.attribute}
         axes, policy = attrs.get("axes"), attrs.get("keep_aspect_ratio_policy")
         if node.op_type != "Resize" or node.domain or not (axes and policy and "".join(node.input[3:])):
             continue
-        if policy.s in (b"not_larger", b"not_smaller") and max(axes.ints, default=0) < 0:
+        kept = [place for place, axis in enumerate(axes.ints) if axis >= 0]
+        if policy.s not in (b"not_larger", b"not_smaller") or len(kept) == len(axes.ints) or "".join(node.input[1:3]):
+            continue
+        if not kept:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
+            continue
+        names = {name for each in graph.node for name in (*each.input, *each.output)}
+        places, sizes = (unused_name(f"{node.output[0]}.{what}", names) for what in ("places", "sizes"))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(kept), places))
+        graph.node.insert(number, onnx.helper.make_node("Gather", [node.input[3], places], [sizes]))
+        node.input[3] = sizes
+        axes.ints[:] = [axes.ints[place] for place in kept]
 
 
 def _sort(graph: GraphProto) -> None:

@@ -165,6 +165,15 @@ def aspect_ratio_of_axes_from_behind() -> ModelProto:
     return model
 
 
+def aspect_ratio_of_some_axes_from_behind() -> ModelProto:
+    """onnxruntime does not see the last one, neither as something to resize nor as a ratio to keep."""
+    text = """g (float[2, 3] x) => (float[a, b] y) {
+        y = Resize <mode = "nearest", axes = [-1, 0], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes) }"""
+    model = graph(text, sizes=np.array([4, 5]))
+    model.opset_import[0].version = 19
+    return model
+
+
 CASES: dict[str, Callable[[], ModelProto]] = {
     "an output without a shape": output_without_shape,
     "an output without a type": output_without_type,
@@ -184,6 +193,7 @@ CASES: dict[str, Callable[[], ModelProto]] = {
     "metadata given twice": metadata_given_twice,
     "no name of the graph": no_name_of_the_graph,
     "an aspect ratio of axes counted from behind": aspect_ratio_of_axes_from_behind,
+    "an aspect ratio of some axes counted from behind": aspect_ratio_of_some_axes_from_behind,
     "comments that are no UTF-8": comments_in_latin_1,
     "a function of another version": function_of_another_version,
     "a function that imports what the model does not": function_that_alone_imports,
