@@ -47,8 +47,9 @@ def compared(
 
 
 def fixed(mask: V) -> list[bool] | None:
-    """The lanes of a mask that is known."""
-    return [bool(lane.constant) for lane in mask.constant] if isinstance(mask, ir.Constant) else None
+    """The lanes of a mask that is known; None for one that is not, or is one bit for all lanes."""
+    lanes = mask.constant if isinstance(mask, ir.Constant) else None
+    return [bool(lane.constant) for lane in lanes] if isinstance(lanes, (list, tuple)) else None
 
 
 def both(b: Any, x: V, y: V) -> V:
