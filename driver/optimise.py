@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -21,15 +22,13 @@ from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as optimised
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge
-from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.oracle import MissingLibrary, opened, require
-from celosia.driver.weighing import STEP_SECONDS, weighed_by
 from celosia.hw.config import Config
-from celosia.sim.boards import memory_model, shortest
+
+if TYPE_CHECKING:
+    from celosia.compiler.tune.pool import Fleet
 
 
 def optimise(
@@ -63,13 +62,13 @@ def optimise(
 
     jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
     What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
-    no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open. For a
-    model that runs on this processor alone there are none: times would not be alike. BudgetError.
+    no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
 
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
     """
     from celosia.compiler.tune.kernels.trial import processor
+    from celosia.driver.weighing import weighed_by
 
     _require(search, accelerator, bool(jobs or pool or fleet))
     cfg = Config.load(config)
@@ -100,7 +99,11 @@ def _devices(
     open."""
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
+    from celosia.compiler.tune.choices import DEADLINE
+    from celosia.compiler.tune.measure import Judge
     from celosia.driver.fleet import fleet_for
+    from celosia.driver.weighing import STEP_SECONDS
+    from celosia.sim.boards import memory_model, shortest
 
     judge = Judge("timed", shortest(memory_model("zynq-hp")))
     return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)

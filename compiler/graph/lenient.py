@@ -176,17 +176,21 @@ def _keep_sizes(graph: GraphProto) -> None:
         if node.op_type != "Resize" or node.domain or not (axes and policy and "".join(node.input[3:])):
             continue
         kept = [place for place, axis in enumerate(axes.ints) if axis >= 0]
-        if policy.s not in (b"not_larger", b"not_smaller") or len(kept) == len(axes.ints) or "".join(node.input[1:3]):
+        if policy.s not in (b"not_larger", b"not_smaller") or len(kept) == len(axes.ints):
             continue
         if not kept:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
             continue
-        names = {name for each in graph.node for name in (*each.input, *each.output)}
-        places, sizes = (unused_name(f"{node.output[0]}.{what}", names) for what in ("places", "sizes"))
+        mode = attrs.get("coordinate_transformation_mode")
+        if mode is not None and mode.s == b"tf_crop_and_resize":  # which reads a region of all axes
+            continue
+        taken = {name for each in graph.node for name in (*each.input, *each.output)}
+        taken |= {each.name for each in (*graph.initializer, *graph.input)}
+        places, sizes = (unused_name(f"{node.output[0]}.{what}", taken) for what in ("places", "sizes"))
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(kept), places))
         graph.node.insert(number, onnx.helper.make_node("Gather", [node.input[3], places], [sizes]))
-        node.input[3] = sizes
+        node.input[1:4] = ["", "", sizes]
         axes.ints[:] = [axes.ints[place] for place in kept]
 
 

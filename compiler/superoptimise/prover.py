@@ -9,7 +9,7 @@ it does not give in so many steps counts as no.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from typing import Any
@@ -140,7 +140,7 @@ class Prover:
 
     def _equal_reductions(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
         """Whether both sides are the same at each place of what they run over, for a renumbering of that."""
-        sides = [[_without_single(each) for each in side] for side in (left, right)]
+        sides = [[without_single(each) for each in side] for side in (left, right)]
         for cut in self.cuts:
             sides[cut.side] = [part for each in sides[cut.side] for part in self._parts(each, cut, facts)]
         left, right = sides
@@ -277,7 +277,7 @@ def monomials(element: Element) -> list[Monomial]:
     return [(1, (element,))]
 
 
-def _without_single(each: Reduction) -> Reduction:
+def without_single(each: Reduction) -> Reduction:
     """`each` without counters that its guard says to be one number."""
     left, guard = list(each.variables), each.guard
     fixed = []
@@ -378,18 +378,15 @@ class Judgement:
 
 def verdict(rule: RewriteRule) -> Judgement:
     """Whether `rule` holds for all sizes, case by case of its choices."""
+    return judged(rule, lambda values: _prover_of(rule, values))
+
+
+def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
+    """The same by other provers, of which each case has one of its own. values: of sizes and choices."""
     cases = asked = 0
     for choice in rule.cases():
         values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
-        prover = Prover(
-            shifts=tuple(value_of(shift, values) for shift in rule.shifts),
-            cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
-            idle=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, SameByte)),
-            monotone=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
-            absorbing=frozenset(
-                (f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)
-            ),
-        )
+        prover = prover_of(values)
         try:
             why = _wrong(prover, rule, values)
         except Unprovable as error:
@@ -401,6 +398,19 @@ def verdict(rule: RewriteRule) -> Judgement:
             where = ", ".join(f"{name} = {value}" for name, value in choice.items())
             return Judgement(False, why + (f" where {where}" if where else ""), cases, asked)
     return Judgement(True, "", cases, asked)
+
+
+def _prover_of(rule: RewriteRule, values: Values) -> Prover:
+    """With what the rule says of its functions, and its hints."""
+    return Prover(
+        shifts=tuple(value_of(shift, values) for shift in rule.shifts),
+        cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
+        idle=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, SameByte)),
+        monotone=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
+        absorbing=frozenset(
+            (f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)
+        ),
+    )
 
 
 def _wrong(prover: Prover, rule: RewriteRule, values: Values) -> str:

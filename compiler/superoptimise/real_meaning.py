@@ -13,7 +13,6 @@ from typing import Any
 import z3
 
 import celosia.compiler.superoptimise.reals  # noqa: F401  the operators
-from celosia.compiler.superoptimise import prover
 from celosia.compiler.superoptimise.elements import (
     Either,
     Element,
@@ -29,7 +28,16 @@ from celosia.compiler.superoptimise.elements import (
 )
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import Attributes, Shape
-from celosia.compiler.superoptimise.prover import Facts, Judgement, Monomial, Prover, monomials, substituted
+from celosia.compiler.superoptimise.prover import (
+    Facts,
+    Judgement,
+    Monomial,
+    Prover,
+    judged,
+    monomials,
+    substituted,
+    without_single,
+)
 from celosia.compiler.superoptimise.reals import in_reals
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.sizes import value_of
@@ -46,7 +54,7 @@ class RealProver(Prover):
             if abs(k) > 1:
                 return False
             alone = atoms[0] if len(atoms) == 1 else None
-            width = len(prover._without_single(alone).variables) if isinstance(alone, Total) else 0
+            width = len(without_single(alone).variables) if isinstance(alone, Total) else 0
             groups.setdefault(width, []).append((k, atoms))
         return all(self._cancels(group, facts) if width else Prover._is_zero(self, group, facts)
                    for width, group in groups.items())  # fmt: skip
@@ -67,21 +75,8 @@ class RealProver(Prover):
 
 def verdict(rule: RewriteRule) -> Judgement:
     """Whether `rule` holds in real numbers for all sizes, case by case of its choices."""
-    rule, cases, asked = in_reals(rule), 0, 0
-    for choice in rule.cases():
-        values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
-        real = RealProver(shifts=tuple(value_of(shift, values) for shift in rule.shifts))
-        try:
-            why = prover._wrong(real, rule, values)
-        except Unprovable as error:
-            why = str(error)
-        except IndexError:
-            why = "an axis that there is not"
-        cases, asked = cases + 1, asked + real.asked
-        if why:
-            where = ", ".join(f"{name} = {value}" for name, value in choice.items())
-            return Judgement(False, why + (f" where {where}" if where else ""), cases, asked)
-    return Judgement(True, "", cases, asked)
+    rule = in_reals(rule)
+    return judged(rule, lambda values: RealProver(shifts=tuple(value_of(shift, values) for shift in rule.shifts)))
 
 
 # Polynomials ---------------------------------------------------------------------------------------------------------

@@ -174,6 +174,13 @@ def aspect_ratio_of_some_axes_from_behind() -> ModelProto:
     return model
 
 
+def with_an_empty_region(model: ModelProto) -> ModelProto:
+    """As exporters write it that know Resize of version 11."""
+    model.graph.node[0].input[1] = "region"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(0, np.float32), "region"))
+    return model
+
+
 CASES: dict[str, Callable[[], ModelProto]] = {
     "an output without a shape": output_without_shape,
     "an output without a type": output_without_type,
@@ -194,6 +201,8 @@ CASES: dict[str, Callable[[], ModelProto]] = {
     "no name of the graph": no_name_of_the_graph,
     "an aspect ratio of axes counted from behind": aspect_ratio_of_axes_from_behind,
     "an aspect ratio of some axes counted from behind": aspect_ratio_of_some_axes_from_behind,
+    "the same with an empty region": lambda: with_an_empty_region(aspect_ratio_of_some_axes_from_behind()),
+    "no axis to resize, and an empty region": lambda: with_an_empty_region(aspect_ratio_of_axes_from_behind()),
     "comments that are no UTF-8": comments_in_latin_1,
     "a function of another version": function_of_another_version,
     "a function that imports what the model does not": function_that_alone_imports,
