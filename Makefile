@@ -1,6 +1,8 @@
 # What a user and CI run. Needs Python 3.11 or newer, g++, make and perl; everything else comes from PyPI into .venv.
 
-PYTHON ?= python3
+# The first Python on PATH that is new enough; PYTHON=... names another.
+PYTHON ?= $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

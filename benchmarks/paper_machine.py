@@ -64,7 +64,15 @@ def hiding(size: PaperSize, folder: Path | None, say: Say) -> Chart:
         other = celosia.compile(path, config, decisions=without_hiding(program))
         on, off = (layer_rows(each, predicted(each)) for each in (program, other))
         chart.rows.append(_hiding_row(program, on, off, size, config))
-        shown = [n for n, row in enumerate(on) if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
+        # A layer that overlaps another has no cycles of its own, and so no place on a roofline.
+        shown = [
+            n
+            for n, (with_hiding, without) in enumerate(zip(on, off))
+            if with_hiding["macs"]
+            and with_hiding["bytes_loaded"] + with_hiding["bytes_stored"]
+            and with_hiding["cycles"]
+            and without["cycles"]
+        ]
         roofs = roofs_of(program.config, str(ZYNQ_HP))
         figure = two_rooflines(
             [on[n] for n in shown], [off[n] for n in shown], program.config.macs_per_cycle,
@@ -83,7 +91,7 @@ def _hiding_row(
     total = [sum(row["cycles"] for row in rows) for rows in (off, on)]
     own = [sum(rows[n]["cycles"] for n in convolutions) for rows in (off, on)]
     peak = [program.macs_accelerator / cycles / program.config.macs_per_cycle for cycles in total]
-    ratios = {on[n]["name"]: off[n]["cycles"] / on[n]["cycles"] for n in convolutions}
+    ratios = {on[n]["name"]: off[n]["cycles"] / on[n]["cycles"] for n in convolutions if on[n]["cycles"]}
     above = sum(ratio >= LEAST_HIDING for ratio in ratios.values())
     ratio = own[0] / own[1]
     details = {

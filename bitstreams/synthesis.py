@@ -6,20 +6,18 @@ import gzip
 import hashlib
 import importlib.util
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from celosia import tools
 from celosia.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.fpga import Device
@@ -84,18 +82,20 @@ class Usage:
 
 
 def require(package: str) -> None:
-    """SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where there is one on PATH."""
-    if package == YOSYS and shutil.which("yosys") is not None:
+    """SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where PATH has a new one."""
+    if package == YOSYS and tools.find(tools.YOSYS) is not None:
         return
     if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise SynthesisError(f"synthesis needs {package}, which was not found; install it: pip install {package}")
+        old = tools.too_old(tools.YOSYS) if package == YOSYS else ""
+        raise SynthesisError(f"synthesis needs {package}, which was not found{old}; install it: pip install {package}")
 
 
 def _command(package: str, name: str) -> list[str]:
-    """What runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast."""
+    """What runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast as that of
+    the package, so that it is preferred where it is new enough."""
     require(package)
-    if package == YOSYS and (native := shutil.which(name)) is not None:
-        return [native]
+    if package == YOSYS and (native := tools.find(tools.YOSYS)) is not None:
+        return [native.path]
     module = package.replace("-", "_")
     entry = f"import sys, {module} as tool; sys.exit(tool.run_{name.replace('-', '_')}(sys.argv[1:]))"
     return [sys.executable, "-c", entry]
@@ -160,9 +160,11 @@ def _minutes(seconds: float) -> str:
 
 def _begin(folder: str, say: Callable[[str], None]) -> None:
     """Say what the first step is. folder: of the cache, which is empty before the first time of all."""
-    fresh = shutil.which("yosys") is None and not any((cache_folder() / folder).glob("*"))
+    fresh = tools.find(tools.YOSYS) is None and not any((cache_folder() / folder).glob("*"))
     ready = "; Yosys is made ready for this machine, minutes this once" if fresh else ""
-    say(f"writing the Verilog and reading it (1 of {len(STEPS) + 1}){ready}")
+    old = tools.too_old(tools.YOSYS)
+    passed_over = f"{old}, so {_tool()} is used" if old and tools.find(tools.YOSYS) is None else ""
+    say(f"writing the Verilog and reading it (1 of {len(STEPS) + 1}){ready}{passed_over}")
 
 
 def count(cells: dict[str, int]) -> dict[str, float]:
@@ -201,19 +203,12 @@ def known_usage(cfg: Config, device: Device) -> Usage | None:
 
 def _tool() -> str:
     """Which Yosys is run, with its version."""
-    if (native := shutil.which("yosys")) is not None:
-        return _version(native, os.stat(native).st_mtime_ns)
+    if (native := tools.find(tools.YOSYS)) is not None:
+        return f"Yosys {tools.spelled(native.version)}"
     try:
         return f"Yosys {metadata.version(YOSYS)}"
     except metadata.PackageNotFoundError:
         return "Yosys"
-
-
-@lru_cache
-def _version(program: str, changed: int) -> str:
-    """Of a Yosys that was last `changed` then. Asked once: a search looks for the records of thousands of Configs."""
-    done = subprocess.run([program, "-V"], capture_output=True, text=True, check=False)
-    return " ".join(done.stdout.split()[:2]) or "Yosys"
 
 
 def _record(cfg: Config, device: Device) -> Path:

@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
+from celosia import tools
 from celosia.cache import cache_folder, locked, shrink, used, writing
 from celosia.hw.config import Config
 from celosia.hw.plain import printable
@@ -55,12 +56,13 @@ class BuildError(RuntimeError):
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, g++ or clang++. BuildError where there is none."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
+    """The C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none is."""
+    for tool in (tools.GXX, tools.CLANGXX):
+        if (program := tools.find(tool)) is not None:
+            return program.path
+    old = tools.too_old(tools.GXX) + tools.too_old(tools.CLANGXX)
     raise BuildError(
-        "the RTL simulator needs a C++ compiler, and neither g++ nor clang++ was found; "
+        f"the RTL simulator needs a C++ compiler, and neither g++ nor clang++ was found{old}; "
         "install one (Debian, Ubuntu: apt-get install g++) or set CXX"
     )
 

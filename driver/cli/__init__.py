@@ -14,7 +14,7 @@ from celosia.driver.cli.errors import EXIT_CODES, Commands
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.exporting import export
 from celosia.driver.cli.generating import generate
-from celosia.driver.cli.hardware import boards, cache, configs, sweep, verilog
+from celosia.driver.cli.hardware import boards, cache, configs, doctor, sweep, verilog
 from celosia.driver.cli.models import compile_, inspect, quantize, report
 from celosia.driver.cli.optimising import optimise
 from celosia.driver.cli.runs import demo, run
@@ -53,7 +53,7 @@ def celosia(
 
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
-made = configs, boards, sweep, explore, tune, verilog, cache
+made = configs, boards, sweep, explore, tune, verilog, doctor, cache
 used = run, generate, compare, deploy, export, flash, inspect, report, quantize, optimise, cut
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)

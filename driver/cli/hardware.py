@@ -1,4 +1,4 @@
-"""`celosia verilog`, `configs`, `boards`, `sweep` and `cache`."""
+"""`celosia verilog`, `configs`, `boards`, `sweep`, `doctor` and `cache`."""
 
 from __future__ import annotations
 
@@ -131,6 +131,23 @@ def sweep(
         console().print(sweeping.note(), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
+
+
+@command
+def doctor() -> None:
+    """List the programs outside of Python that Celosia runs, with the version that it uses of each.
+
+    A program on PATH is used only where it is new enough; else the Python package that brings it, if there is one.
+
+    \b
+    Example:
+      celosia doctor
+    """
+    from celosia import tools
+    from celosia.driver.show import hardware as show
+    from celosia.driver.show.table import console
+
+    console().print(show.tools([tools.choice(tool) for tool in tools.TOOLS]))
 
 
 @command

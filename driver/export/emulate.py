@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from celosia import tools
 from celosia.driver.export.build_files import bridge_program
 from celosia.driver.export.targets import ExportTarget
 from celosia.driver.export.write import Exported, runtime_files, write
@@ -80,11 +81,12 @@ def missing(target: ExportTarget) -> str | None:
     if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
-    lacking = [tool for tool in emulator.command[:1] if shutil.which(tool) is None]
+    tool = tools.by_command(emulator.command[0])
+    lacking = [] if tools.find(tool) else [emulator.command[0]]
     lacking += [path for path in emulator.files if not Path(path).exists()]
     if lacking:
         package = f"Debian, Ubuntu: apt-get install {emulator.package}"
-        return f"could not find '{lacking[0]}', which runs {target.name}; {package}"
+        return f"could not find '{lacking[0]}', which runs {target.name}{tools.too_old(tool)}; {package}"
     return None
 
 

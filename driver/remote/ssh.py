@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from celosia import tools
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15
@@ -103,9 +104,11 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
     SshError where it cannot be made in `seconds`.
     """
     where = destination(name)
-    if shutil.which("ssh") is None:
+    ssh = tools.by_command("ssh")
+    if tools.find(ssh) is None:
         raise SshError(
-            "boards are reached with the OpenSSH client, and there is no command ssh; install openssh-client"
+            f"boards are reached with the OpenSSH client, and there is no command ssh{tools.too_old(ssh)}; install "
+            "openssh-client"
         )
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
         control, said = Path(folder) / "s", Path(folder) / "said"

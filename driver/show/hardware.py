@@ -12,6 +12,7 @@ from celosia.cache import KINDS, Entry, cache_folder
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
 from celosia.hw.config import Config
 from celosia.hw.scratchpads import total_bytes
+from celosia.tools import Choice
 
 if TYPE_CHECKING:
     from celosia.sim.board import Board
@@ -84,4 +85,12 @@ def kept(entries: Sequence[Entry]) -> RenderableType:
         oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
         add_row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
     add_row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
+    return table
+
+
+def tools(choices: Iterable[Choice]) -> RenderableType:
+    """The programs that Celosia runs, and which of them it found."""
+    table = new_table("Programs that Celosia runs", "name", "version", "where", "what for", "note")
+    for chosen in choices:
+        add_row(table, chosen.tool.name, chosen.version or "missing", chosen.source, chosen.tool.purpose, chosen.note)
     return table

