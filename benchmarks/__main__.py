@@ -147,8 +147,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--charts", default="", help="of paper, only these, with commas between: names of its pictures")
     parser.add_argument(
         "--only",
-        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, "ablation", "floats", "pool"))),
-        help="of tune, explore or superoptimise: this part alone",
+        choices=tuple(dict.fromkeys((*tune.PARTS, *explore.PARTS, *hardware.ROWS, "ablation", "floats", "pool"))),
+        help="of tune, explore, hardware or superoptimise: this part alone",
     )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results.json", help="default: bench/results.json"
@@ -156,6 +156,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--measured", action="append", default=[], metavar="NAME[=VALUE]", help="of figures: what no benchmark measures"
     )
+    parser.add_argument("--dry", action="store_true", help="leave docs/ as it is: record no figures")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
     for name, known in (
@@ -200,7 +201,7 @@ def main(arguments: list[str]) -> int:
     figures.look(FIGURES)
     rows = measure(options)
     try:
-        recorded = figures.record(rows, FIGURES, options.measured)
+        recorded = [] if options.dry else figures.record(rows, FIGURES, options.measured)
     except ValueError as error:
         print(f"python -m benchmarks: {error}", file=sys.stderr)
         return 2
@@ -297,7 +298,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "explore": lambda: explore.rows(folder, full, say, only),
         "tune": lambda: tune.rows(folder, full, say, only, options.config),
         "tune_cpu": lambda: tune_cpu.rows(kernels, models, full, folder, say),
-        "hardware": lambda: hardware.rows(say),
+        "hardware": lambda: hardware.rows(say, only),
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,

@@ -125,10 +125,12 @@ def fuzz(say: Say) -> Iterator[Row]:
     yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
 
 
-ROWS: list[Callable[[Say], Iterator[Row]]] = [proofs, fuzz, resources, ecp5]
+ROWS: dict[str, Callable[[Say], Iterator[Row]]] = {
+    "proofs": proofs, "fuzz": fuzz, "resources": resources, "ecp5": ecp5,
+}  # fmt: skip
 
 
-def rows(say: Say) -> Iterator[Row]:
-    """All of them, as they are measured."""
-    for each in ROWS:
-        yield from each(say)
+def rows(say: Say, only: str | None = None) -> Iterator[Row]:
+    """All of them, or the part `only`, as they are measured."""
+    for name in ROWS if only is None else (only,):
+        yield from ROWS[name](say)
