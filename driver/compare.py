@@ -20,7 +20,9 @@ from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver import oracle
 from celosia.driver.matching import Flow, feed_of, match
+from celosia.driver.notebook import Report, shows_progress
 from celosia.driver.runtime import Runtime
+from celosia.driver.show.compare import comparison
 from celosia.driver.specialise import OpenModel
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
@@ -30,6 +32,7 @@ FLOAT_TOLERANCE = 1e-4
 """Largest difference between floats, of the tensor's largest magnitude, that counts as none: sums in another order."""
 
 
+@shows_progress()
 def compare(
     model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
     config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
@@ -83,11 +86,13 @@ def compare(
     if float_model is not None:
         say("running the float model")
         unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
-    return {
+    report = {
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
         "rounding": rounding, "rounded": rounded, "unmatched": unmatched, **_summary(graph, rows),
     }  # fmt: skip
+    title = f"comparison of {len(rows):,} tensors, of which {report['different']:,} differ"
+    return Report(report, title, comparison)
 
 
 def _require_float(float_model: str | Path | None, model: str | Path) -> None:

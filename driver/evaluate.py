@@ -24,8 +24,10 @@ from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
+from celosia.driver.notebook import Report, shows_progress
 from celosia.driver.run.stream import OF_THE_SAMPLE
 from celosia.driver.runtime import Runtime
+from celosia.driver.show.compare import evaluation
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config, ConfigError
 
@@ -38,6 +40,7 @@ BATCH = 16
 Count = Callable[[int, int], None]
 
 
+@shows_progress()
 def evaluate(
     model: str | Path, data: str | Path | Mapping[str, Array], labels: str | Path | Array | None = None, *,
     config: str | Path | Config | None = None, device: str = WITHOUT_CYCLES, against: bool = False,
@@ -96,7 +99,7 @@ def evaluate(
     if session is not None:
         say("running under onnxruntime")
         report["against"] = _against(session, dataset, run.outputs)
-    return report
+    return Report(report, f"evaluation of {report['samples']:,} samples", evaluation)
 
 
 def _program(model: str | Path, against: bool) -> Program | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from operator import attrgetter
 from types import FunctionType
 from typing import Any, NoReturn, overload
@@ -26,6 +27,7 @@ from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name,
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.threads import default_threads
+from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
@@ -76,6 +78,10 @@ class Launched:
 
     report: dict[str, Any] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """A row for each key of the report."""
+        return table([], [(name, str(value)) for name, value in self.report.items() if name != "counters"])
+
 
 class Kernel:
     """A function over tiles. `kernel[grid](*arguments)` runs it for every program of the grid; arrays are written in
@@ -99,6 +105,15 @@ class Kernel:
         self.devices: dict[str, Device] = {}
         self.on_cpu: Kernel | None = None
         self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}({', '.join(self.names)}) for the {self.target}, {self.at}>"
+
+    def _repr_html_(self) -> str:
+        """Its parameters, what it is for, and its docstring, for notebooks."""
+        kinds = [(name, "constant" if name in self.constants else "array or scalar") for name in self.names]
+        about = f"<p>{escape(inspect.getdoc(self) or '')}</p>"
+        return f"<p>{escape(repr(self))}</p>{about}{table(['parameter', 'kind'], kinds)}"
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
         return partial(self.launch, grid)

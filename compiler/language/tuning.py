@@ -16,6 +16,7 @@ import numpy as np
 
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import Kernel, Launched, QuantisedArray, interpreting
+from celosia.compiler.program.html import table
 from celosia.compiler.tune.kernels.trial import by_turns, processor
 from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
@@ -59,6 +60,14 @@ class Tuned:
         self.kernel, self.configs, self.key = kernel, list(configs), tuple(key)
         self.best: dict[Any, Config] = {}
         self.path, self.records = records, None if records else Records()
+
+    def __repr__(self) -> str:
+        return f"<Tuned {self.kernel!r}: {len(self.configs)} Configs, tuned for {len(self.best)} sets of arguments>"
+
+    def _repr_html_(self) -> str:
+        """The best Config of each set of arguments, for notebooks."""
+        rows = [(", ".join(map(str, key[: len(self.key)])), str(config.values)) for key, config in self.best.items()]
+        return self.kernel._repr_html_() + table([", ".join(self.key) or "arguments", "best"], rows)
 
     def __getitem__(self, grid: Any) -> Callable[..., Launched]:
         return partial(self.launch, grid)

@@ -34,8 +34,8 @@ def failures(failed: dict[str, int]) -> str:
     return "".join(f"; {count:,}: {FAILURES[kind]}" for kind, count in failed.items())
 
 
-def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
-    """The front, and which of it to take."""
+def front(report: dict[str, Any], folder: Path | None = None) -> Iterator[RenderableType]:
+    """The front, and which of it to take. folder: where it was written, if it was."""
     names, models = list(report["objectives"]), columns_of(report)
     title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
     table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),
@@ -53,13 +53,13 @@ def front(report: dict[str, Any], folder: Path) -> Iterator[RenderableType]:
     text = f"{state['points']:,} Configs measured now, {state['known']:,} known before, {state['looked']:,} looked at, "
     text += f"of {state['space']:,}, in {state['seconds']:,.0f} s{failures(state['failed'])}"
     if state["damaged"]:
-        text += f"; {state['damaged']:,} damaged lines of {folder / 'points.jsonl'} left out"
+        text += f"; {state['damaged']:,} damaged lines of {(folder or Path()) / 'points.jsonl'} left out"
     yield Text(text + left_out_text(state["left_out"]))
     yield from map(Text, filter(None, [told_of_rewritten(report)]))
     yield Text(f"Percents are of a {report['device']}. {MARKS}")
     yield Text(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report["preset"]:
         yield Text(told_of_preset(report))
-    yield Text(f"{report['take']} All in {folder}.")
+    yield Text(report["take"] + (f" All in {folder}." if folder else ""))
     if state["ended"] and ENDED[state["ended"]] not in report["take"]:
         yield Text(ENDED[state["ended"]])
