@@ -20,9 +20,7 @@ from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver import oracle
 from celosia.driver.matching import Flow, feed_of, match
-from celosia.driver.notebook import Report, shows_progress
 from celosia.driver.runtime import Runtime
-from celosia.driver.show.compare import comparison
 from celosia.driver.specialise import OpenModel
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
@@ -32,12 +30,19 @@ FLOAT_TOLERANCE = 1e-4
 """Largest difference between floats, of the tensor's largest magnitude, that counts as none: sums in another order."""
 
 
-@shows_progress()
+class TensorComparison(dict[str, Any]):
+    """What `compare` found, as plain data with a short display."""
+
+    def __repr__(self) -> str:
+        differ = f"{len(self['tensors']):,} tensors, {self['different']:,} differ"
+        return f"<TensorComparison of {self['model']}: {differ}; keys: {', '.join(self)}>"
+
+
 def compare(
     model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
     config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
     rounding: str = ROUNDINGS[0], progress: Callable[[str], None] | None = None, **options: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> TensorComparison:  # fmt: skip
     """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
 
     >>> import celosia
@@ -86,13 +91,11 @@ def compare(
     if float_model is not None:
         say("running the float model")
         unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
-    report = {
+    return TensorComparison({
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
         "rounding": rounding, "rounded": rounded, "unmatched": unmatched, **_summary(graph, rows),
-    }  # fmt: skip
-    title = f"comparison of {len(rows):,} tensors, of which {report['different']:,} differ"
-    return Report(report, title, comparison)
+    })  # fmt: skip
 
 
 def _require_float(float_model: str | Path | None, model: str | Path) -> None:

@@ -24,10 +24,8 @@ from celosia.driver.calibration import Input, Sample, Samples
 from celosia.driver.compare import largest_difference
 from celosia.driver.dataset import Dataset, open_dataset
 from celosia.driver.images import IN_UNITS, Pixels
-from celosia.driver.notebook import Report, shows_progress
 from celosia.driver.run.stream import OF_THE_SAMPLE
 from celosia.driver.runtime import Runtime
-from celosia.driver.show.compare import evaluation
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config, ConfigError
 
@@ -40,13 +38,19 @@ BATCH = 16
 Count = Callable[[int, int], None]
 
 
-@shows_progress()
+class Evaluation(dict[str, Any]):
+    """What `evaluate` found, as plain data with a short display."""
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {self['samples']:,} samples of {self['model']}; keys: {', '.join(self)}>"
+
+
 def evaluate(
     model: str | Path, data: str | Path | Mapping[str, Array], labels: str | Path | Array | None = None, *,
     config: str | Path | Config | None = None, device: str = WITHOUT_CYCLES, against: bool = False,
     samples: int | None = None, pixels: Pixels = IN_UNITS, workers: int | None = None, check: bool = True,
     progress: Callable[[str], None] | None = None, count: Count | None = None, **options: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> Evaluation:  # fmt: skip
     """Run an ONNX model, or a Program, on every sample of `data`.
 
     >>> import celosia
@@ -99,7 +103,7 @@ def evaluate(
     if session is not None:
         say("running under onnxruntime")
         report["against"] = _against(session, dataset, run.outputs)
-    return Report(report, f"evaluation of {report['samples']:,} samples", evaluation)
+    return Evaluation(report)
 
 
 def _program(model: str | Path, against: bool) -> Program | None:

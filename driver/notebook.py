@@ -20,12 +20,6 @@ UPDATE_SECONDS = 0.1
 """Seconds between two updates of a cell."""
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-
-
 def html_of(renderables: Iterable[Any]) -> str:
     """HTML of what the command line prints with Rich: tables, of at most MOST_ROWS rows, and paragraphs of text."""
     from rich.table import Table
@@ -42,18 +36,57 @@ def html_of(renderables: Iterable[Any]) -> str:
     return "".join(parts)
 
 
-class Report(dict[str, Any]):
-    """Plain data with a short display: `show` gives what the command line prints of it."""
+# Results ----------------------------------------------------------------------------------------------------------
 
-    def __init__(self, data: dict[str, Any], title: str, show: Callable[[dict[str, Any]], Iterable[Any]]) -> None:
-        super().__init__(data)
-        self._title, self._show = title, show
 
-    def __repr__(self) -> str:
-        return f"<{self._title}; keys: {', '.join(self)}>"
+def _exploration(found: Any) -> Iterable[Any]:
+    from celosia.driver.show import explore
 
-    def _repr_html_(self) -> str:
-        return html_of(self._show(self))
+    return explore.front(found.report)
+
+
+def _tuning(found: Any) -> Iterable[Any]:
+    from celosia.driver.show import tune, tune_cpu
+
+    return (tune if "untuned" in found.report else tune_cpu).tuned(found.report)
+
+
+def _optimised(found: Any) -> Iterable[Any]:
+    from celosia.driver.show import optimise
+
+    return optimise.derivation(found.report)
+
+
+def _comparison(found: Any) -> Iterable[Any]:
+    from celosia.driver.show import compare
+
+    return compare.comparison(found)
+
+
+def _evaluation(found: Any) -> Iterable[Any]:
+    from celosia.driver.show import compare
+
+    return compare.evaluation(found)
+
+
+SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
+    ("celosia.driver.explore.explore", "Exploration"): _exploration,
+    ("celosia.driver.tune", "Tuning"): _tuning,
+    ("celosia.compiler.superoptimise.optimise", "Optimised"): _optimised,
+    ("celosia.driver.compare", "TensorComparison"): _comparison,
+    ("celosia.driver.evaluate", "Evaluation"): _evaluation,
+}
+"""What the command line prints of a result, by the module and the name of its class."""
+
+
+def register() -> None:
+    """Have this notebook show results as HTML."""
+    html = sys.modules["IPython"].get_ipython().display_formatter.formatters["text/html"]
+    for (module, name), show in SHOWN.items():
+        html.for_type_by_name(module, name, lambda found, show=show: html_of(show(found)))
+
+
+# Progress ---------------------------------------------------------------------------------------------------------
 
 
 class CellProgress:
@@ -96,30 +129,35 @@ class CellProgress:
         self._cell.update(self._html(f"<progress{place}></progress> {escape(text)}"))
 
 
-def shows_progress(line: Callable[[Any], str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of functions that take `progress`, and perhaps `count` or `told`.
+def _line(state: Any) -> str:
+    """How far a search is, as the command line says it."""
+    from celosia.driver.show import explore, optimise, tune, tune_cpu
 
-    In a notebook they show a CellProgress where the caller gives no `progress`. line: the text for a state that `told`
-    gets, whose `spent` and `trials`, if it has them, move the bar.
-    """
+    lines = {
+        "ExploreState": explore.line, "SearchState": optimise.line, "NetworkState": tune.tuning_line,
+        "KernelState": tune_cpu.tuning_line,
+    }  # fmt: skip
+    return str(lines[type(state).__name__](state))
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        takes = inspect.signature(function).parameters
 
-        @wraps(function)
-        def run(*args: P.args, **named: P.kwargs) -> R:
-            if "progress" in named or not in_notebook():
-                return function(*args, **named)
-            with CellProgress() as cell:
+def with_progress(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that takes `progress`, and perhaps `count` or `told`, with a CellProgress where the caller gives none.
+    Any other one as it is."""
+    takes = inspect.signature(function).parameters
+    if "progress" not in takes:
+        return function
 
-                def told(state: Any) -> None:
-                    if line is not None:
-                        cell.state(line(state), getattr(state, "spent", None), getattr(state, "trials", None))
+    @wraps(function)
+    def run(*args: P.args, **named: P.kwargs) -> R:
+        if "progress" in named:
+            return function(*args, **named)
+        with CellProgress() as cell:
 
-                offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
-                named.update({name: each for name, each in offered.items() if name in takes and name not in named})
-                return function(*args, **named)
+            def told(state: Any) -> None:
+                cell.state(_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
 
-        return run
+            offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
+            named.update({name: each for name, each in offered.items() if name in takes and name not in named})
+            return function(*args, **named)
 
-    return decorate
+    return run

@@ -24,16 +24,13 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.notebook import shows_progress
 from celosia.driver.oracle import MissingLibrary, opened, require
-from celosia.driver.show.optimise import line
 from celosia.hw.config import Config
 
 if TYPE_CHECKING:
     from celosia.compiler.tune.pool import Fleet
 
 
-@shows_progress(line)
 def optimise(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
     shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],

@@ -34,7 +34,6 @@ from celosia.driver.gemms import with_row_biases
 from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.images import Pixels
 from celosia.driver.masks import add_masks
-from celosia.driver.notebook import shows_progress
 from celosia.driver.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.driver.smooth import is_smoothable
 from celosia.driver.smooth import smooth as smooth_floats
@@ -100,7 +99,6 @@ class QuantizerChoices:
             alpha_of(self.smooth)
 
 
-@shows_progress()
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
     weights: int = WEIGHTS[0], activations: str = "int8", symmetric: bool = False, method: str = "minmax",

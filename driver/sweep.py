@@ -13,7 +13,6 @@ from typing import Any
 from celosia.compiler.graph.importer import ModelError
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
-from celosia.driver.notebook import shows_progress
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.config import Config, ConfigError, did_you_mean
@@ -59,7 +58,6 @@ def _value(name: str, text: str) -> int | bool:
         raise ConfigError(f"{name} cannot be {text!r}: it takes whole numbers, or true and false") from None
 
 
-@shows_progress()
 def sweep(
     model: str | Path, values: Values, base: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     progress: Callable[[str], None] = lambda stage: None,

@@ -24,8 +24,6 @@ from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
 from celosia.driver.choices import TRIALS
 from celosia.driver.fleet import fleet_for
-from celosia.driver.notebook import html_of, shows_progress
-from celosia.driver.show import tune as show
 from celosia.hw.config import Config
 from celosia.sim.boards import memory_model, shortest
 from celosia.sim.memory import MemoryModel
@@ -44,13 +42,7 @@ class Tuning:
             return f"<Tuning: {report['cycles']:,} cycles, {report['untuned']:,} untuned>"
         return f"<Tuning: {report['seconds_tuned']:.6f} s, {report['seconds_own']:.6f} s untuned>"
 
-    def _repr_html_(self) -> str:
-        from celosia.driver.show import tune_cpu
 
-        return html_of(show.tuned(self.report) if "untuned" in self.report else tune_cpu.tuned(self.report))
-
-
-@shows_progress(show.tuning_line)
 def tune(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = TRIALS,
     records: str | Path | Records | None = None, device: str = "timed",

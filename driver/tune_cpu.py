@@ -23,15 +23,12 @@ from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import KERNEL_TRIALS
-from celosia.driver.notebook import shows_progress
-from celosia.driver.show.tune_cpu import tuning_line
 from celosia.driver.tune import Tuning, opened
 from celosia.hw.config import Config
 
 Told = Callable[[KernelState], None]
 
 
-@shows_progress(tuning_line)
 def tune_cpu(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",

@@ -30,9 +30,6 @@ from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.fleet import fleet_for
-from celosia.driver.notebook import html_of, shows_progress
-from celosia.driver.show import explore as show
-from celosia.driver.show.optimise import line as search_line
 from celosia.hw.config import Config
 from celosia.sim.board import Board, BoardError
 from celosia.sim.boards import BOARDS, find_board, memory_model, shortest
@@ -62,15 +59,7 @@ class Exploration:
     def __repr__(self) -> str:
         return f"<Exploration of {len(self.points):,} Configs: {len(self.front):,} on the front>"
 
-    def _repr_html_(self) -> str:
-        return html_of(show.front(self.report))
 
-
-def _line(state: ExploreState | SearchState) -> str:
-    return show.line(state) if isinstance(state, ExploreState) else search_line(state)
-
-
-@shows_progress(_line)
 def explore(
     models: str | Path | Sequence[str | Path], board: str | Path | Board = "pynq-z2", *,
     objective: Sequence[str] = DEFAULT_OBJECTIVES,

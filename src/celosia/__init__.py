@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-from types import ModuleType
+import sys
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,8 +72,20 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name in _PLACES:
-        return getattr(_imported(_PLACES[name]), name)
+        part = getattr(_imported(_PLACES[name]), name)
+        return _in_notebook(part) if isinstance(part, FunctionType) else part
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
+
+
+def _in_notebook(function: FunctionType) -> Any:
+    """A function of the package, which in a notebook shows how far it is, and its result as HTML."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
+        return function
+    from celosia.driver import notebook
+
+    notebook.register()
+    return notebook.with_progress(function)
 
 
 def _imported(module: str) -> ModuleType:
