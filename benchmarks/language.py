@@ -157,6 +157,8 @@ def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.co
 
 def rows(device: str | None, config: str, seconds: float, say: Say) -> Iterator[Row]:
     """All of them. device: of the layers, by default rtl. seconds: for each kernel."""
+    if device == "functional":
+        raise SystemExit("python -m benchmarks language: the functional device counts no cycles; take timed or rtl")
     os.environ.pop("CELOSIA_INTERPRET", None)
     yield lines()
     yield call()
