@@ -45,7 +45,7 @@ from celosia.compiler.expr.pieces import (
     with_whole_tiles,
     without_single,
 )
-from celosia.compiler.expr.schedule import Schedule, Split, Stage, create_schedule
+from celosia.compiler.expr.schedule import Schedule, ScheduleError, Split, Stage, create_schedule
 from celosia.compiler.expr.transform import inline
 from celosia.compiler.expr.walk import substitute, walk
 
@@ -57,7 +57,7 @@ def lower(
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
-    ValueError where a placeholder that is needed is not among them, or where the schedule cannot be followed.
+    ValueError where a placeholder that is needed is not among them, ScheduleError where the schedule cannot be followed.
     """
     schedule = what if isinstance(what, Schedule) else create_schedule(what)
     needed = [t for t in schedule.tensors if t not in schedule.stages and t.value is None]
@@ -98,25 +98,25 @@ class _Lowering:
                 self.bodies[tensor] = body
         for tensor, stage in schedule.stages.items():
             if tensor in schedule.outputs and stage.scope != "workspace":
-                raise ValueError(f"{tensor.name} is an output, so it is not kept in {stage.scope}; see cache_write")
+                raise ScheduleError(f"{tensor.name} is an output, so it is not kept in {stage.scope}; see cache_write")
             if stage.attached is None:
                 continue
             consumer, axis = stage.attached
             if tensor in schedule.outputs:
-                raise ValueError(f"{tensor.name} is an output: all of it is needed after {consumer.tensor.name}")
+                raise ScheduleError(f"{tensor.name} is an output: all of it is needed after {consumer.tensor.name}")
             if consumer.tensor not in self.bodies:
-                raise ValueError(f"{tensor.name} is computed at {consumer.tensor.name}, which is inlined")
+                raise ScheduleError(f"{tensor.name} is computed at {consumer.tensor.name}, which is inlined")
             if axis not in consumer.order:
                 what = f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}"
-                raise ValueError(f"{what}, which was split or fused since")
+                raise ScheduleError(f"{what}, which was split or fused since")
             if consumer.kinds.get(axis) == "vectorized":
-                raise ValueError(f"{tensor.name} cannot be computed inside the vectorized loop {axis.name}")
+                raise ScheduleError(f"{tensor.name} cannot be computed inside the vectorized loop {axis.name}")
 
     def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
         """The loops of `tensor`, or those that write only `part` of it, as the tensor `target`."""
         if isinstance(body := self.bodies[tensor], Scan):
             if part is not None:
-                raise ValueError(f"{tensor.name} is a scan, so it is not computed in parts")
+                raise ScheduleError(f"{tensor.name} is a scan, so it is not computed in parts")
             step = self.schedule[tensor].step
             assert step is not None
             return _steps(body, step, tensor)
@@ -132,7 +132,7 @@ class _Lowering:
     def _attach(self, tensor: Tensor, where: str, inner: Stmt) -> Stmt:
         part = region(tensor, inner)
         if part is None:
-            raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
+            raise ScheduleError(f"{tensor.name} is computed inside {where}, where nothing reads it")
         part = with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = Sums()
@@ -142,7 +142,7 @@ class _Lowering:
                 return None
             if len(e.index) != len(tensor.shape):
                 if small.shape != tensor.shape:
-                    raise ValueError(f"{tensor.name}: it is read by element numbers, so its part cannot be told")
+                    raise ScheduleError(f"{tensor.name}: it is read by element numbers, so its part cannot be told")
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
@@ -153,13 +153,13 @@ class _Lowering:
         return Alloc(small, code, scope, self.schedule[tensor].kept)
 
     def check_readers(self, code: Stmt) -> None:
-        """ValueError where a tensor that is computed inside a loop is read outside it."""
+        """ScheduleError where a tensor that is computed inside a loop is read outside it."""
         read = {n.tensor for s in statements(code) for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
         for tensor in self.bodies:
             attached = self.schedule[tensor].attached
             if attached is not None and tensor in read:
                 consumer, axis = attached
-                raise ValueError(
+                raise ScheduleError(
                     f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}, but also read outside it"
                 )
 
@@ -293,7 +293,7 @@ class Nest:
         outer, inner = stage.order[:first], stage.order[first:]
         if any(self._has_attached(axis) for axis in inner):
             if len(self.reduces) > 1 or stage.lanes:
-                raise ValueError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
+                raise ScheduleError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
             self._check_after(inner)
         if stage.scope in SCRATCHPADS and self.body is self.reduces[0]:
             self._check_in_place()
@@ -313,14 +313,14 @@ class Nest:
         return any(self.lowering.schedule[t].attached == here for t in self.lowering.bodies)
 
     def _check_after(self, inner: Sequence[Axis]) -> None:
-        """ValueError where what is computed inside the reduction is also read after it."""
-        after = replaced(self.body, {id(r): Const(0, INDEX) for r in self.reduces})
+        """ScheduleError where what is computed inside the reduction is also read after it."""
+        after = replaced(self.body, {id(r): start_value(r.kind, r.dtype) for r in self.reduces})
         read = {n.tensor for n in walk(after) if isinstance(n, Load)}
         for axis in inner:
             for tensor in self.lowering.bodies:
                 attached = self.lowering.schedule[tensor].attached
                 if attached == (self.original, self.old[axis]) and tensor in read:
-                    raise ValueError(
+                    raise ScheduleError(
                         f"{tensor.name} is computed at loop {axis.name} of {self.target.name}, but also read outside it"
                     )
 
@@ -329,7 +329,7 @@ class Nest:
             if isinstance(relation, Split) and not relation.parent.reduce and relation.tail == "shift":
                 size, factor = relation.parent.extent, relation.inner.extent
                 if size % factor:
-                    raise ValueError(
+                    raise ScheduleError(
                         f"{self.target.name} is accumulated in place, so tiles of {factor} must divide the "
                         f"{size} of {relation.parent.name}"
                     )
@@ -339,14 +339,14 @@ class Nest:
         at = stage.order.index(axis)
         for inner in stage.order[at:]:
             if inner in stage.kinds:
-                raise ValueError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
+                raise ScheduleError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
             if self._has_attached(inner):
-                raise ValueError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
+                raise ScheduleError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
         first: Expr = Const(True, "bool")
         order = stage.order
         inside = {*order[at:], *(loop for loop in order if loop.reduce)}
         if any(node in inside for guard in self.guards for node in walk(guard)):
-            raise ValueError(f"{name}: tiles do not divide what {intrinsic.name} computes at once, or its reduction")
+            raise ScheduleError(f"{name}: tiles do not divide what {intrinsic.name} computes at once, or its reduction")
         if self.reduces and self.body is self.reduces[0]:
             self._check_in_place()
             tests = [equal(outer, 0) for outer in order[:at] if outer.reduce and outer.extent > 1]
@@ -354,10 +354,10 @@ class Nest:
             first = Const(False, "bool") if begun else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
         elif self.reduces and intrinsic.reduces:
-            raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
+            raise ScheduleError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
         else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
             if any(window not in order for reduce in self.reduces for window in reduce.axes):
-                raise ValueError(f"{name}: the reduction is part of {intrinsic.name}, so its loops stay as they are")
+                raise ScheduleError(f"{name}: the reduction is part of {intrinsic.name}, so its loops stay as they are")
             order = [loop for loop in order if not loop.reduce]
             at = order.index(axis)
             statement = Store(self.target, self.index, self.body)
@@ -385,7 +385,7 @@ class Nest:
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
                 axes = [axis for axis in inner if axis in roots]
                 if own:
-                    raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
+                    raise ScheduleError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
                 parts.append(guarded(data, in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))
