@@ -38,7 +38,7 @@ REFUSALS = (ScheduleError, TileMismatch, ReplayError)
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "float32", "float64")
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
-POINTS = 500
+POINTS = 300
 """Steps of one stage at most: the interpreter takes some 20 us for each."""
 PLACES = ("workspace", "local", "local", "inp", "acc")
 
@@ -140,7 +140,8 @@ def _reduced(kind: str, terms: Array, places: list[int]) -> Array:
     dtype = terms.dtype
     start: Any = {"sum": 0, "ordered_sum": 0, "prod": 1}.get(kind)
     if start is None:
-        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        limits = {"f": lambda: (-np.inf, np.inf), "b": lambda: (False, True)}
+        low, high = limits.get(dtype.kind, lambda: (np.iinfo(dtype).min, np.iinfo(dtype).max))()
         start = low if kind == "max" else high
     if kind == "ordered_sum":
         rest = [d for d in range(terms.ndim) if d not in places]
@@ -201,11 +202,13 @@ class Writer:
 
     def dtype(self) -> str:
         if self.style == "exact":
-            return str(self.one((*INTEGERS, "int32", "int8", *FLOATS, "float32", "float32", "float32")))
+            return str(self.one((*INTEGERS, "int32", "int8", *FLOATS, "float32", "float32", "float32", "bool")))
         return str(self.one((*FLOATS, "float32", "float32")))
 
     def array(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Elements of an input."""
+        if dtype == "bool":
+            return self.rng.random(shape) < 0.5
         if dtype in INTEGERS and self.chance(0.4):
             limits = np.iinfo(dtype)
             return self.rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
@@ -228,10 +231,24 @@ class Writer:
             constants.append(T.constant(self.array(self.shape(2), dtype), "table"))
         self.tensors = [*(each.node for each in inputs), *constants]
         stages = []
-        for number in range(self.one((1, 1, 2, 2, 3, 4))):
+        if self.chance(0.15):
+            inputs, product = self.product()
+            stages.append(product)
+            self.tensors = [*(each.node for each in inputs), *constants, product.node]
+        for number in range(len(stages), self.one((1, 1, 2, 2, 3, 4))):
             stages.append(self.stage(f"s{number}"))
             self.tensors.append(stages[-1].node)
         return Program(inputs, constants, stages, self.style)
+
+    def product(self) -> tuple[list[te.TensorExpr], te.TensorExpr]:
+        """The product of two matrices, which an intrinsic can compute in tiles."""
+        m, n, k = (self.one((2, 4, 6, 8)) for _ in range(3))
+        k = min(k, max(POINTS // (m * n), 1))
+        dtype = self.dtype().replace("bool", "int32").replace("float16", "float32")
+        a, b = te.placeholder((m, k), dtype, "x0"), te.placeholder((k, n), dtype, "x1")
+        r = te.reduce_axis((0, k), "k")
+        kind = self.one(("sum", "ordered_sum", "max", "min")) if self.style == "exact" else "ordered_sum"
+        return [a, b], te.compute((m, n), lambda i, j: T.Reduce(kind, a[i, r] * b[r, j], (r,)), "s0")
 
     def stage(self, name: str) -> te.TensorExpr:
         """One that reads what is there."""
@@ -251,6 +268,8 @@ class Writer:
     def body(self, axes: tuple[T.Axis, ...], reduces: list[T.Axis], dtype: str) -> T.Expr:
         if not reduces:
             return self.value(axes, dtype, 3)
+        if dtype == "bool":
+            return T.Reduce(self.one(("max", "min")), self.value((*axes, *reduces), dtype, 2), tuple(reduces))
         kinds = {
             "exact": ("sum", "sum", "sum", "ordered_sum", "max", "min", "prod"),
             "ordered": ("ordered_sum", "ordered_sum", "max", "min"),
@@ -284,6 +303,8 @@ class Writer:
 
     def value(self, axes: Sequence[T.Axis], dtype: str, depth: int) -> T.Expr:
         choice = self.rng.random()
+        if dtype == "bool":
+            return self.condition(axes, self.one(("int8", "uint32", "float32")), max(depth - 1, 0))
         if depth == 0 or choice < 0.3:
             return self.leaf(axes, dtype)
         if choice < 0.7:
@@ -377,19 +398,20 @@ class Writer:
 # Random schedules --------------------------------------------------------------------------------------------------
 
 
-def sum_of(rows: int, columns: int, steps: int, dtype: str, kind: str) -> Any:
-    """An intrinsic that adds products, or combines elements."""
-    a, b = te.placeholder((rows, steps), dtype, "a"), te.placeholder((steps, columns), dtype, "b")
-    k = te.reduce_axis((0, steps), "k")
-    tile = te.compute((rows, columns), lambda i, j: T.Reduce(kind, a[i, k] * b[k, j], (k,)), "tile")
-    return te.decl_tensor_intrin(tile.op, lambda x, y: te.hardware_intrin("tile", *x, *y))
-
-
-def copied(shape: tuple[int, ...], dtype: str) -> Any:
-    """An intrinsic that copies a tile."""
-    a = te.placeholder(shape, dtype, "a")
-    tile = te.compute(shape, lambda *i: a[i], "tile")
-    return te.decl_tensor_intrin(tile.op, lambda x, y: te.hardware_intrin("copy", *x, *y))
+def tile_of(body: T.Expr, extents: Sequence[int], name: str) -> Any:
+    """An intrinsic that copies elements, or combines products, in tiles of these extents; TileMismatch for another."""
+    dtype = body.dtype
+    if isinstance(body, T.Load):
+        a = te.placeholder(extents, dtype, "a")
+        tile = te.compute(extents, lambda *i: a[i], "tile")
+    elif isinstance(body, T.Reduce) and len(extents) == 3:
+        rows, columns, steps = extents
+        a, b = te.placeholder((rows, steps), dtype, "a"), te.placeholder((steps, columns), dtype, "b")
+        k = te.reduce_axis((0, steps), "k")
+        tile = te.compute((rows, columns), lambda i, j: T.Reduce(body.kind, a[i, k] * b[k, j], (k,)), "tile")
+    else:
+        raise TileMismatch("neither a copy nor a sum of products")
+    return te.decl_tensor_intrin(tile.op, lambda x, y: te.hardware_intrin(name, *x, *y))
 
 
 class Arranger:
@@ -485,19 +507,17 @@ class Arranger:
         return None
 
     def tensorize(self, stage: T.Stage) -> None:
-        """The innermost loops, as a copy or as a sum of products."""
-        dtype, body = stage.tensor.dtype, stage.body
-        if isinstance(body, T.Load):
-            at = int(self.rng.integers(len(stage.order)))
-            made = copied(tuple(axis.extent for axis in stage.order[at:]), dtype)
-        elif isinstance(body, T.Reduce) and len(stage.order) >= 3:
-            at = len(stage.order) - 3
-            rows, columns, steps = (axis.extent for axis in stage.order[at:])
-            made = sum_of(rows, columns, steps, dtype, body.kind)
-        else:
-            return
-        made = self.intrinsics.setdefault(made.name, made)
-        stage.tensorize(stage.order[at], made)
+        """Tiles of divisors of all loops, or the loops as they are."""
+        loops = list(stage.order)
+        at = max(len(loops) - 3, 0) if isinstance(stage.body, T.Reduce) else int(self.rng.integers(len(loops)))
+        if self.rng.random() < 0.8:
+            tiles = [stage.split(loop, self.one([d for d in range(1, 9) if loop.extent % d == 0])) for loop in loops]
+            loops = [*(outer for outer, _ in tiles), *(inner for _, inner in tiles)]
+            stage.reorder(*loops)
+            at += len(tiles)
+        made = tile_of(stage.body, [loop.extent for loop in loops[at:]], f"tile{len(self.intrinsics)}")
+        self.intrinsics[made.name] = made
+        stage.tensorize(loops[at], made)
 
 
 # Cases ---------------------------------------------------------------------------------------------------------------
@@ -548,7 +568,8 @@ def _run(case: Case, refused: Counter[str]) -> bool:
     except REFUSALS as error:
         refused[str(error)] += 1
         return False
-    _compare("interpreter", T.interpret(function, *given), expected, program.style)
+    if rng.random() < 0.5:
+        _compare("interpreter", T.interpret(function, *given), expected, program.style)
     spread = interleave(function)
     loops = spread.expanded()
     if rng.random() < 0.2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.bounds import Region, Sums, region, simplified, statements
@@ -33,6 +34,7 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
     equal,
+    is_float,
 )
 from celosia.compiler.expr.pieces import (
     guarded,
@@ -45,7 +47,7 @@ from celosia.compiler.expr.pieces import (
     with_whole_tiles,
     without_single,
 )
-from celosia.compiler.expr.schedule import Schedule, ScheduleError, Split, Stage, create_schedule
+from celosia.compiler.expr.schedule import Fuse, Schedule, ScheduleError, Split, Stage, create_schedule
 from celosia.compiler.expr.transform import inline
 from celosia.compiler.expr.walk import substitute, walk
 
@@ -57,7 +59,8 @@ def lower(
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
-    ValueError where a placeholder that is needed is not among them, ScheduleError where the schedule cannot be followed.
+    ValueError where a placeholder that is needed is not among them; ScheduleError where the schedule cannot be
+    followed.
     """
     schedule = what if isinstance(what, Schedule) else create_schedule(what)
     needed = [t for t in schedule.tensors if t not in schedule.stages and t.value is None]
@@ -109,8 +112,9 @@ class _Lowering:
             if axis not in consumer.order:
                 what = f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}"
                 raise ScheduleError(f"{what}, which was split or fused since")
-            if consumer.kinds.get(axis) == "vectorized":
-                raise ScheduleError(f"{tensor.name} cannot be computed inside the vectorized loop {axis.name}")
+            around = consumer.order[: consumer.order.index(axis) + 1]
+            if vectorized := [loop for loop in around if consumer.kinds.get(loop) == "vectorized"]:
+                raise ScheduleError(f"{tensor.name} cannot be computed inside the vectorized loop {vectorized[0].name}")
 
     def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
         """The loops of `tensor`, or those that write only `part` of it, as the tensor `target`."""
@@ -285,12 +289,15 @@ class Nest:
 
     def _code(self) -> Stmt:
         stage, name = self.stage, self.target.name
+        self._check_vectorized()
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
             return self._loops(stage.order, guarded(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
+        self._check_lanes(inner)
+        self._check_order()
         if any(self._has_attached(axis) for axis in inner):
             if len(self.reduces) > 1 or stage.lanes:
                 raise ScheduleError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
@@ -303,6 +310,55 @@ class Nest:
             update = guarded(self.guards, Update(kind, self.target, self.index, value))
             return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
         return self._loops(outer, self._accumulated(inner))
+
+    def _check_vectorized(self) -> None:
+        """ScheduleError where a vectorized loop contains another."""
+        stage = self.stage
+        vectorized = [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]
+        if len(vectorized) > 1:
+            raise ScheduleError(
+                f"{self.target.name}: the vectorized loop {vectorized[0]} contains the vectorized loop {vectorized[1]}"
+            )
+
+    def _check_lanes(self, inner: Sequence[Axis]) -> None:
+        """ScheduleError where the reductions cannot be accumulated in lanes; `inner`: from the first reduction on."""
+        stage, name = self.stage, self.target.name
+        if not stage.lanes:
+            return
+        for axis in stage.lanes:
+            if axis not in stage.order[-1:]:
+                raise ScheduleError(
+                    f"{name}: {axis.name}, which is accumulated in lanes, is not the innermost loop any more"
+                )
+        if data := [axis.name for axis in inner if not axis.reduce]:
+            raise ScheduleError(f"{name}: the loop {data[0]} inside a reduction that is accumulated in lanes")
+        if vectorized := [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]:
+            raise ScheduleError(f"{name}: the vectorized loop {vectorized[0]} around a reduction in lanes")
+        if any(self._in_order(reduce) for reduce in self.reduces):
+            raise ScheduleError(f"{name}: an ordered sum of floats cannot be accumulated in lanes")
+
+    @staticmethod
+    def _in_order(reduce: Reduce) -> bool:
+        """Whether the result depends on the order of the steps."""
+        return reduce.kind == "ordered_sum" and is_float(reduce.dtype)
+
+    def _check_order(self) -> None:
+        """ScheduleError where loops take the steps of an ordered sum in another order."""
+        for reduce in filter(self._in_order, self.reduces):
+            loops = list(reduce.axes)
+            for relation in self.stage.relations:
+                match relation:
+                    case Split(parent, outer, inner) if parent in loops:
+                        at = loops.index(parent)
+                        loops[at : at + 1] = [outer, inner]
+                    case Fuse(outer, inner, fused) if (outer, inner) in pairwise(loops):
+                        at = loops.index(outer)
+                        loops[at : at + 2] = [fused]
+            if loops != [axis for axis in self.stage.order if axis in loops]:
+                raise ScheduleError(
+                    f"{self.target.name}: an ordered sum of floats over {', '.join(axis.name for axis in reduce.axes)} "
+                    "in another order"
+                )
 
     def _data_guards(self) -> list[Expr]:
         """Those of the guards that say which elements exist."""

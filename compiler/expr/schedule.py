@@ -104,7 +104,7 @@ class Stage:
         tail = tail or ("guard" if axis.reduce else self.tail)
         if tail not in TAILS or (axis.reduce and tail == "shift"):
             raise ScheduleError(f"{self.tensor.name}: no last tile of {axis.name} is a {tail!r}")
-        factor = min(factor, axis.extent)
+        factor = min(factor, max(axis.extent, 1))
         outer = Axis(f"{axis.name}.o", extent=-(-axis.extent // factor), reduce=axis.reduce)
         inner = Axis(f"{axis.name}.i", extent=factor, reduce=axis.reduce)
         self.order[at : at + 1] = [outer, inner]
@@ -293,7 +293,7 @@ class Stage:
                     elif whole == parent.extent:
                         tiles = fresh(outer, outer.extent), fresh(inner, inner.extent)
                     else:
-                        factor = min(inner.extent, whole)
+                        factor = min(inner.extent, max(whole, 1))
                         tiles = fresh(outer, -(-whole // factor)), fresh(inner, factor)
                     stage.relations.append(Split(new[parent], *tiles, tail, begin))
                 case Fuse(outer, inner, fused):
@@ -305,7 +305,9 @@ class Stage:
         stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
         if self.intrinsic is not None:
             if self.intrinsic[0] not in self.order:
-                raise ScheduleError(f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused")
+                raise ScheduleError(
+                    f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused"
+                )
             stage.intrinsic = new[self.intrinsic[0]], self.intrinsic[1]
         return stage, new
 
@@ -350,7 +352,9 @@ class Schedule:
         found = [t for t in self.tensors if t is tensor or t.name == tensor]
         if isinstance(tensor, str) and len(found) != 1:
             how = "more than one tensor" if found else "no tensor"
-            raise ScheduleError(f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}")
+            raise ScheduleError(
+                f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}"
+            )
         return found[0] if isinstance(tensor, str) else tensor
 
     def __getitem__(self, tensor: Tensor | str) -> Stage:

@@ -7,8 +7,8 @@
         acc[] sum= a[k] * b[k, j]             acc[j] sum= a[k] * b[k, j]
       c[j] = acc[]                          c[j] = acc[j]
 
-Iterations that cannot run in step become a serial loop: those that branch, that update scattered elements or one element
-in order, and that read memory outside of a tensor but for a condition.
+Iterations that cannot run in step become a serial loop: those that branch, that update scattered elements or one
+element in order, and that would read outside of a tensor but for a condition.
 """
 
 from __future__ import annotations
