@@ -629,6 +629,10 @@ def run_many(seeds: Sequence[int]) -> tuple[int, list[str]]:
     return done, failures
 
 
+MOST_FAILURES = 50
+"""After which a campaign ends."""
+
+
 def numbers(seed: int) -> Iterator[int]:
     """Seeds of the cases of a campaign."""
     return itertools.count(seed << 32)
@@ -642,19 +646,19 @@ def main(
     """Compute COUNT random schedules; exit code 1 where one is wrong or fails."""
     seed = secrets.randbelow(1 << 24) if seed is None else seed
     print(f"seed {seed}", flush=True)
-    cases, done, failures = numbers(seed), 0, []
+    cases, done, failed = numbers(seed), 0, 0
     with ProcessPoolExecutor(jobs) as pool:
-        while done < count and len(failures) < 50:
+        while done < count and failed < MOST_FAILURES:
             size = min(50, -(-(count - done) // jobs))
             chunks = [list(itertools.islice(cases, size)) for _ in range(jobs * 4)]
-            for computed, failed in pool.map(run_many, chunks):
+            for computed, failures in pool.map(run_many, chunks):
                 done += computed
-                failures += failed
-            print(f"{done} computed, {len(failures)} wrong or failed", file=sys.stderr, flush=True)
-    for text in failures:
-        print(text, end="\n\n")
-    print(f"{done} schedules computed, {len(failures)} wrong or failed")
-    raise typer.Exit(bool(failures))
+                failed += len(failures)
+                for text in failures:
+                    print(text, end="\n\n", flush=True)
+                print(f"{done} computed, {failed} wrong or failed", file=sys.stderr, flush=True)
+    print(f"seed {seed}: {done} schedules computed, {failed} wrong or failed")
+    raise typer.Exit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -287,8 +287,13 @@ def scale(rng: np.random.Generator) -> Array:
     return np.array(10.0 ** rng.uniform(-4, 1), np.float32)
 
 
-def integer_case(op: str, dtype: str, rng: np.random.Generator) -> tuple[list[Array], dict[str, Any]]:
-    """(inputs, attributes) of a random operator whose data and zero points include the ends of their range."""
+def integer_case(op: str, dtype: str, rng: np.random.Generator, bits: int) -> tuple[list[Array], dict[str, Any]]:
+    """(inputs, attributes) of a random operator whose data, weights and zero points include the ends of their range.
+
+    bits: of weights. onnxruntime adds pairs of products in 16 bits where the processor has no better instruction, so
+    that its sums are exact for weights of seven bits.
+    """
+    most = (1 << (bits - 1)) - 1
     limits = np.iinfo(dtype)
 
     def whole(*shape: int) -> Array:
@@ -300,7 +305,7 @@ def integer_case(op: str, dtype: str, rng: np.random.Generator) -> tuple[list[Ar
         return np.array(rng.choice([limits.min, limits.max, (limits.min + limits.max + 1) // 2, 3]), dtype)
 
     def weights(*shape: int) -> Array:
-        return rng.choice(np.array([-128, 127, -127, *rng.integers(-128, 128, 9)]), shape).astype(np.int8)
+        return rng.choice(np.array([-most - 1, most, -most, *rng.integers(-most, most, 9)]), shape).astype(np.int8)
 
     middle = np.zeros((), np.int8)
     match op:
@@ -320,7 +325,9 @@ def integer_case(op: str, dtype: str, rng: np.random.Generator) -> tuple[list[Ar
         case "QLinearAdd" | "QLinearMul":
             return [whole(3, 7), scale(rng), zero(), whole(3, 7), scale(rng), zero(), scale(rng), zero()], {}
         case "QLinearGlobalAveragePool":
-            return [whole(1, 3, 4, 5), scale(rng), zero(), scale(rng), zero()], {}
+            step = scale(rng)
+            near = (step * 10.0 ** rng.uniform(-1, 1)).astype(np.float32).reshape(())  # onnxruntime refuses others
+            return [whole(1, 3, 4, 5), step, zero(), near, zero()], {}
     return [whole(1, 3, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 1, 1, 1]}
 
 
@@ -334,11 +341,13 @@ INTEGER_OPERATORS = (
                                           [(op, seed) for op in INTEGER_OPERATORS for seed in range(2)]))  # fmt: skip
 def test_integer_operators(op: str, dtype: str, seed: int) -> None:
     """The kernel, the operators of the self-check, and onnxruntime, byte by byte."""
-    inputs, attributes = integer_case(op, dtype, np.random.default_rng(seed))
+    bits = 8 if seed % 2 else 7
+    inputs, attributes = integer_case(op, dtype, np.random.default_rng(seed), bits)
     varying = [(inputs[0].shape, dtype), *inputs[1:]]
     (by_kernel,) = compile_op(op, attributes, varying)(*inputs)
     node, model = node_of(op, inputs, attributes, by_kernel.shape)
-    (expected,) = opened(model).run(None, {"i0": inputs[0]})
-    np.testing.assert_array_equal(by_kernel, expected)
     given = operators.compute(node, [operators.codes(inputs[0])])
-    np.testing.assert_array_equal(given, operators.codes(expected))
+    np.testing.assert_array_equal(given, operators.codes(by_kernel))
+    if bits == 7 or not any(x.dtype == np.int8 and x.ndim > 1 for x in inputs[1:]):
+        (expected,) = opened(model).run(None, {"i0": inputs[0]})
+        np.testing.assert_array_equal(by_kernel, expected)
