@@ -296,6 +296,7 @@ class Nest:
             return self._loops(stage.order, guarded(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
+        self._check_fused()
         self._check_lanes(inner)
         self._check_order()
         if any(self._has_attached(axis) for axis in inner):
@@ -319,6 +320,17 @@ class Nest:
             raise ScheduleError(
                 f"{self.target.name}: the vectorized loop {vectorized[0]} contains the vectorized loop {vectorized[1]}"
             )
+
+    def _check_fused(self) -> None:
+        """ScheduleError where one loop is over axes of different reductions."""
+        for reduce in self.reduces:
+            own = {leaf for axis in reduce.axes for leaf in leaves(self.stage, axis)}
+            for relation in self.stage.relations:
+                if isinstance(relation, Fuse) and (relation.outer in own) != (relation.inner in own):
+                    raise ScheduleError(
+                        f"{self.target.name}: the loops {relation.outer.name} and {relation.inner.name} of different "
+                        "reductions were fused"
+                    )
 
     def _check_lanes(self, inner: Sequence[Axis]) -> None:
         """ScheduleError where the reductions cannot be accumulated in lanes; `inner`: from the first reduction on."""

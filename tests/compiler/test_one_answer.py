@@ -326,7 +326,7 @@ def integer_case(op: str, dtype: str, rng: np.random.Generator, bits: int) -> tu
             return [whole(3, 7), scale(rng), zero(), whole(3, 7), scale(rng), zero(), scale(rng), zero()], {}
         case "QLinearGlobalAveragePool":
             step = scale(rng)
-            near = (step * 10.0 ** rng.uniform(-1, 1)).astype(np.float32).reshape(())  # onnxruntime refuses others
+            near = np.array(step * 10.0 ** rng.uniform(-1, 1), np.float32)  # onnxruntime refuses others
             return [whole(1, 3, 4, 5), step, zero(), near, zero()], {}
     return [whole(1, 3, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 1, 1, 1]}
 
