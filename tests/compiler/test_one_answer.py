@@ -197,8 +197,8 @@ OPERATORS = [*node_cases()]
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_the_node_tests(op: str) -> None:
-    """Of an operator's cases the first ones; all in the thorough test."""
-    assert not [why for case in node_cases()[op][:2] for why in check(case, case.inputs, case.model)]
+    """Of the first case of an operator; of all in the thorough test."""
+    assert not [why for case in node_cases()[op][:1] for why in check(case, case.inputs, case.model)]
 
 
 @pytest.mark.thorough
@@ -230,7 +230,7 @@ def extreme(case: NodeCase, dtype: str | None, seed: int) -> tuple[list[Array | 
 def test_extreme_values(op: str) -> None:
     """Of the types that the node tests have."""
     case = node_cases()[op][0]
-    assert not [why for seed in range(3) for why in check(case, *extreme(case, None, seed))]
+    assert not [why for seed in range(2) for why in check(case, *extreme(case, None, seed))]
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule.lanes import with_lanes
 
-QUICK, THOROUGH, CHUNK = 100, 10_000, 250
+QUICK, THOROUGH, CHUNK = 80, 10_000, 250
 SEED = int(os.environ.get("CELOSIA_SCHEDULES_SEED", "1"))
 """Of the thorough cases: `CELOSIA_SCHEDULES_SEED=12345 pytest -m thorough tests/compiler/test_random_schedules.py`."""
 RNG = np.random.default_rng(0)
