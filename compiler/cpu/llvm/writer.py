@@ -287,11 +287,11 @@ class BodyWriter(MemoryWriter):
         for arm, at in ((a, yes), (b, no)):
             self.b.position_at_end(at)
             join.append((self.expr(arm, env, dict(memo)), self.b.block))
-        lanes = {value.type.count for value, _ in join if is_vector(value)}  # none, where all lanes have one value
+        widths = {value.type.count for value, _ in join if is_vector(value)}  # none, where all lanes have one value
         values = []
         for value, at in join:
             self.b.position_at_end(at)
-            values.append(splat(self.b, value, *lanes) if lanes else value)
+            values.append(splat(self.b, value, *widths) if widths else value)
             self.b.branch(result)
         self.b.position_at_end(result)
         phi = self.b.phi(values[0].type)
