@@ -214,8 +214,12 @@ def extreme(case: NodeCase, dtype: str | None, seed: int) -> tuple[list[Array | 
     for k in case.data:
         x = args[k]
         assert x is not None
-        if not (case.op.op == "QuantizeLinear" or case.op.op == "DequantizeLinear") or k == 0:
-            args[k] = extremes(x.shape, dtype or x.dtype.name, seed + k, case.op.op in SUMS)
+        if k and case.op.op in ("DequantizeLinear", "QuantizeLinear"):
+            continue  # scales and zero points stay what they are
+        values = extremes(x.shape, dtype or x.dtype.name, seed + k, case.op.op in SUMS)
+        if case.op.op == "QuantizeLinear":  # ONNX does not say which integer a NaN becomes
+            values[np.isnan(values)] = 0
+        args[k] = values
     if dtype is not None:
         names = {case.op.inputs[k] for k in case.data}
         for value in model.graph.input:
