@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 # A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore bench-hw fuzz prove \
+.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore bench-hw fuzz fuzz-schedules prove \
 	post-synthesis format clean
 
 help:  ## Print this.
@@ -65,6 +65,10 @@ N ?= 2000
 SEED ?= 1
 fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Configs; N=20000 SEED=1.
 	PYTHONPATH=tests:tests/cosim $(BIN)/python -m fuzz --count $(N) --seed $(SEED) --jobs $(JOBS)
+
+fuzz-schedules: $(INSTALLED)  ## Random schedules on LLVM beside numpy, of a fresh seed; N=10000 SEED=1.
+	PYTHONPATH=tests $(BIN)/python -m random_schedules $(if $(filter file,$(origin N)),,--count $(N)) \
+		$(if $(filter file,$(origin SEED)),,--seed $(SEED)) --jobs $(JOBS)
 
 prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find.
 	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.bounds import Region, Sums, region, simplified, statements
@@ -33,6 +34,7 @@ from celosia.compiler.expr.nodes import (
     Tensor,
     Var,
     equal,
+    is_float,
 )
 from celosia.compiler.expr.pieces import (
     guarded,
@@ -45,7 +47,7 @@ from celosia.compiler.expr.pieces import (
     with_whole_tiles,
     without_single,
 )
-from celosia.compiler.expr.schedule import Schedule, Split, Stage, create_schedule
+from celosia.compiler.expr.schedule import Fuse, Schedule, ScheduleError, Split, Stage, create_schedule
 from celosia.compiler.expr.transform import inline
 from celosia.compiler.expr.walk import substitute, walk
 
@@ -57,7 +59,8 @@ def lower(
     """The loops of a schedule, or of tensors under the plain one.
 
     `inputs` orders the kernel's parameters; left out, they are the placeholders in the order of first use.
-    ValueError where a placeholder that is needed is not among them, or where the schedule cannot be followed.
+    ValueError where a placeholder that is needed is not among them; ScheduleError where the schedule cannot be
+    followed.
     """
     schedule = what if isinstance(what, Schedule) else create_schedule(what)
     needed = [t for t in schedule.tensors if t not in schedule.stages and t.value is None]
@@ -98,25 +101,26 @@ class _Lowering:
                 self.bodies[tensor] = body
         for tensor, stage in schedule.stages.items():
             if tensor in schedule.outputs and stage.scope != "workspace":
-                raise ValueError(f"{tensor.name} is an output, so it is not kept in {stage.scope}; see cache_write")
+                raise ScheduleError(f"{tensor.name} is an output, so it is not kept in {stage.scope}; see cache_write")
             if stage.attached is None:
                 continue
             consumer, axis = stage.attached
             if tensor in schedule.outputs:
-                raise ValueError(f"{tensor.name} is an output: all of it is needed after {consumer.tensor.name}")
+                raise ScheduleError(f"{tensor.name} is an output: all of it is needed after {consumer.tensor.name}")
             if consumer.tensor not in self.bodies:
-                raise ValueError(f"{tensor.name} is computed at {consumer.tensor.name}, which is inlined")
+                raise ScheduleError(f"{tensor.name} is computed at {consumer.tensor.name}, which is inlined")
             if axis not in consumer.order:
                 what = f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}"
-                raise ValueError(f"{what}, which was split or fused since")
-            if consumer.kinds.get(axis) == "vectorized":
-                raise ValueError(f"{tensor.name} cannot be computed inside the vectorized loop {axis.name}")
+                raise ScheduleError(f"{what}, which was split or fused since")
+            around = consumer.order[: consumer.order.index(axis) + 1]
+            if vectorized := [loop for loop in around if consumer.kinds.get(loop) == "vectorized"]:
+                raise ScheduleError(f"{tensor.name} cannot be computed inside the vectorized loop {vectorized[0].name}")
 
     def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
         """The loops of `tensor`, or those that write only `part` of it, as the tensor `target`."""
         if isinstance(body := self.bodies[tensor], Scan):
             if part is not None:
-                raise ValueError(f"{tensor.name} is a scan, so it is not computed in parts")
+                raise ScheduleError(f"{tensor.name} is a scan, so it is not computed in parts")
             step = self.schedule[tensor].step
             assert step is not None
             return _steps(body, step, tensor)
@@ -132,7 +136,7 @@ class _Lowering:
     def _attach(self, tensor: Tensor, where: str, inner: Stmt) -> Stmt:
         part = region(tensor, inner)
         if part is None:
-            raise ValueError(f"{tensor.name} is computed inside {where}, where nothing reads it")
+            raise ScheduleError(f"{tensor.name} is computed inside {where}, where nothing reads it")
         part = with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = Sums()
@@ -142,7 +146,7 @@ class _Lowering:
                 return None
             if len(e.index) != len(tensor.shape):
                 if small.shape != tensor.shape:
-                    raise ValueError(f"{tensor.name}: it is read by element numbers, so its part cannot be told")
+                    raise ScheduleError(f"{tensor.name}: it is read by element numbers, so its part cannot be told")
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
@@ -153,13 +157,13 @@ class _Lowering:
         return Alloc(small, code, scope, self.schedule[tensor].kept)
 
     def check_readers(self, code: Stmt) -> None:
-        """ValueError where a tensor that is computed inside a loop is read outside it."""
+        """ScheduleError where a tensor that is computed inside a loop is read outside it."""
         read = {n.tensor for s in statements(code) for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
         for tensor in self.bodies:
             attached = self.schedule[tensor].attached
             if attached is not None and tensor in read:
                 consumer, axis = attached
-                raise ValueError(
+                raise ScheduleError(
                     f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}, but also read outside it"
                 )
 
@@ -285,15 +289,19 @@ class Nest:
 
     def _code(self) -> Stmt:
         stage, name = self.stage, self.target.name
+        self._check_vectorized()
         if stage.intrinsic is not None:
             return self._tensorized(*stage.intrinsic)
         if not self.reduces:
             return self._loops(stage.order, guarded(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
         outer, inner = stage.order[:first], stage.order[first:]
+        self._check_fused()
+        self._check_lanes(inner)
+        self._check_order()
         if any(self._has_attached(axis) for axis in inner):
             if len(self.reduces) > 1 or stage.lanes:
-                raise ValueError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
+                raise ScheduleError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
             self._check_after(inner)
         if stage.scope in SCRATCHPADS and self.body is self.reduces[0]:
             self._check_in_place()
@@ -304,6 +312,66 @@ class Nest:
             return self._loops(outer, block(self._loops(tile, reset, attach=False), self._loops(inner, update)))
         return self._loops(outer, self._accumulated(inner))
 
+    def _check_vectorized(self) -> None:
+        """ScheduleError where a vectorized loop contains another."""
+        stage = self.stage
+        vectorized = [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]
+        if len(vectorized) > 1:
+            raise ScheduleError(
+                f"{self.target.name}: the vectorized loop {vectorized[0]} contains the vectorized loop {vectorized[1]}"
+            )
+
+    def _check_fused(self) -> None:
+        """ScheduleError where one loop is over axes of different reductions."""
+        for reduce in self.reduces:
+            own = {leaf for axis in reduce.axes for leaf in leaves(self.stage, axis)}
+            for relation in self.stage.relations:
+                if isinstance(relation, Fuse) and (relation.outer in own) != (relation.inner in own):
+                    raise ScheduleError(
+                        f"{self.target.name}: the loops {relation.outer.name} and {relation.inner.name} of different "
+                        "reductions were fused"
+                    )
+
+    def _check_lanes(self, inner: Sequence[Axis]) -> None:
+        """ScheduleError where the reductions cannot be accumulated in lanes; `inner`: from the first reduction on."""
+        stage, name = self.stage, self.target.name
+        if not stage.lanes:
+            return
+        for axis in stage.lanes:
+            if axis not in stage.order[-1:]:
+                raise ScheduleError(
+                    f"{name}: {axis.name}, which is accumulated in lanes, is not the innermost loop any more"
+                )
+        if data := [axis.name for axis in inner if not axis.reduce]:
+            raise ScheduleError(f"{name}: the loop {data[0]} inside a reduction that is accumulated in lanes")
+        if vectorized := [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]:
+            raise ScheduleError(f"{name}: the vectorized loop {vectorized[0]} around a reduction in lanes")
+        if any(self._in_order(reduce) for reduce in self.reduces):
+            raise ScheduleError(f"{name}: an ordered sum of floats cannot be accumulated in lanes")
+
+    @staticmethod
+    def _in_order(reduce: Reduce) -> bool:
+        """Whether the result depends on the order of the steps."""
+        return reduce.kind == "ordered_sum" and is_float(reduce.dtype)
+
+    def _check_order(self) -> None:
+        """ScheduleError where loops take the steps of an ordered sum in another order."""
+        for reduce in filter(self._in_order, self.reduces):
+            loops = list(reduce.axes)
+            for relation in self.stage.relations:
+                match relation:
+                    case Split(parent, outer, inner) if parent in loops:
+                        at = loops.index(parent)
+                        loops[at : at + 1] = [outer, inner]
+                    case Fuse(outer, inner, fused) if (outer, inner) in pairwise(loops):
+                        at = loops.index(outer)
+                        loops[at : at + 2] = [fused]
+            if loops != [axis for axis in self.stage.order if axis in loops]:
+                raise ScheduleError(
+                    f"{self.target.name}: an ordered sum of floats over {', '.join(axis.name for axis in reduce.axes)} "
+                    "in another order"
+                )
+
     def _data_guards(self) -> list[Expr]:
         """Those of the guards that say which elements exist."""
         return [g for g in self.guards if not any(isinstance(node, Axis) and node.reduce for node in walk(g))]
@@ -313,14 +381,14 @@ class Nest:
         return any(self.lowering.schedule[t].attached == here for t in self.lowering.bodies)
 
     def _check_after(self, inner: Sequence[Axis]) -> None:
-        """ValueError where what is computed inside the reduction is also read after it."""
-        after = replaced(self.body, {id(r): Const(0, INDEX) for r in self.reduces})
+        """ScheduleError where what is computed inside the reduction is also read after it."""
+        after = replaced(self.body, {id(r): start_value(r.kind, r.dtype) for r in self.reduces})
         read = {n.tensor for n in walk(after) if isinstance(n, Load)}
         for axis in inner:
             for tensor in self.lowering.bodies:
                 attached = self.lowering.schedule[tensor].attached
                 if attached == (self.original, self.old[axis]) and tensor in read:
-                    raise ValueError(
+                    raise ScheduleError(
                         f"{tensor.name} is computed at loop {axis.name} of {self.target.name}, but also read outside it"
                     )
 
@@ -329,7 +397,7 @@ class Nest:
             if isinstance(relation, Split) and not relation.parent.reduce and relation.tail == "shift":
                 size, factor = relation.parent.extent, relation.inner.extent
                 if size % factor:
-                    raise ValueError(
+                    raise ScheduleError(
                         f"{self.target.name} is accumulated in place, so tiles of {factor} must divide the "
                         f"{size} of {relation.parent.name}"
                     )
@@ -339,14 +407,14 @@ class Nest:
         at = stage.order.index(axis)
         for inner in stage.order[at:]:
             if inner in stage.kinds:
-                raise ValueError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
+                raise ScheduleError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
             if self._has_attached(inner):
-                raise ValueError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
+                raise ScheduleError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
         first: Expr = Const(True, "bool")
         order = stage.order
         inside = {*order[at:], *(loop for loop in order if loop.reduce)}
         if any(node in inside for guard in self.guards for node in walk(guard)):
-            raise ValueError(f"{name}: tiles do not divide what {intrinsic.name} computes at once, or its reduction")
+            raise ScheduleError(f"{name}: tiles do not divide what {intrinsic.name} computes at once, or its reduction")
         if self.reduces and self.body is self.reduces[0]:
             self._check_in_place()
             tests = [equal(outer, 0) for outer in order[:at] if outer.reduce and outer.extent > 1]
@@ -354,10 +422,10 @@ class Nest:
             first = Const(False, "bool") if begun else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
         elif self.reduces and intrinsic.reduces:
-            raise ValueError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
+            raise ScheduleError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
         else:  # a reduction in the midst of the expression is part of the intrinsic, with its loops
             if any(window not in order for reduce in self.reduces for window in reduce.axes):
-                raise ValueError(f"{name}: the reduction is part of {intrinsic.name}, so its loops stay as they are")
+                raise ScheduleError(f"{name}: the reduction is part of {intrinsic.name}, so its loops stay as they are")
             order = [loop for loop in order if not loop.reduce]
             at = order.index(axis)
             statement = Store(self.target, self.index, self.body)
@@ -385,7 +453,7 @@ class Nest:
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
                 axes = [axis for axis in inner if axis in roots]
                 if own:
-                    raise ValueError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
+                    raise ScheduleError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
                 parts.append(guarded(data, in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_)))
             else:
                 parts.append(self._loops([axis for axis in inner if not axis.reduce or axis in roots], update))

@@ -51,12 +51,12 @@ def _partition(stmt: Stmt) -> Stmt:
 def _part(var: Axis, body: Stmt, kind: str, low: int, high: int) -> Stmt:
     """The iterations from `low` to `high` of the loop."""
     if high - low == 1:
-        return _partition(_decided(_renamed(body, {var: Const(low, INDEX)})))
+        return _partition(_decided(renamed(body, {var: Const(low, INDEX)})))
     part = Axis(var.name, extent=high - low, reduce=var.reduce)
-    return For(part, high - low, _partition(_decided(_renamed(body, {var: part + low}))), kind)
+    return For(part, high - low, _partition(_decided(renamed(body, {var: part + low}))), kind)
 
 
-def _renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
+def renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
     """A copy of `stmt` with these values of variables, and memory of its own for what it allocates."""
     fresh = {s.tensor: replace(s.tensor) for s in statements(stmt) if isinstance(s, Alloc)}
 
@@ -66,7 +66,7 @@ def _renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
         return values.get(e) if isinstance(e, Var) else None
 
     copy = map_accesses(stmt, change, lambda tensor, index: (fresh.get(tensor, tensor), index))
-    return _rebuilt(copy, lambda s: Alloc(fresh[s.tensor], s.body, s.scope) if isinstance(s, Alloc) else s)
+    return _rebuilt(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
 
 
 def _decided(stmt: Stmt) -> Stmt:
@@ -112,8 +112,8 @@ def _rebuilt(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
             return change(For(var, extent, go(body), kind))
         case Block(body):
             return change(block(*map(go, body)))
-        case Alloc(tensor, body, scope):
-            return change(Alloc(tensor, go(body), scope))
+        case Alloc(body=body):
+            return change(replace(stmt, body=go(body)))
         case Let(var, value, body):
             return change(Let(var, value, go(body)))
         case If(cond, body, orelse):

@@ -29,6 +29,10 @@ TAILS = ("shift", "guard", "peel")
 back what is beyond the end; it is a loop nest of its own, with smaller loops."""
 
 
+class ScheduleError(ValueError):
+    """A schedule that cannot be followed; the message names the tensor, the loop, and the reason."""
+
+
 @dataclass(frozen=True)
 class Split:
     """`parent` is outer * (extent of inner) + inner + first."""
@@ -75,12 +79,12 @@ class Stage:
         self.order: list[Axis] = list(self.roots)
 
     def axis(self, axis: Axis | str) -> Axis:
-        """The loop of this name, or the loop itself. ValueError where it is not one of the loops now."""
+        """The loop of this name, or the loop itself. ScheduleError where it is not one of the loops now."""
         found = [a for a in self.order if a is axis or a.name == axis]
         if len(found) != 1:
             name = axis if isinstance(axis, str) else axis.name
             what = "is not one of" if not found else "is more than one of"
-            raise ValueError(f"{self.tensor.name}: {name} {what} the loops {[a.name for a in self.order]}")
+            raise ScheduleError(f"{self.tensor.name}: {name} {what} the loops {[a.name for a in self.order]}")
         return found[0]
 
     def _position(self, axis: Axis) -> int:
@@ -96,11 +100,11 @@ class Stage:
         axis = self.axis(axis)
         at = self._position(axis)
         if factor < 1:
-            raise ValueError(f"{self.tensor.name}: split {axis.name} by {factor}")
+            raise ScheduleError(f"{self.tensor.name}: split {axis.name} by {factor}")
         tail = tail or ("guard" if axis.reduce else self.tail)
         if tail not in TAILS or (axis.reduce and tail == "shift"):
-            raise ValueError(f"{self.tensor.name}: no last tile of {axis.name} is a {tail!r}")
-        factor = min(factor, axis.extent)
+            raise ScheduleError(f"{self.tensor.name}: no last tile of {axis.name} is a {tail!r}")
+        factor = min(factor, max(axis.extent, 1))
         outer = Axis(f"{axis.name}.o", extent=-(-axis.extent // factor), reduce=axis.reduce)
         inner = Axis(f"{axis.name}.i", extent=factor, reduce=axis.reduce)
         self.order[at : at + 1] = [outer, inner]
@@ -111,7 +115,7 @@ class Stage:
     def set_tail(self, tail: str) -> None:
         """What `split` takes from now on where it is not told; "shift" before."""
         if tail not in TAILS:
-            raise ValueError(f"{self.tensor.name}: no last tile is a {tail!r}; take one of {', '.join(TAILS)}")
+            raise ScheduleError(f"{self.tensor.name}: no last tile is a {tail!r}; take one of {', '.join(TAILS)}")
         self.tail = tail
 
     @recorded
@@ -120,7 +124,7 @@ class Stage:
         outer, inner = self.axis(outer), self.axis(inner)
         at = self._position(outer)
         if self._position(inner) != at + 1 or outer.reduce != inner.reduce:
-            raise ValueError(f"{self.tensor.name}: {inner.name} does not follow {outer.name}")
+            raise ScheduleError(f"{self.tensor.name}: {inner.name} does not follow {outer.name}")
         fused = Axis(f"{outer.name}.{inner.name}", extent=outer.extent * inner.extent, reduce=outer.reduce)
         self.order[at : at + 2] = [fused]
         self.relations.append(Fuse(outer, inner, fused))
@@ -132,7 +136,7 @@ class Stage:
         loops = [self.axis(axis) for axis in axes]
         places = sorted(self._position(axis) for axis in loops)
         if len(set(places)) != len(loops):
-            raise ValueError(f"{self.tensor.name}: an axis is named twice in reorder")
+            raise ScheduleError(f"{self.tensor.name}: an axis is named twice in reorder")
         for place, axis in zip(places, loops):
             self.order[place] = axis
 
@@ -150,10 +154,10 @@ class Stage:
 
     @recorded
     def parallel(self, axis: Axis | str) -> None:
-        """Run the loop on several threads. ValueError for a reduction."""
+        """Run the loop on several threads. ScheduleError for a reduction."""
         axis = self.axis(axis)
         if axis.reduce:
-            raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be parallel")
+            raise ScheduleError(f"{self.tensor.name}: the reduction {axis.name} cannot be parallel")
         self.kinds[axis] = "parallel"
 
     @recorded
@@ -175,7 +179,7 @@ class Stage:
         """Compute all iterations at once. The innermost loop over data only."""
         axis = self.axis(axis)
         if axis.reduce or any(not a.reduce for a in self.order[self._position(axis) + 1 :]):
-            raise ValueError(f"{self.tensor.name}: only the innermost data loop can be vectorized, not {axis.name}")
+            raise ScheduleError(f"{self.tensor.name}: only the innermost data loop can be vectorized, not {axis.name}")
         self.kinds[axis] = "vectorized"
 
     @recorded
@@ -183,9 +187,9 @@ class Stage:
         """Accumulate the innermost reduction in vectors of `widths`, wide ones first; combine their lanes."""
         axis = self.axis(axis)
         if not axis.reduce or self._position(axis) != len(self.order) - 1:
-            raise ValueError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
+            raise ScheduleError(f"{self.tensor.name}: {axis.name} is not a reduction, or not the innermost loop")
         if not widths or min(widths) < 1:
-            raise ValueError(f"{self.tensor.name}: vectors of {list(widths)} lanes")
+            raise ScheduleError(f"{self.tensor.name}: vectors of {list(widths)} lanes")
         self.lanes[axis] = widths
 
     @recorded
@@ -195,23 +199,23 @@ class Stage:
         """
         axis = self.axis(axis)
         if axis.reduce:
-            raise ValueError(f"{self.tensor.name}: the reduction {axis.name} cannot be a virtual thread")
+            raise ScheduleError(f"{self.tensor.name}: the reduction {axis.name} cannot be a virtual thread")
         self.kinds[axis] = "vthread"
 
     @recorded
     def set_scope(self, scope: str) -> None:
         """Keep the tensor in this memory: "workspace", "local", or a scratchpad of the accelerator, see SCOPES."""
         if scope not in SCOPES:
-            raise ValueError(f"{self.tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
+            raise ScheduleError(f"{self.tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
         self.scope = scope
 
     @recorded
     def compute_inline(self) -> None:
         """Compute each element where it is read, instead of storing it."""
         if any(isinstance(node, Reduce) for node in walk(self.body)):
-            raise ValueError(f"{self.tensor.name}: a reduction cannot be inlined")
+            raise ScheduleError(f"{self.tensor.name}: a reduction cannot be inlined")
         if self.attached is not None:
-            raise ValueError(f"{self.tensor.name}: it is computed at a loop, so it cannot be inlined")
+            raise ScheduleError(f"{self.tensor.name}: it is computed at a loop, so it cannot be inlined")
         self.inlined = True
 
     @recorded
@@ -223,17 +227,17 @@ class Stage:
         name = self.tensor.name
         axis = consumer.axis(axis)
         if consumer is self:
-            raise ValueError(f"{name} cannot be computed inside itself")
+            raise ScheduleError(f"{name} cannot be computed inside itself")
         if self.inlined:
-            raise ValueError(f"{name} is inlined, so it is computed nowhere else")
+            raise ScheduleError(f"{name} is inlined, so it is computed nowhere else")
         if tuple(a.extent for a in self.tensor.axes) != self.tensor.shape:
-            raise ValueError(f"{name}: its axes were merged, so the part that is read cannot be told")
+            raise ScheduleError(f"{name}: its axes were merged, so the part that is read cannot be told")
         if consumer.kinds.get(axis) == "vectorized":
-            raise ValueError(f"{name} cannot be computed inside the vectorized loop {axis.name}")
+            raise ScheduleError(f"{name} cannot be computed inside the vectorized loop {axis.name}")
         outer: Stage | None = consumer
         while outer is not None:
             if outer is self:
-                raise ValueError(f"{consumer.tensor.name} is computed inside {name} already")
+                raise ScheduleError(f"{consumer.tensor.name} is computed inside {name} already")
             outer = outer.attached[0] if outer.attached else None
         self.attached = consumer, axis
 
@@ -289,7 +293,7 @@ class Stage:
                     elif whole == parent.extent:
                         tiles = fresh(outer, outer.extent), fresh(inner, inner.extent)
                     else:
-                        factor = min(inner.extent, whole)
+                        factor = min(inner.extent, max(whole, 1))
                         tiles = fresh(outer, -(-whole // factor)), fresh(inner, factor)
                     stage.relations.append(Split(new[parent], *tiles, tail, begin))
                 case Fuse(outer, inner, fused):
@@ -301,7 +305,9 @@ class Stage:
         stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
         if self.intrinsic is not None:
             if self.intrinsic[0] not in self.order:
-                raise ValueError(f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused")
+                raise ScheduleError(
+                    f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused"
+                )
             stage.intrinsic = new[self.intrinsic[0]], self.intrinsic[1]
         return stage, new
 
@@ -342,11 +348,13 @@ class Schedule:
         self.stages = {t: Stage(t, trace=self.trace) for t in self.tensors if t.body is not None}
 
     def tensor(self, tensor: Tensor | str) -> Tensor:
-        """The tensor of this name, or the tensor itself. ValueError where there is none, or more than one."""
+        """The tensor of this name, or the tensor itself. ScheduleError where there is none, or more than one."""
         found = [t for t in self.tensors if t is tensor or t.name == tensor]
         if isinstance(tensor, str) and len(found) != 1:
             how = "more than one tensor" if found else "no tensor"
-            raise ValueError(f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}")
+            raise ScheduleError(
+                f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}"
+            )
         return found[0] if isinstance(tensor, str) else tensor
 
     def __getitem__(self, tensor: Tensor | str) -> Stage:
@@ -354,7 +362,7 @@ class Schedule:
             return self.stages[tensor]
         tensor = self.tensor(tensor)
         if tensor not in self.stages:
-            raise ValueError(f"{tensor.name} is not computed by this schedule")
+            raise ScheduleError(f"{tensor.name} is not computed by this schedule")
         return self.stages[tensor]
 
     def _insert(self, tensor: Tensor, before: Tensor, scope: str) -> Stage:
@@ -367,7 +375,7 @@ class Schedule:
 
     def _cache_name(self, tensor: Tensor, scope: str, *avoid: str) -> str:
         if scope not in SCOPES:
-            raise ValueError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
+            raise ScheduleError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
         taken = {*avoid, *(t.name for t in self.tensors)}
         names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
         return next(name for name in names if name not in taken)
@@ -381,11 +389,11 @@ class Schedule:
         name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # that is what lower calls accumulators
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
-                raise ValueError(f"{reader.name} does not read {tensor.name}")
+                raise ScheduleError(f"{reader.name} does not read {tensor.name}")
             if any(len(n.index) != len(tensor.shape) for n in loads(self[reader].body) if n.tensor is tensor):
-                raise ValueError(f"{reader.name} reads {tensor.name} by element numbers")
+                raise ScheduleError(f"{reader.name} reads {tensor.name} by element numbers")
         if not readers:
-            raise ValueError(f"cache_read of {tensor.name} without a reader")
+            raise ScheduleError(f"cache_read of {tensor.name} without a reader")
         axes = tuple(Axis(f"i{d}", extent=extent) for d, extent in enumerate(tensor.shape))
         cache = Tensor(name, tensor.shape, tensor.dtype, axes, Load(tensor, axes))
         self._insert(cache, self.tensors[self.tensors.index(tensor) + 1], scope)
@@ -404,9 +412,9 @@ class Schedule:
         tensor = self.tensor(tensor)
         stage = self[tensor]
         if stage.relations or stage.kinds or stage.lanes or stage.intrinsic or stage.attached or stage.inlined:
-            raise ValueError(f"{tensor.name}: cache_write comes before other changes of its loops")
+            raise ScheduleError(f"{tensor.name}: cache_write comes before other changes of its loops")
         if tuple(a.extent for a in tensor.axes) != tensor.shape:
-            raise ValueError(f"{tensor.name}: its axes were merged")
+            raise ScheduleError(f"{tensor.name}: its axes were merged")
         axes = tuple(Axis(a.name, extent=a.extent) for a in tensor.axes)
         values: dict[Var, Expr] = dict(zip(tensor.axes, axes))
         cache = Tensor(

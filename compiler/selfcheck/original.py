@@ -369,8 +369,11 @@ def _gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:
 
 
 def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-    scale, bias, mean, var = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in (scale, bias, mean, var))
-    y: Array = (x - mean) * (scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))) + bias
+    """As onnxruntime: one factor and one addend for each channel."""
+    factor = scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))
+    addend = bias - mean * factor
+    factor, addend = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in (factor, addend))
+    y: Array = x * factor + addend
     return y
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, children, map_accesses
 from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
+from celosia.compiler.expr.partition import renamed
 
 
 def interleave(function: Function) -> Function:
@@ -56,11 +57,7 @@ def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
             return block(*(_spread(inner, var, threads) for inner in body))
         case For(other, extent, body, "serial") if not _single(body):
             return For(other, extent, _spread(body, var, threads))
-    return block(*(_of_thread(s, var, Const(t, INDEX)) for t in range(threads)))
-
-
-def _of_thread(s: Stmt, var: Var, value: Expr) -> Stmt:
-    return map_accesses(s, lambda e: value if e is var else None)
+    return block(*(renamed(s, {var: Const(t, INDEX)}) for t in range(threads)))
 
 
 def _in_slot(s: Stmt, tensor: Tensor, slots: Tensor, var: Var) -> Stmt:

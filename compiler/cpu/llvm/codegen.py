@@ -21,6 +21,7 @@ from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.following import following
+from celosia.compiler.cpu.schedule.lanes import with_lanes
 from celosia.compiler.cpu.schedule.streamed import streamed
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.loops import Alloc, Function
@@ -50,6 +51,7 @@ def render(function: Function, features: frozenset[str] | None = None) -> Render
 
     features: of the processor, in LLVM's names; by default those of the target.
     """
+    function = with_lanes(function)
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
     shared, phases = parallel.phases(function)

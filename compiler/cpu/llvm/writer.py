@@ -280,20 +280,22 @@ class BodyWriter(MemoryWriter):
             return self.b.select(test, x, y)
         if is_vector(test):
             return self.b.select(test, *self._masked(((test, a), (masks.inverse(self.b, test), b)), env, memo))
-        join = []
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
         self.b.cbranch(test, yes, no)
+        join = []
         for arm, at in ((a, yes), (b, no)):
             self.b.position_at_end(at)
-            value = self.expr(arm, env, dict(memo))
-            if self.vector is not None and self.lane is None:
-                value = splat(self.b, value, self.vector[1])
-            join.append((value, self.b.block))
+            join.append((self.expr(arm, env, dict(memo)), self.b.block))
+        widths = {value.type.count for value, _ in join if is_vector(value)}  # none, where all lanes have one value
+        values = []
+        for value, at in join:
+            self.b.position_at_end(at)
+            values.append(splat(self.b, value, *widths) if widths else value)
             self.b.branch(result)
         self.b.position_at_end(result)
-        phi = self.b.phi(join[0][0].type)
-        for value, at in join:
+        phi = self.b.phi(values[0].type)
+        for value, (_, at) in zip(values, join):
             phi.add_incoming(value, at)
         return phi
 

@@ -233,12 +233,16 @@ def where(node: Node) -> Tensor:
 
 @op("Clip", kind=Kind.INJECTIVE)
 def clip(node: Node) -> Tensor:
-    """Within bounds, of attributes or inputs; one that is NaN bounds nothing."""
+    """Within bounds, of attributes or inputs; one that is NaN bounds nothing, and one that is left out is the largest
+    finite number."""
     x = node.input(0)
     bounds: list[Expr | None] = [
-        wrap(node.attrs[name], x.dtype) if name in node.attrs else node.scalar(i, x.dtype) if node.has(i) else None
-        for name, i in (("min", 1), ("max", 2))
-    ]
+        wrap(node.attrs[name], x.dtype) if name in node.attrs
+        else node.scalar(i, x.dtype) if node.has(i)
+        else wrap(sign * float(np.finfo(x.dtype).max), x.dtype) if is_float(x.dtype)
+        else None
+        for name, i, sign in (("min", 1, -1), ("max", 2, 1))
+    ]  # fmt: skip
 
     def body(value: Expr) -> Expr:
         low, high = bounds  # of which a NaN bounds nothing

@@ -367,8 +367,10 @@ def constant_of_shape(node: Node) -> Tensor:
 
 @op("Range", kind=Kind.OPAQUE, shape_inputs=(0, 1, 2))
 def range_(node: Node) -> Tensor:
-    """Of constants. Unsupported where the step is 0."""
+    """Of constants. Unsupported where the step is 0, and of bfloat16, with which no kernel computes."""
     start, limit, delta = (node.constant(i, name) for i, name in enumerate(("start", "limit", "delta")))
+    if start.dtype.name == "bfloat16":
+        raise node.fail("of bfloat16")
     if not np.all(delta):
         raise node.fail("delta is 0")
     count = max(0, int(np.ceil((limit - start) / delta).reshape(())))

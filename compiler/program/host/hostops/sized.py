@@ -116,7 +116,10 @@ def extreme(op: HostOp, *inputs: Array) -> Any:
 
 @sized("Clip", since=11)
 def clip(op: HostOp, x: Array, low: Array | None = None, high: Array | None = None) -> Any:
-    """A bound that is NaN bounds nothing."""
+    """A bound that is NaN bounds nothing, and one that is left out is the largest finite number."""
+    if x.dtype.kind == "f":
+        least, most = (np.array(limit, x.dtype) for limit in (np.finfo(x.dtype).min, np.finfo(x.dtype).max))
+        low, high = (least if low is None else low), (most if high is None else high)
     x = x if low is None else np.where(x < low.reshape(()), low.reshape(()), x)
     return x if high is None else np.where(x > high.reshape(()), high.reshape(()), x)
 
