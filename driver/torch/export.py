@@ -266,7 +266,7 @@ def written(
     except Exception as error:  # torch raises many classes
         for each in _causes(error):
             if isinstance(each, UnsettledError):
-                raise TorchError(str(each)) from error
+                raise TorchError(str(each).splitlines()[0]) from error  # torch adds where it was
             if found := UNKNOWN.search(str(each)):
                 raise UnknownOperator(found[2]) from error
         raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
