@@ -308,7 +308,9 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "differential": differential,
         "quantisers": lambda: quantisers.rows(
             [name for name in models if name in quantisers.PACKAGES],
-            [name for name in models if name in quantisers.NETWORKS], config, say,
+            [name for name in models if name in quantisers.NETWORKS],
+            config,
+            say,
         ),
         "superoptimise": lambda: superoptimised(options, folder, config, say),
         "four_bits": lambda: four_bits.rows(models, say),

@@ -157,7 +157,8 @@ def rows(
     try:
         prepare(models, networks)
     except ImportError as error:
-        yield Row("quantisers", "quantisers", _TARGET, f"skipped: {error}: `make torch` installs PyTorch", None, _COMMAND)
+        why = f"skipped: {error}: `make torch` installs PyTorch"
+        yield Row("quantisers", "quantisers", _TARGET, why, None, _COMMAND)
         return
     for quantiser in quantisers or QUANTISERS:
         say(f"{quantiser}: installing and quantising")

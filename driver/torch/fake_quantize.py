@@ -87,8 +87,8 @@ class _Settled(nn.Module):
 
 @contextlib.contextmanager
 def settled(module: nn.Module) -> Iterator[None]:
-    """Within, FakeQuantize submodules of `module` whose observers are off are fixed. UnsettledError for those that observe,
-    and for observers."""
+    """Within, FakeQuantize submodules of `module` whose observers are off are fixed. UnsettledError for those that
+    observe, and for observers."""
     parts = {path: part for path, part in module.named_modules() if isinstance(part, (FakeQuantizeBase, ObserverBase))}
     inside = {
         id(observer) for part in parts.values() if isinstance(part, FakeQuantizeBase) for observer in part.modules()

@@ -266,13 +266,11 @@ class _DynamicLayer(_Layer):
         columns = T.compute(
             (self.directions, w.shape[2]), lambda d, n: T.sum(_signed(w[d, k, n]).astype("int32"), k), "columns"
         )
-        l = T.reduce_axis(inner, "l")
-        rows = T.compute(x.shape[:2], lambda d, m: T.sum(quantised[d, m, l].astype("int32"), l), "rows")
+        r = T.reduce_axis(inner, "r")
+        rows = T.compute(x.shape[:2], lambda d, m: T.sum(quantised[d, m, r].astype("int32"), r), "rows")
         by_column = scales.shape == columns.shape
         if not by_column and scales.shape != (self.directions,):
-            raise self.node.fail(
-                f"scales of {list(scales.shape)}; give {[self.directions]} or {list(columns.shape)}"
-            )
+            raise self.node.fail(f"scales of {list(scales.shape)}; give {[self.directions]} or {list(columns.shape)}")
 
         def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
             d, m, n = i
@@ -290,7 +288,9 @@ class _DynamicLayer(_Layer):
         """The zero point of each direction among int8, None where it is 0: onnxruntime has one for all columns."""
         tensor, value = self.node.input(number), self.node.values[number]
         if tensor.shape[:1] != (self.directions,) or tensor.dtype != w.dtype:
-            raise self.node.fail(f"zero points are {tensor.dtype}{list(tensor.shape)} of weights {w.dtype}{list(w.shape)}")
+            raise self.node.fail(
+                f"zero points are {tensor.dtype}{list(tensor.shape)}; give {w.dtype} for {self.directions} directions"
+            )
         if value is not None:
             if (value.reshape(self.directions, -1) != value.reshape(self.directions, -1)[:, :1]).any():
                 raise self.node.fail("zero points of a direction differ; let them be one for all columns")
