@@ -90,12 +90,14 @@ def _dynamic(task: Task, weight: str, per_channel: bool = False, **how: Any) -> 
 
 
 def _nbits(task: Task, bits: int, form: str, symmetric: bool, level: int, size: int = 32) -> None:
+    from onnx.version_converter import convert_version
     from onnxruntime.quantization import QuantFormat, matmul_nbits_quantizer
 
+    model = task.loaded() if form == "QOperator" else convert_version(task.loaded(), 21)  # with blocks of int4
+    operators = ("MatMul", "Gather") if form == "QOperator" else ("MatMul",)
     quantizer = matmul_nbits_quantizer.MatMulNBitsQuantizer(
-        task.loaded(), bits, size, symmetric, level, quant_format=QuantFormat[form],
-        op_types_to_quantize=("MatMul", "Gather"),
-    )  # fmt: skip
+        model, bits, size, symmetric, level, quant_format=QuantFormat[form], op_types_to_quantize=operators
+    )
     quantizer.process()
     task.save(quantizer.model.model)
 
