@@ -30,9 +30,14 @@ NOT_MOVED = {
 }
 """Operators on bytes that the accelerator leaves to kernels, and why."""
 
-_ONNX = tuple(
-    ["Abs", "Add", "AveragePool", "BitCast", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "ConvInteger", "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Floor", "Gather", "Gelu", "Gemm", "GlobalAveragePool", "HardSigmoid", "Identity", "If", "InstanceNormalization", "LayerNormalization", "LpNormalization", "MatMul", "MatMulInteger", "Max", "Mul", "Pow", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Shape", "Slice", "Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"]
-)
+_ONNX = (
+    "Abs", "Add", "AveragePool", "BitCast", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv",
+    "ConvInteger", "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Floor", "Gather", "Gelu", "Gemm",
+    "GlobalAveragePool", "HardSigmoid", "Identity", "If", "InstanceNormalization", "LayerNormalization",
+    "LpNormalization", "MatMul", "MatMulInteger", "Max", "Mul", "Pow", "QLinearConv", "QLinearMatMul",
+    "QuantizeLinear", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Shape", "Slice",
+    "Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+)  # fmt: skip
 OF_QUANTISERS: dict[str, tuple[str, ...]] = {
     "onnxruntime.quantization, neural-compressor, Olive, nncf": (
         *_ONNX, "com.microsoft.DequantizeLinear", "com.microsoft.DynamicQuantizeLSTM",
