@@ -21,7 +21,7 @@ def conv(
     return nn.Sequential(*layers, *([] if act is None else [act]))
 
 
-class Residual(nn.Module):
+class Residual(nn.Module):  # type: ignore[misc]
     """ResNet's block (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -33,7 +33,7 @@ class Residual(nn.Module):
         return F.relu(self.main(x) + self.skip(x))
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(nn.Module):  # type: ignore[misc]
     """Factors of channels (Hu et al. 2018), as MobileNetV3 has them."""
 
     def __init__(self, channels: int) -> None:
@@ -44,7 +44,7 @@ class SqueezeExcite(nn.Module):
         return x * F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
 
 
-class Inverted(nn.Module):
+class Inverted(nn.Module):  # type: ignore[misc]
     """MobileNetV3's block (Howard et al. 2019)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -60,7 +60,7 @@ class Inverted(nn.Module):
         return x + self.main(x) if self.skips else self.main(x)
 
 
-class C2f(nn.Module):
+class C2f(nn.Module):  # type: ignore[misc]
     """YOLOv8's block: half of the channels through two bottlenecks, all parts concatenated."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -78,7 +78,7 @@ class C2f(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
-class Detector(nn.Module):
+class Detector(nn.Module):  # type: ignore[misc]
     """Two scales of C2f blocks, joined by a resize, with a box and a class for each place."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Detector(nn.Module):
         return torch.cat([self.boxes(pooled), self.classes(y).sigmoid()], 1).flatten(2)
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module):  # type: ignore[misc]
     """One block of an encoder: attention of four heads, and two products with GELU."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Transformer(nn.Module):
         return self.head((x + self.mlp(x)).mean(1))
 
 
-class UNet(nn.Module):
+class UNet(nn.Module):  # type: ignore[misc]
     """Down and up again, with the finer features concatenated."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class UNet(nn.Module):
         return self.mask(self.leave(torch.cat([up, fine], 1)))
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.Module):  # type: ignore[misc]
     """An LSTM of two directions, a GRU, and a product behind them."""
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 """What each operator of PyTorch becomes where torch.onnx does not know its range."""
 
 
-class _Settled(nn.Module):
+class _Settled(nn.Module):  # type: ignore[misc]
     """What a FakeQuantize does while its observer is off."""
 
     def __init__(self, fake: FakeQuantize) -> None:

@@ -101,7 +101,7 @@ def test_the_worker_notes_what_a_quantiser_cannot_do(tmp_path: Path, monkeypatch
     assert (tmp_path / "mine" / "copy" / "net.onnx").exists()
     assert (tmp_path / "mine" / "fails" / "net.txt").read_text() == "RuntimeError:   no such layer"
     row = quantisers._row("mine", "mine", tmp_path, ["net"], "tiny", "", "", lambda text: None)
-    assert row.met and row.measured == "1 right, 0 wrong, 0 fault, 0 refused, 1 not quantised"
+    assert row.met and row.measured == "1 right, 0 documented, 0 wrong, 0 fault, 0 refused, 1 not quantised"
     assert list(row.details["findings"]) == ["fails/net"]
 
 

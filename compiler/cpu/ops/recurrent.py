@@ -57,7 +57,8 @@ class _Layer:
 
     def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
         self.node = node
-        self.x, self.w, self.r = x, w, _ = [node.input(i) for i in range(3)]
+        x, w, self.r = (node.input(i) for i in range(3))
+        self.x, self.w = x, w
         self.by_batch = bool(node.attrs.get("layout", 0))
         rows, columns, inputs = x.shape
         self.steps, self.batch = (columns, rows) if self.by_batch else (rows, columns)
