@@ -258,7 +258,7 @@ class DynamicLayer(Layer):
         return model
 
 
-@pytest.mark.parametrize("seed", some(range(60), range(12)))
+@pytest.mark.parametrize("seed", some(range(60), (0, 2, 4, 11)))
 def test_dynamically_quantised_weights_against_onnxruntime(seed: int) -> None:
     """All directions, lengths, states, peepholes, activations; int8 and uint8, by direction and by column."""
     layer = DynamicLayer(seed)
@@ -283,8 +283,12 @@ def test_dynamically_quantised_sequences_along_the_first_axis() -> None:
     close(list(Runtime(program).run({"i0": turned.inputs[0]}).outputs.values()), expected)
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("weights", ["QInt8", "QUInt8"])
+@pytest.mark.parametrize(
+    "weights, per_channel",
+    some(
+        [("QInt8", False), ("QInt8", True), ("QUInt8", False), ("QUInt8", True)], [("QInt8", True), ("QUInt8", False)]
+    ),
+)
 def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel: bool, tmp_path: Path) -> None:
     """An LSTM of two directions and a product behind it, by quantize_dynamic."""
     quantization = pytest.importorskip("onnxruntime.quantization")
@@ -306,7 +310,9 @@ def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel
     before, after = tmp_path / "float.onnx", tmp_path / "bytes.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), before)
     kind = getattr(quantization.QuantType, weights)
-    quantization.quantize_dynamic(before, after, weight_type=kind, per_channel=per_channel)
+    quantization.quantize_dynamic(
+        before, after, weight_type=kind, per_channel=per_channel, reduce_range=weights == "QInt8"
+    )
     assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(after).graph.node}
     x = rng.standard_normal((6, 3, 10)).astype(np.float32)
     found = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
