@@ -2,7 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and `paper` (long),
+`compile_time`, `differential`, `quantisers`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and
+`paper` (long),
 and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
@@ -37,6 +38,7 @@ from benchmarks import (
     hardware,
     language,
     names,
+    quantisers,
     simspeed,
     streams,
     trained,
@@ -58,7 +60,8 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "paper", "demo", "figures",
+    "differential", "quantisers", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "paper", "demo",
+    "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -84,6 +87,8 @@ KNOWN_MODELS = tuple(
             bits.HERE,
             *PROCESSORS,
             *export.MODELS,
+            *quantisers.PACKAGES,
+            *quantisers.NETWORKS,
             "half",
         )
     )
@@ -302,6 +307,12 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
         "differential": differential,
+        "quantisers": lambda: quantisers.rows(
+            [name for name in models if name in quantisers.PACKAGES],
+            [name for name in models if name in quantisers.NETWORKS],
+            config,
+            say,
+        ),
         "superoptimise": lambda: superoptimised(options, folder, config, say),
         "four_bits": lambda: four_bits.rows(models, say),
         "bits": lambda: bits.rows(models, options.seconds, say),

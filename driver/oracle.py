@@ -37,14 +37,14 @@ def require() -> None:
 
 def session(
     model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True,
-    without: Sequence[str] = (),
+    without: Sequence[str] = (), exact: bool = False,
 ) -> Any:  # fmt: skip
     """An onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
     where its optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in
-    bytes; False is onnxruntime's default, and the model as it is. without: names of optimisations to leave out. Raises
-    MissingLibrary, OracleError.
+    bytes; False is onnxruntime's default, and the model as it is. without: names of optimisations to leave out. exact:
+    products of uint8 and int8 do not saturate on processors without VNNI. Raises MissingLibrary, OracleError.
     """
     require()
     import onnxruntime
@@ -52,6 +52,8 @@ def session(
     options = onnxruntime.SessionOptions()
     if int8:
         options.add_session_config_entry(INT8, "1")
+    if exact:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{_LEVELS.get(level, level)}")
     options.log_severity_level = 4
     options.intra_op_num_threads = threads

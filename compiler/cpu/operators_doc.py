@@ -30,6 +30,53 @@ NOT_MOVED = {
 }
 """Operators on bytes that the accelerator leaves to kernels, and why."""
 
+_ONNX = (
+    "Abs", "Add", "AveragePool", "BitCast", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv",
+    "ConvInteger", "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Floor", "Gather", "Gelu", "Gemm",
+    "GlobalAveragePool", "HardSigmoid", "Identity", "If", "InstanceNormalization", "LayerNormalization",
+    "LpNormalization", "MatMul", "MatMulInteger", "Max", "Mul", "Pow", "QLinearConv", "QLinearMatMul",
+    "QuantizeLinear", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Shape", "Slice",
+    "Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+)  # fmt: skip
+OF_QUANTISERS: dict[str, tuple[str, ...]] = {
+    "onnxruntime.quantization, neural-compressor, Olive, nncf": (
+        *_ONNX, "com.microsoft.DequantizeLinear", "com.microsoft.DynamicQuantizeLSTM",
+        "com.microsoft.GatherBlockQuantized", "com.microsoft.GroupQueryAttention", "com.microsoft.MatMulBnb4",
+        "com.microsoft.MatMulIntegerToFloat", "com.microsoft.MatMulNBits", "com.microsoft.QAttention",
+        "com.microsoft.QEmbedLayerNormalization", "com.microsoft.QGemm", "com.microsoft.QLinearAdd",
+        "com.microsoft.QLinearAveragePool", "com.microsoft.QLinearConcat", "com.microsoft.QLinearGlobalAveragePool",
+        "com.microsoft.QLinearLeakyRelu", "com.microsoft.QLinearMul", "com.microsoft.QLinearSigmoid",
+        "com.microsoft.QLinearSoftmax", "com.microsoft.QLinearWhere", "com.microsoft.QuantizeLinear",
+        "com.microsoft.SkipSimplifiedLayerNormalization",
+    ),
+    "Quark": (
+        "com.amd.quark.BFPQuantizeDequantize", "com.amd.quark.ExtendedDequantizeLinear",
+        "com.amd.quark.ExtendedInstanceNormalization", "com.amd.quark.ExtendedLSTM",
+        "com.amd.quark.ExtendedQuantizeLinear", "com.amd.quark.MXQuantizeDequantize", "com.vai.quantize.BFPFixNeuron",
+        "com.vai.quantize.FixNeuron", "com.vai.quantize.MXFixNeuron", "com.vai.quantize.VitisDequantizeLinear",
+        "com.vai.quantize.VitisInstanceNormalization", "com.vai.quantize.VitisLSTM",
+        "com.vai.quantize.VitisQuantizeLinear",
+    ),
+    "ModelOpt for TensorRT": (
+        "trt.DequantizeLinear", "trt.TRT_FP4DynamicQuantize", "trt.TRT_FP4QDQ", "trt.TRT_FP8DequantizeLinear",
+        "trt.TRT_FP8QuantizeLinear", "trt.TRT_INT4DequantizeLinear", "trt.TRT_INT4QuantizeLinear",
+        "trt.TRT_MXFP8DequantizeLinear", "trt.TRT_MXFP8DynamicQuantize",
+    ),
+    "brevitas as QONNX": tuple(
+        f"qonnx.custom_op.general.{name}" for name in ("BipolarQuant", "FloatQuant", "Quant", "QuantLSTMCell", "Trunc")
+    ),
+    "AIMET's simulation": ("aimet.customop.cpu.QcQuantizeOp",),
+}  # fmt: skip
+"""What quantisers write beside the operators of the network that they are given, by their sources."""
+
+
+def runs(operator: str) -> bool:
+    """Whether an operator of OF_QUANTISERS has an implementation."""
+    domain, _, name = operator.rpartition(".")
+    if domain not in ("", "com.microsoft"):
+        return (domain, name) in HOST
+    return name in OPS or operator in OPS or (domain, name) in HOST or ("", name) in HOST
+
 
 def _list(names: Iterable[str]) -> str:
     return textwrap.fill(", ".join(sorted(names)) + ".", 116, break_on_hyphens=False)
@@ -69,8 +116,10 @@ def operators_markdown() -> str:
         "ONNX defines them so, and the importer puts the definition in place.\n",
         _list(functions), "",
     ]  # fmt: skip
-    if missing:
-        parts += ["## Not yet\n", _list(missing), ""]
+    parts += ["## Not yet\n", _list(missing), ""]
+    for quantiser, operators in OF_QUANTISERS.items():
+        if missing := [name for name in operators if not runs(name)]:
+            parts += [f"Written by {quantiser}:\n", _list(missing), ""]
     return "\n".join(parts)
 
 

@@ -54,14 +54,14 @@ def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return int(math.prod(given[0]) * math.prod(given[1][1:]))
 
 
-@_counts("LSTM", "GRU", "RNN")
+@_counts("LSTM", "DynamicQuantizeLSTM", "GRU", "RNN")
 def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Of which each output may be left out."""
     x, kernels, again = given[:3]
     return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
 
 
-@_counts("MatMulNBits")
+@_counts("MatMulNBits", "MatMulBnb4")
 def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return int(math.prod(out) * attribute(node, "K"))
 

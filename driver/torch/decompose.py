@@ -18,6 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from celosia.driver.torch.fake_quantize import PAIRS
+
 aten = torch.ops.aten
 
 
@@ -169,7 +171,8 @@ def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> 
 
 
 def without_fused(program: ExportedProgram) -> ExportedProgram:
-    """`program` with the operators that FUSED ones stand for; itself where it has none."""
-    if not any(node.target in FUSED for node in program.graph.nodes):
+    """`program` with the operators that FUSED ones and fake quantisations stand for; itself where it has none."""
+    table = {**FUSED, **PAIRS}
+    if not any(node.target in table for node in program.graph.nodes):
         return program
-    return program.run_decompositions(FUSED)
+    return program.run_decompositions(table)

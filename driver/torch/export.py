@@ -31,6 +31,7 @@ from celosia.compiler.graph.specialise import why_fixed, without_free
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import without_fused
+from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settled
 from celosia.hw.config import Config
 
 NAMES = "pkg.torch.onnx.name_scopes"
@@ -193,7 +194,10 @@ def trace(
                 ".cpu() of both"
             )
     try:
-        with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():  # torch.export prints the graph
+        with (
+            quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad(),  # torch.export prints the graph
+            settled(module),
+        ):  # fmt: skip
             try:
                 return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
             except Exception as error:
@@ -201,6 +205,8 @@ def trace(
                     raise
                 _register_dataclasses(module(*arguments, **(kwargs or {})))
             return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    except UnsettledError as error:
+        raise TorchError(str(error)) from error
     except Exception as error:  # torch raises many classes
         why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
         raise ExportError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
@@ -259,6 +265,8 @@ def written(
             proto: onnx.ModelProto = made.model_proto
     except Exception as error:  # torch raises many classes
         for each in _causes(error):
+            if isinstance(each, UnsettledError):
+                raise TorchError(str(each).splitlines()[0]) from error  # torch adds where it was
             if found := UNKNOWN.search(str(each)):
                 raise UnknownOperator(found[2]) from error
         raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
@@ -395,6 +403,8 @@ def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
 
 def _is_quantisation(node: Node, kind: str) -> bool:
     namespace, name = node.target._schema.name.split("::")
+    if node.target in PAIRS:  # which are both
+        return True
     return namespace in ("quantized_decomposed", "torchao") and name.startswith(f"{kind}_")
 
 

@@ -86,6 +86,10 @@ CASES = [
          dict(K=40, N=6, bits=4, block_size=16), (1, 2)),
     Case("MatMulNBits", [f(3, 64), i8(6, 2, 16, dtype=np.uint8), f(12), i8(6, dtype=np.uint8)],
          dict(K=64, N=6, bits=4, block_size=32), (1, 2, 3)),
+    Case("MatMulBnb4", [f(2, 3, 40), i8(120, dtype=np.uint8), f(15)],
+         dict(K=40, N=6, block_size=16, quant_type=0), (1, 2)),
+    Case("MatMulBnb4", [f(3, 50), i8(175, dtype=np.uint8), f(6)], dict(K=50, N=7, block_size=64, quant_type=1), (1, 2)),
+    Case("MatMulBnb4", [f(50), i8(175, dtype=np.uint8), f(2)], dict(K=50, N=7, block_size=256, quant_type=1)),
     Case("MatMulIntegerToFloat", [i8(3, 8, dtype=np.uint8), i8(8, 5), s(0.1), f(5), z(9, np.uint8), None, f(5)]),
     Case("DynamicQuantizeMatMul", [f(3, 8), RNG.integers(-64, 64, (8, 5)).astype(np.int8), s(0.1), None, f(5)]),
     Case("MatMulInteger16", [i8(3, 4, dtype=np.int16), i8(4, 5, dtype=np.int16)], exact=True),
@@ -198,6 +202,18 @@ def test_weights_of_other_widths_are_refused() -> None:
         (Case("Attention", [f(1, 2, 6), f(6, 18), f(18)], dict(num_heads=3, do_rotary=1)), "attribute do_rotary"),
         (Case("Attention", [f(1, 2, 6), f(6, 18), f(18)], dict(num_heads=3, qkv_hidden_sizes=[6, 6, 9])), "6, 6, 9"),
         (Case("Attention", [f(1, 2, 6), f(6, 18), f(18), ids(2, 1, 1, 2, 2)], dict(num_heads=3)), "mask of shape"),
+        (
+            Case(
+                "MatMulBnb4", [f(1, 2, 32), i8(96, dtype=np.uint8), f(12)], dict(K=32, N=6, block_size=16, quant_type=2)
+            ),
+            "quant_type 2",
+        ),
+        (
+            Case(
+                "MatMulBnb4", [f(1, 2, 32), i8(95, dtype=np.uint8), f(12)], dict(K=32, N=6, block_size=16, quant_type=1)
+            ),
+            "95 uint8 .*; give 96 uint8 and 12 scales",
+        ),
         (Case("RotaryEmbedding", [f(1, 2, 8), np.array([0]), f(4, 4), f(4, 4)], dict(is_packed_batching=1)), "packed"),
         (Case("RotaryEmbedding", [f(1, 2, 9), np.array([0]), f(4, 4), f(4, 4)]), "heads of 8 elements"),
     ],
@@ -207,6 +223,30 @@ def test_what_is_refused(case: Case, why: str) -> None:
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", TensorProto.FLOAT, [1, 2, 6]))
     with pytest.raises(ModelError, match=why):
         celosia.compile(model)
+
+
+@pytest.mark.parametrize("kind, size", [(0, 16), (1, 64)])
+def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size: int) -> None:
+    """In float32, and in float16, which onnxruntime computes in float32."""
+    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_bnb4_quantizer").MatMulBnb4Quantizer
+    for dtype in (np.float32, np.float16):
+        weights = [numpy_helper.from_array(f(*shape).astype(dtype), n) for n, shape in (("a", (48, 9)), ("b", (9, 5)))]
+        name = {np.float32: "float", np.float16: "float16"}[dtype]
+        graph = onnx.parser.parse_graph(
+            f"g ({name}[3, 48] x) => ({name}[3, 5] y) {{ h = MatMul (x, a) y = MatMul (h, b) }}"
+        )
+        graph.initializer.extend(weights)
+        quantised = quantizer(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), kind, size
+        )
+        quantised.process()
+        model = quantised.model.model
+        assert [node.op_type for node in model.graph.node] == ["MatMulBnb4", "MatMulBnb4"]
+        feed = {"x": f(3, 48).astype(dtype)}
+        (expected,) = opened(model).run(None, feed)
+        found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+        share = 2e-3 if dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(found, expected, atol=share * np.abs(expected).max())
 
 
 def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,99 @@ def test_impossible_attributes(op: str, change: dict[str, Any], why: str) -> Non
         compile_op(op, change, shapes)
     with pytest.raises(Unsupported, match=r"where \[1, \d+, 5\] is meant"):
         compile_op(op, {}, [shapes[0], ((1, rows, 6), "float32"), shapes[2]])
+
+
+# Weights of bytes
+
+
+class DynamicLayer(Layer):
+    """A DynamicQuantizeLSTM as onnxruntime's quantiser writes it: weights turned, as bytes, by direction or column.
+    Those of int8 have 7 bits: with 8 onnxruntime saturates sums on processors without VNNI."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__("LSTM", seed)
+        self.op = "DynamicQuantizeLSTM"
+        self.inputs += [None] * (8 - len(self.inputs))
+        signed = self.coin()
+        for number in (1, 2):
+            weights, by_column = self.inputs[number], self.coin()
+            assert weights is not None
+            turned = weights.swapaxes(1, 2)
+            axes = 1 if by_column else (1, 2)
+            scales = (np.abs(turned).max(axes, keepdims=True) / (63 if signed else 127)).astype(np.float32)
+            zero = 0 if signed else int(self.rng.integers(100, 156))
+            kind = np.int8 if signed else np.uint8
+            limits = np.iinfo(kind)
+            self.inputs[number] = np.clip(np.round(turned / scales) + zero, limits.min, limits.max).astype(kind)
+            scales = scales.reshape(scales.shape[0], -1) if by_column else scales.reshape(-1)
+            self.inputs += [scales, np.full(scales.shape, zero, kind)]
+
+    def model(self, fed: int = 1) -> onnx.ModelProto:
+        model = super().model(fed)
+        model.graph.node[0].domain = "com.microsoft"
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        return model
+
+
+@pytest.mark.parametrize("seed", some(range(60), (0, 2, 4, 11)))
+def test_dynamically_quantised_weights_against_onnxruntime(seed: int) -> None:
+    """All directions, lengths, states, peepholes, activations; int8 and uint8, by direction and by column."""
+    layer = DynamicLayer(seed)
+    program = celosia.compile(layer.model(), accelerator=False)
+    assert not any(isinstance(step, HostStep) for step in program.steps)
+    close(list(Runtime(program).run({"i0": layer.inputs[0]}).outputs.values()), layer.expected())
+
+
+def test_dynamically_quantised_weights_that_are_fed() -> None:
+    layer = DynamicLayer(3)
+    present = {f"i{n}": array for n, array in enumerate(layer.inputs) if array is not None}
+    runtime = Runtime(celosia.compile(layer.model(fed=len(present)), accelerator=False))
+    close(list(runtime.run(present).outputs.values()), layer.expected())
+
+
+def test_dynamically_quantised_sequences_along_the_first_axis() -> None:
+    layer = DynamicLayer(5)
+    every, *last = layer.expected()
+    turned = layer.by_batch()
+    program = celosia.compile(turned.model(), accelerator=False)
+    expected = [every.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in last)]
+    close(list(Runtime(program).run({"i0": turned.inputs[0]}).outputs.values()), expected)
+
+
+@pytest.mark.parametrize(
+    "weights, per_channel",
+    some(
+        [("QInt8", False), ("QInt8", True), ("QUInt8", False), ("QUInt8", True)], [("QInt8", True), ("QUInt8", False)]
+    ),
+)
+def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel: bool, tmp_path: Path) -> None:
+    """An LSTM of two directions and a product behind it, by quantize_dynamic."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    rng = np.random.default_rng(8)
+    arrays = {
+        "w": rng.standard_normal((2, 48, 10)), "r": rng.standard_normal((2, 48, 12)), "b": rng.standard_normal((2, 96)),
+        "p": rng.standard_normal((12, 5)), "shape": np.array([6, 3, 24]), "v": rng.standard_normal((24, 5)),
+    }  # fmt: skip
+    text = """g (float[6, 3, 10] x) => (float[6, 3, 5] y, float[2, 3, 12] h) {
+        t, h, c = LSTM <hidden_size = 12, direction = "bidirectional"> (x, w, r, b)
+        u = Transpose <perm = [0, 2, 1, 3]> (t)
+        s = Reshape (u, shape)
+        y = MatMul (s, v)
+    }"""
+    graph = onnx.parser.parse_graph(text)
+    for name, array in arrays.items():
+        kind = np.int64 if name == "shape" else np.float32
+        graph.initializer.append(numpy_helper.from_array(array.astype(kind), name))
+    before, after = tmp_path / "float.onnx", tmp_path / "bytes.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), before)
+    kind = getattr(quantization.QuantType, weights)
+    quantization.quantize_dynamic(
+        before, after, weight_type=kind, per_channel=per_channel, reduce_range=weights == "QInt8"
+    )
+    assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(after).graph.node}
+    x = rng.standard_normal((6, 3, 10)).astype(np.float32)
+    found = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
+    close(list(found.values()), opened(after).run(None, {"x": x}))
 
 
 # Scans

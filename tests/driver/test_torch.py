@@ -546,3 +546,73 @@ def test_a_narrow_range_is_refused() -> None:
     module, x = network("conv")
     with pytest.raises(TorchError, match=r"quantize_per_tensor quantises to -127..127, .* to -128..127; let"):
         to_onnx(pt2e(module, x, quantizer), x)
+
+
+# Fake quantisation -------------------------------------------------------------------------------------------------
+
+
+class Fake(nn.Module):
+    """x through fake quantisation by a function of the test's."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function, self.scales = function, nn.Buffer(torch.tensor([0.05, 0.02, 0.03]))
+        self.zeros = nn.Buffer(torch.tensor([3, 0, -2], dtype=torch.int32))
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, torch.relu(x))
+
+
+FAKES: dict[str, Callable[[Any, Any], Any]] = {
+    "int8": lambda m, x: torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -128, 127),
+    "uint8": lambda m, x: torch.fake_quantize_per_tensor_affine(x, 0.05, 3, 0, 255),
+    "four-bits": lambda m, x: torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -8, 7),
+    "tensors": lambda m, x: torch.fake_quantize_per_tensor_affine(x, m.scales[:1], m.zeros[:1], -100, 100),
+    "channels": lambda m, x: torch.fake_quantize_per_channel_affine(x, m.scales, m.zeros, 1, -128, 127),
+    "seven-bits-of-channels": lambda m, x: torch.fake_quantize_per_channel_affine(x, m.scales, m.zeros, 1, 0, 127),
+}
+
+
+@pytest.mark.parametrize("name", some(FAKES, ("int8", "four-bits", "seven-bits-of-channels")))
+def test_fake_quantisation_in_a_module(name: str) -> None:
+    module, x = Fake(FAKES[name]).eval(), torch.randn(1, 3, 4, 4)
+    proto, program = exported(module, x)
+    (found,), (expected,) = run(program, x), oracle(proto, x)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, module(x).numpy(), atol=1e-6)
+
+
+def test_fake_quantisation_of_more_than_8_bits_says_what_to_do() -> None:
+    module = Fake(lambda m, x: torch.fake_quantize_per_tensor_affine(x, 0.001, 3, 0, 65535)).eval()
+    with pytest.raises(TorchError, match=r"fake quantisation to 0..65535 needs more than 8 bits; .*PT2E") as caught:
+        to_onnx(module, torch.randn(1, 3, 4, 4))
+    assert "\n" not in str(caught.value)
+
+
+def test_fake_quantize_submodules() -> None:
+    """Those of eager-mode training: with their observers on they name PT2E, with them off they run."""
+    from torch.ao.quantization import QuantStub, disable_observer, get_default_qat_qconfig, prepare_qat
+
+    torch.manual_seed(1)
+    module = nn.Sequential(QuantStub(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+    module.qconfig = get_default_qat_qconfig("fbgemm")
+    prepare_qat(module.train(), inplace=True)
+    x = torch.randn(1, 3, 8, 8)
+    module(x)
+    module.eval()
+    with pytest.raises(TorchError, match=r"FakeQuantize whose observer changes its scale; .*disable_observer.* PT2E"):
+        to_onnx(module, x)
+    module.apply(disable_observer)
+    before = dict(module.named_modules())
+    proto, program = exported(module, x)
+    assert dict(module.named_modules()) == before
+    (found,), (expected,) = run(program, x), oracle(proto, x)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=0.02 * np.abs(expected).max())
+
+
+def test_an_observer_is_named() -> None:
+    from torch.ao.quantization import MinMaxObserver
+
+    with pytest.raises(TorchError, match=r"1 is a MinMaxObserver that changes with what it sees; .*PT2E"):
+        to_onnx(nn.Sequential(nn.ReLU(), MinMaxObserver()).eval(), torch.randn(1, 3))

@@ -206,6 +206,43 @@ def _n_bits_complaint(node: Node, whole: bool) -> str:
     return "" if dims[-1:] == [inner] else f"K is {inner} and x {dims}; let x end in K"
 
 
+FLOATS_OF_4_BITS = (
+    (0, 5.208333333e-3, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4, 0, -5.208333333e-3, -2 / 3, -1, -1 / 3, -1 / 2, -1 / 6,
+     -1 / 4),
+    (-1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1),
+)  # fmt: skip
+"""What the codes 0 to 15 of bitsandbytes stand for, by `quant_type`: FP4, then NF4."""
+
+
+@op("MatMulBnb4", kind=Kind.OPAQUE, wide=True)
+def matmul_bnb4(node: Node) -> Tensor:
+    """x times w [N, K], two floats of 4 bits a byte, the high one first, by blocks of the flat matrix with their
+    largest magnitudes."""
+    x, packed, largest = (node.input(i) for i in range(3))
+    size, inner, n, kind = (int(node.attrs.get(name, 0)) for name in ("block_size", "K", "N", "quant_type"))
+    if kind not in (0, 1) or size not in (16, 32, 64, 128, 256) or not int(node.attrs.get("transB", 1)):
+        raise node.fail(
+            f"quant_type {kind}, block_size {size}, transB {node.attrs.get('transB', 1)}; give quant_type 0 or 1, "
+            "block_size 16, 32, 64, 128 or 256, and transB 1"
+        )
+    wanted = (-(-inner * n // 2), -(-inner * n // size))
+    if (packed.size, largest.size) != wanted or packed.dtype != "uint8" or x.shape[-1:] != (inner,):
+        raise node.fail(
+            f"{packed.size} {packed.dtype} and {largest.size} scales for x {list(x.shape)}, K {inner} and N {n}; give "
+            f"{wanted[0]} uint8 and {wanted[1]} scales, and let x end in K"
+        )
+    table = T.constant(np.array(FLOATS_OF_4_BITS[kind], np.float32), "floats")
+
+    def weight(k: Expr, j: Expr) -> Expr:
+        place = j * inner + k
+        byte = packed.flat(place // 2).astype(INDEX)
+        return table[select(T.equal(place % 2, 0), byte >> 4, byte & 15)] * largest.flat(place // size).astype(F32)
+
+    return apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
+
+
 @op("ConvTransposeWithDynamicPads", kind=Kind.OPAQUE)
 def conv_transpose_with_pads(node: Node) -> Tensor:
     """x, w, pads, bias."""

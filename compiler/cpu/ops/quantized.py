@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -84,15 +84,20 @@ def dequantize_linear(node: Node) -> Tensor:
     return T.compute(x.shape, body, "dequantize")
 
 
+def range_of_bytes(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of uint8 for the least range of x over `axes` that contains 0."""
+    low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
+    reach = T.compute(low.shape, lambda *i: T.maximum(high[i], 0) - T.minimum(low[i], 0), "reach")
+    scale = T.compute(low.shape, lambda *i: select(T.equal(reach[i], 0), 1, reach[i] / wrap(255.0, F32)), "scale")
+    zero = T.compute(low.shape, lambda *i: saturate(round_even(-T.minimum(low[i], 0) / scale[i]), "uint8"), "zero")
+    return scale, zero
+
+
 @op("DynamicQuantizeLinear", kind=Kind.OPAQUE)
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     """uint8, with the scale and zero point that the values need."""
     x = node.input(0)
-    axes = range(len(x.shape))
-    low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
-    reach = T.compute((), lambda: T.maximum(high[()], 0) - T.minimum(low[()], 0), "reach")
-    scale = T.compute((), lambda: select(T.equal(reach[()], 0), 1, reach[()] / wrap(255.0, F32)), "scale")
-    zero = T.compute((), lambda: saturate(round_even(-T.minimum(low[()], 0) / scale[()]), "uint8"), "zero")
+    scale, zero = range_of_bytes(x, range(len(x.shape)))
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
     return [y, scale, zero][: node.outputs]
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.elementwise import UNARY
+from celosia.compiler.cpu.ops.integer import Zero, matrix_product
 from celosia.compiler.cpu.ops.products import product
+from celosia.compiler.cpu.ops.quantized import quantize, range_of_bytes
 from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
 from celosia.compiler.program.host.activations import Activation, activations
@@ -44,15 +48,21 @@ def turned(x: Tensor, perm: Sequence[int]) -> Tensor:
 class _Layer:
     """x, weights of it [D, G * H, I] and of the state [D, G * H, H], biases of both [D, 2 * G * H], lengths [B],
     states [D, B, H]: D directions, G gates, I inputs, H elements of a state, B sequences.
+
+    Step t of the backward direction takes element `length - 1 - t` of its sequence, as in onnxruntime.
     """
+
+    inputs_first = False
+    """Whether weights lie as [D, I, G * H] and [D, H, G * H]."""
 
     def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
         self.node = node
         x, w, self.r = (node.input(i) for i in range(3))
+        self.x, self.w = x, w
         self.by_batch = bool(node.attrs.get("layout", 0))
         rows, columns, inputs = x.shape
         self.steps, self.batch = (columns, rows) if self.by_batch else (rows, columns)
-        self.directions, self.hidden = w.shape[0], self.r.shape[2]
+        self.directions, self.hidden = w.shape[0], self.r.shape[1 if self.inputs_first else 2]
         self.way = node.attrs.get("direction", "forward")
         if self.directions != 1 + (self.way == "bidirectional") or self.way not in (
             "forward",
@@ -64,8 +74,9 @@ class _Layer:
         self.lengths = node.input(4) if node.has(4) else None
         size, state = gates * self.hidden, (self.directions, self.batch, self.hidden)
         self.state = state
+        matrices = [(inputs, size), (self.hidden, size)]
         for tensor, shape in (
-            (w, (self.directions, size, inputs)), (self.r, (self.directions, size, self.hidden)),
+            *((t, (self.directions, *(m if self.inputs_first else m[::-1]))) for t, m in zip((w, self.r), matrices)),
             (self.bias, (self.directions, 2 * size)), (self.lengths, (self.batch,)),
         ):  # fmt: skip
             if tensor is not None and (tensor.shape != shape or not tensor.size):
@@ -73,9 +84,12 @@ class _Layer:
         if not x.size:
             raise node.fail(f"an input of shape {list(x.shape)} has no elements")
         self.functions = activations(node.attrs, functions, self.directions)
-        flat = reshaped(x, (rows * columns, inputs))
-        self.given = product(flat, w, transpose_b=True, finish=lambda acc, i: self._biased(acc, i[0], i[2], 0))
+        self.given = self.of_inputs(reshaped(x, (rows * columns, inputs)))
         """[D, sequences and steps as in x, G * H]."""
+
+    def of_inputs(self, flat: Tensor) -> Tensor:
+        """Products of all elements of all sequences [., I] and their weights."""
+        return product(flat, self.w, transpose_b=True, finish=lambda acc, i: self._biased(acc, i[0], i[2], 0))
 
     def _biased(self, value: Expr, d: Expr, n: Expr, first: int) -> Expr:
         return value if self.bias is None else value + self.bias[d, n + first]
@@ -101,16 +115,29 @@ class _Layer:
 
         return product(state, weights, finish=finish, fixed_b=True)
 
-    def time(self, t: Expr, d: Expr) -> Expr:
-        """The element of a sequence that step t of direction d takes, and the other way round."""
-        back = wrap(self.steps - 1, T.INDEX) - t
+    def of_state(self, t: Expr, state: Tensor) -> Tensor:
+        """Products of the state before step t and the weights of all gates: [D, B, G * H]."""
+        return self.recurrent(state, 0, self.r.shape[1] // self.hidden)
+
+    def time(self, t: Expr, d: Expr, b: Expr) -> Expr:
+        """The element of sequence b that step t of direction d takes, and the other way round; any one where the
+        sequence has no step t."""
+        last = wrap(self.steps - 1, T.INDEX)
+        if self.lengths is None:
+            back = last - t
+        else:
+            back = T.minimum(T.maximum(self.lengths[b].astype(T.INDEX) - 1 - t, 0), last)
         return t if self.way == "forward" else back if self.way == "reverse" else select(d < 1, t, back)
 
     def gate(self, number: int, t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
         """What the input brings to a gate."""
-        time = self.time(t, d)
+        time = self.time(t, d, b)
         row = b * self.steps + time if self.by_batch else time * self.batch + b
         return self.given[d, row, j + number * self.hidden]
+
+    def late_bias(self, x: Expr, d: Expr, n: Expr) -> Expr:
+        """x with those biases of a row n of the weights that the products lack."""
+        return x
 
     def apply(self, number: int, d: Expr, x: Expr, within: bool = True) -> Expr:
         """Activation function `number` of direction d, of x within the attribute `clip`."""
@@ -121,19 +148,17 @@ class _Layer:
             return first
         return select(d < 1, first, others[0])
 
-    def alive(self, t: Expr, d: Expr, b: Expr, new: Expr, old: Expr) -> Expr:
+    def alive(self, t: Expr, b: Expr, new: Expr, old: Expr) -> Expr:
         """`new` where the sequence has step t, else `old`."""
-        if self.lengths is None:
-            return new
-        return select(self.time(t, d) < self.lengths[b].astype(T.INDEX), new, old)
+        return new if self.lengths is None else select(t < self.lengths[b].astype(T.INDEX), new, old)
 
     def outputs(self, initial: Sequence[Tensor], step: Callable[[Expr, States], Sequence[Tensor]]) -> list[Tensor]:
         """The first state after each step, 0 beyond a sequence's end, and the last of all states."""
         states = T.scan(self.steps, initial, step, "states")
 
         def after(t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
-            value = states[0, self.time(t, d) + 1, d, b, j]
-            return self.alive(self.time(t, d), d, b, value, wrap(0, value.dtype))
+            value = states[0, self.time(t, d, b) + 1, d, b, j]
+            return self.alive(t, b, value, wrap(0, value.dtype))
 
         every = T.compute((self.steps, *self.state), after, "states_after")
         last = [self._last(states, number) for number in range(len(initial))]
@@ -161,7 +186,7 @@ def rnn(node: Node) -> list[Tensor]:
 
         def new(d: Expr, b: Expr, j: Expr) -> Expr:
             value = layer.apply(0, d, layer.gate(0, t, d, b, j) + given[d, b, j])
-            return layer.alive(t, d, b, value, old[d, b, j])
+            return layer.alive(t, b, value, old[d, b, j])
 
         return [T.compute(layer.state, new, "h")]
 
@@ -189,43 +214,134 @@ def gru(node: Node) -> list[Tensor]:
             inner = gate(1, d, b, j) * own[d, b, j + 2 * hidden] if after else product_of_reset[d, b, j]
             z = gate(0, d, b, j)
             value = (wrap(1, z.dtype) - z) * layer.apply(1, d, layer.gate(2, t, d, b, j) + inner) + z * old[d, b, j]
-            return layer.alive(t, d, b, value, old[d, b, j])
+            return layer.alive(t, b, value, old[d, b, j])
 
         return [T.compute(layer.state, new, "h")]
 
     return layer.outputs([layer.initial(5)], step)
 
 
-@op("LSTM", kind=Kind.COMPLEX, wide=True, heavy=True)
+class _DynamicLayer(_Layer):
+    """A layer whose weights are bytes [D, I, G * H] and [D, H, G * H] with scales and zero points (inputs 8 to 11) of a
+    direction or of each of its columns. Inputs are quantised by their range, states by theirs at each step.
+
+    All is rounded as in onnxruntime on one thread: a range is that of a direction over all sequences, inputs beyond
+    the longest sequence and states behind the end of one are zeros, and biases are added last, as one sum.
+    """
+
+    inputs_first = True
+
+    def of_inputs(self, flat: Tensor) -> Tensor:
+        x, lengths = self.x, self.lengths
+        seen = x
+        if lengths is not None:
+            b = T.reduce_axis(self.batch, "b")
+            longest = T.compute((), lambda: T.max(lengths[b], b), "longest")
+            along = 1 if self.by_batch else 0
+
+            def element(*i: Expr) -> Expr:
+                return select(i[along] < longest[()].astype(T.INDEX), x[i], wrap(0, x.dtype))
+
+            seen = T.compute(x.shape, element, "seen")
+        whole = reshaped(seen, (1, *flat.shape))
+        return self._product(whole, reshaped(flat, whole.shape), self.w, 8)
+
+    def of_state(self, t: Expr, state: Tensor) -> Tensor:
+        lengths = self.lengths
+        if lengths is not None:
+            old = state
+
+            def element(d: Expr, b: Expr, j: Expr) -> Expr:
+                return select(t <= lengths[b].astype(T.INDEX), old[d, b, j], wrap(0, old.dtype))
+
+            state = T.compute(old.shape, element, "seen")
+        return self._product(state, state, self.r, 10)
+
+    def _product(self, seen: Tensor, x: Tensor, w: Tensor, first: int) -> Tensor:
+        """x [D or 1, ., K], quantised by the range of `seen` in each direction, times w [D, K, N] with its scales
+        (input `first`) and zero points."""
+        scales, zeros, inner = self.node.input(first), self._zeros(first + 1, w), x.shape[2]
+        scale, zero = range_of_bytes(seen, (1, 2))
+        quantised = T.compute(x.shape, lambda d, m, k: quantize(x[d, m, k], scale[d], zero[d], "uint8"), "quantised")
+        k = T.reduce_axis(inner, "k")
+        columns = T.compute(
+            (self.directions, w.shape[2]), lambda d, n: T.sum(_signed(w[d, k, n]).astype("int32"), k), "columns"
+        )
+        r = T.reduce_axis(inner, "r")
+        rows = T.compute(x.shape[:2], lambda d, m: T.sum(quantised[d, m, r].astype("int32"), r), "rows")
+        by_column = scales.shape == columns.shape
+        if not by_column and scales.shape != (self.directions,):
+            raise self.node.fail(f"scales of {list(scales.shape)}; give {[self.directions]} or {list(columns.shape)}")
+
+        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+            d, m, n = i
+            own = wrap(0, T.INDEX) if x.shape[0] == 1 else d
+            z = zero[own].astype("int32")
+            acc = acc - z * columns[d, n]
+            if zeros is not None:
+                acc = acc - zeros[d] * (rows[own, m] - z * inner)
+            return acc.astype("float32") * (scale[own] * (scales[d, n] if by_column else scales[d]))
+
+        nothing = Zero(lambda n: wrap(0, "int32"), none=True)
+        return matrix_product(quantised, w, wrap(0, "int32"), nothing, finish)
+
+    def _zeros(self, number: int, w: Tensor) -> Tensor | None:
+        """The zero point of each direction among int8, None where it is 0: onnxruntime has one for all columns."""
+        tensor, value = self.node.input(number), self.node.values[number]
+        if tensor.shape[:1] != (self.directions,) or tensor.dtype != w.dtype:
+            raise self.node.fail(
+                f"zero points are {tensor.dtype}{list(tensor.shape)}; give {w.dtype} for {self.directions} directions"
+            )
+        if value is not None:
+            if (value.reshape(self.directions, -1) != value.reshape(self.directions, -1)[:, :1]).any():
+                raise self.node.fail("zero points of a direction differ; let them be one for all columns")
+            if w.dtype == "int8" and not np.any(value):
+                return None
+        return T.compute(
+            (self.directions,),
+            lambda d: _signed(tensor.flat(d * (tensor.size // self.directions))).astype("int32"), "zeros",
+        )  # fmt: skip
+
+    def late_bias(self, x: Expr, d: Expr, n: Expr) -> Expr:
+        return x if self.bias is None else x + (self.bias[d, n] + self.bias[d, n + self.r.shape[2]])
+
+
+def _signed(byte: Expr) -> Expr:
+    return byte.astype("int8") ^ -128 if byte.dtype == "uint8" else byte
+
+
+@op("LSTM", "DynamicQuantizeLSTM", kind=Kind.COMPLEX, wide=True, heavy=True)
 def lstm(node: Node) -> list[Tensor]:
     """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
-    onnxruntime, not the cell that comes out."""
-    layer, coupled = _Layer(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
+    onnxruntime, not the cell that comes out. DynamicQuantizeLSTM (com.microsoft): its weights are bytes."""
+    kind = _Layer if node.op == "LSTM" else _DynamicLayer
+    layer, coupled = kind(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
     hidden, peepholes = layer.hidden, node.input(7) if node.has(7) else None
     if peepholes is not None and peepholes.shape != (layer.directions, 3 * hidden):
         raise node.fail(f"peepholes of {list(peepholes.shape)}")
 
     def step(t: Expr, states: States) -> list[Tensor]:
         old, cell = states
-        own = layer.recurrent(old, 0, 4)
+        own = layer.of_state(t, old)
 
         def gate(number: int, cells: Tensor | None, d: Expr, b: Expr, j: Expr) -> Expr:
             value = layer.gate(number, t, d, b, j) + own[d, b, j + number * hidden]
             if peepholes is not None and cells is not None:
                 value = value + peepholes[d, j + number * hidden] * cells[d, b, j]
+            value = layer.late_bias(value, d, j + number * hidden)
             return layer.apply(0 if cells is not None else 1, d, value)
 
         def cell_after(d: Expr, b: Expr, j: Expr) -> Expr:
             enter = gate(0, cell, d, b, j)
             forget = wrap(1, enter.dtype) - enter if coupled else gate(2, cell, d, b, j)
             value = forget * cell[d, b, j] + enter * gate(3, None, d, b, j)
-            return layer.alive(t, d, b, value, cell[d, b, j])
+            return layer.alive(t, b, value, cell[d, b, j])
 
         new_cell = T.compute(layer.state, cell_after, "c")
 
         def new(d: Expr, b: Expr, j: Expr) -> Expr:
             value = gate(1, new_cell, d, b, j) * layer.apply(2, d, new_cell[d, b, j], within=False)
-            return layer.alive(t, d, b, value, old[d, b, j])
+            return layer.alive(t, b, value, old[d, b, j])
 
         return [T.compute(layer.state, new, "h"), new_cell]
 

@@ -1,0 +1,118 @@
+"""Fake quantisation, which rounds floats to a grid and leaves them floats, as pairs of quantise and dequantise.
+
+`torch.fake_quantize_*` in a module becomes such pairs. A FakeQuantize submodule of `torch.ao.quantization` is one such
+call while its observer is off; with an observer that is on, the grid is no constant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import FakeQuantize, FakeQuantizeBase, ObserverBase
+
+aten = torch.ops.aten
+ADVICE = (
+    "quantise with torchao's PT2E: prepare_pt2e or prepare_qat_pt2e with celosia.driver.torch.quantizer's "
+    "CelosiaQuantizer, then convert_pt2e"
+)
+
+
+class UnsettledError(ValueError):
+    """Fake quantisation that is no pair of quantise and dequantise; one sentence with the way out."""
+
+
+def _within(low: int, high: int, bounded: Callable[[int, int], Tensor]) -> Tensor:
+    """Fake quantisation to low..high by bounded(limits of int8 or uint8), whose input is within the narrower range
+    already. NotImplemented, which leaves an operator as it is, where these are its limits. UnsettledError for others.
+    """
+    for kind in (torch.int8, torch.uint8):
+        info = torch.iinfo(kind)
+        if (low, high) == (info.min, info.max):
+            return NotImplemented
+        if info.min <= low and high <= info.max:
+            return bounded(info.min, info.max)
+    raise UnsettledError(f"fake quantisation to {low}..{high} needs more than 8 bits; {ADVICE}")
+
+
+def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
+    """torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
+
+    def bounded(low: int, high: int) -> Tensor:
+        kept = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
+        return torch.fake_quantize_per_tensor_affine(kept, scale, zero_point, low, high)
+
+    return _within(quant_min, quant_max, bounded)
+
+
+def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Tensor:
+    """torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
+
+    def bounded(low: int, high: int) -> Tensor:
+        along = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
+        ends = ((end - zero_point).mul(scale).reshape(along) for end in (quant_min, quant_max))
+        return torch.fake_quantize_per_channel_affine(torch.clamp(x, *ends), scale, zero_point, axis, low, high)
+
+    return _within(quant_min, quant_max, bounded)
+
+
+PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.fake_quantize_per_tensor_affine.default: per_tensor,
+    aten.fake_quantize_per_tensor_affine.tensor_qparams: per_tensor,
+    aten.fake_quantize_per_channel_affine.default: per_channel,
+}
+"""What each operator of PyTorch becomes where torch.onnx does not know its range."""
+
+
+class _Settled(nn.Module):  # type: ignore[misc]
+    """What a FakeQuantize does while its observer is off."""
+
+    def __init__(self, fake: FakeQuantize) -> None:
+        super().__init__()
+        self.low, self.high, self.axis = int(fake.quant_min), int(fake.quant_max), int(fake.ch_axis)
+        self.by_channel = bool(fake.is_per_channel)
+        self.scale = nn.Buffer(fake.scale.detach().clone())
+        self.zero_point = nn.Buffer(fake.zero_point.detach().to(torch.int32))
+        self.number, self.zero = float(self.scale.flatten()[0]), int(self.zero_point.flatten()[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by_channel:
+            grid = self.scale, self.zero_point, self.axis
+            return torch.fake_quantize_per_channel_affine(x, *grid, self.low, self.high)
+        return torch.fake_quantize_per_tensor_affine(x, self.number, self.zero, self.low, self.high)
+
+
+@contextlib.contextmanager
+def settled(module: nn.Module) -> Iterator[None]:
+    """Within, FakeQuantize submodules of `module` whose observers are off are fixed. UnsettledError for those that
+    observe, and for observers."""
+    parts = {path: part for path, part in module.named_modules() if isinstance(part, (FakeQuantizeBase, ObserverBase))}
+    inside = {
+        id(observer) for part in parts.values() if isinstance(part, FakeQuantizeBase) for observer in part.modules()
+        if observer is not part
+    }  # fmt: skip
+    parts = {path: part for path, part in parts.items() if id(part) not in inside}
+    for path, part in parts.items():
+        if why := _complaint(part):
+            raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {why}, or {ADVICE}")
+    try:
+        for path, part in parts.items():
+            module.set_submodule(path, _Settled(part) if bool(part.fake_quant_enabled[0]) else nn.Identity())
+        yield
+    finally:
+        for path, part in parts.items():
+            module.set_submodule(path, part)
+
+
+def _complaint(part: nn.Module) -> str:
+    """Why a submodule cannot be fixed; "" where it can."""
+    if isinstance(part, ObserverBase):
+        return "that changes with what it sees; remove it"
+    if not isinstance(part, FakeQuantize) or part.scale.dim() > 1 or part.scale.dtype != torch.float32:
+        return "that rounds in its own way; take torch.ao.quantization's, with float32 scales of a tensor or channels"
+    if bool(part.observer_enabled[0]):
+        return "whose observer changes its scale; call apply(torch.ao.quantization.disable_observer)"
+    return ""
