@@ -9,22 +9,32 @@ DEEPEST = 100
 """Lists and objects inside each other: what goes through a value may call itself for each."""
 MOST_DIGITS = 40
 """Of a whole number: more fit neither a float nor a message."""
+MOST_VALUES = 2_000_000
+"""Values of one JSON text. Python takes up to 250 bytes for one of three characters: this bounds a text to 500 MB."""
 TOO_DEEP = "its lists and tables are too deep inside each other"
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError where it is none, nests too deep, has a number that is too large, or text
-    with halves of characters, which no file and no terminal takes.
+    """The value of a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that is
+    too large, or text with halves of characters, which no file and no terminal takes.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
+    require_few_values(text)
     try:
         value = json.loads(text, parse_int=_whole)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check(value)
     return value
+
+
+def require_few_values(text: str | bytes) -> None:
+    """ValueError where a JSON text may hold more than MOST_VALUES values, before any memory is taken for them."""
+    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(text.count(mark) for mark in marks) > MOST_VALUES:  # type: ignore[arg-type]
+        raise ValueError(f"it holds more than {MOST_VALUES} values")
 
 
 def from_toml(text: str) -> dict[str, Any]:
