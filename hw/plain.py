@@ -15,8 +15,8 @@ TOO_DEEP = "its lists and tables are too deep inside each other"
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that is
-    too large, or text with halves of characters, which no file and no terminal takes.
+    """The value of a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that
+    is too large, or text with halves of characters, which no file and no terminal takes.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
