@@ -15,7 +15,7 @@ import amaranth
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
-from celosia.cache import cache_folder, tool_environment, used, writing
+from celosia.cache import cache_folder, require_own, tool_environment, used, writing
 from celosia.garbage import seldom_collected
 from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
@@ -112,6 +112,7 @@ def verilog(
     kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
     kind += f"-{blocks.dsp.value}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
+    require_own(path)
     if path.exists():
         used(path)
         return path.read_text(encoding="utf-8")
