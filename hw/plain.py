@@ -121,3 +121,31 @@ def printable(text: str) -> str:
 def lines(text: str) -> str:
     """`printable` for a text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+LONGEST = 1000
+"""Characters of an error: a model, a file or a board may hold names of any length, which errors quote."""
+
+
+def shortened(text: str) -> str:
+    """`text` without its middle where it is long."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+class Sentence(Exception):
+    """An error whose message is one line of bounded length, which any terminal shows and none obeys.
+
+    >>> str(Sentence("no input 'a\\x1b[1m'")), len(str(Sentence("x" * 10**6)))
+    ("no input 'a\\\\x1b[1m'", 1005)
+    """
+
+    def __str__(self) -> str:
+        return shortened(printable(super().__str__()))
+
+
+class Sentences(Exception):
+    """As `Sentence`, of several lines: the output of a tool."""
+
+    def __str__(self) -> str:
+        return shortened(lines(super().__str__()))

@@ -19,6 +19,7 @@ from celosia.cache import cache_folder, require_own, tool_environment, used, wri
 from celosia.garbage import seldom_collected
 from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
+from celosia.hw.plain import Sentences
 from celosia.hw.sources import sources_digest
 
 TOP = "celosia_top"
@@ -29,7 +30,7 @@ _CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*
 """Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
 
 
-class VerilogError(RuntimeError):
+class VerilogError(Sentences, RuntimeError):
     """Yosys, which writes the Verilog, is missing or failed; the message is its own, and what to do."""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from celosia.cache import cache_folder, locked, make_folder, require_own, shrink, used, writing
 from celosia.hw.config import Config
-from celosia.hw.plain import printable
+from celosia.hw.plain import Sentences, printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
 from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
@@ -50,7 +50,7 @@ RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
 
-class BuildError(RuntimeError):
+class BuildError(Sentences, RuntimeError):
     """The simulator could not be built; the message names the tool and what to do."""
 
 

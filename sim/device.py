@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
+from celosia.hw.plain import Sentence
 from celosia.hw.regs import COUNTERS
 
 UNITS = frozenset(unit.name.lower() for unit in Unit)
 
 
-class DeviceError(RuntimeError):
+class DeviceError(Sentence, RuntimeError):
     """A run that ended in an error status, or did not end in time; the message says which instruction and why."""
 
 

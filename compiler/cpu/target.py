@@ -16,10 +16,11 @@ import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
 from celosia.hw.config import did_you_mean
+from celosia.hw.plain import Sentence
 from celosia.sim.boards import BOARDS, find_board, is_file
 
 
-class TargetError(ValueError):
+class TargetError(Sentence, ValueError):
     """A target that there is not; the message names those that there are."""
 
 

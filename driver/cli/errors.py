@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from celosia.hw.plain import lines, printable
+from celosia.hw.plain import lines, printable, shortened
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
@@ -145,7 +145,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             code, sentence = explained(error)
-            text = lines(sentence) if code == NO_TOOL else printable(sentence)  # a tool's own output has lines
+            text = shortened(lines(sentence) if code == NO_TOOL else printable(sentence))  # a tool's output has lines
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 

@@ -36,7 +36,7 @@ from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest
-from celosia.hw.plain import brief, from_json, printable
+from celosia.hw.plain import Sentence, brief, from_json, printable
 from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {
@@ -51,7 +51,7 @@ TIMES = ("compile", "build", "run", "cpu")
 """Seconds that a report has."""
 
 
-class AnswerError(ValueError):
+class AnswerError(Sentence, ValueError):
     """A message that is none; one sentence that says why."""
 
 

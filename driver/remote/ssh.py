@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote.channel import Channel
-from celosia.hw.plain import printable
+from celosia.hw.plain import Sentence, printable
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15
@@ -24,7 +24,7 @@ SIGKILL, SIGBUS = 9, 7
 UNREACHABLE = "timed out", "Connection refused", "No route", "unreachable", "resolve hostname"
 
 
-class SshError(RuntimeError):
+class SshError(Sentence, RuntimeError):
     """The other machine cannot be reached, refuses, or has gone; the message says which, and the way out."""
 
 

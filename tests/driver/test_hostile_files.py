@@ -22,12 +22,15 @@ from thorough import some
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.program import ProgramError
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
+from celosia.driver.cli.errors import _sentences
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
+from celosia.driver.oracle import MissingLibrary
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import from_json
+from celosia.hw.plain import Sentence, Sentences, from_json
 from celosia.sim.boards import find_board
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -369,6 +372,27 @@ def is_harmless(text: str, what: object = "") -> None:
     found = {char for char in text if not char.isprintable() and char != "\n"}
     assert not found, (what, found)
     assert "\nend" not in text and ("owned" not in text or "[bold]" in "".join(text.split())), what
+
+
+def test_errors_of_the_api_are_bounded_and_escaped(tmp_path: Path) -> None:
+    """Every error that the command explains in a sentence, and some on their way."""
+    hostile = "\x1b]0;owned\x07\u202e\r\n" * 1000
+    kinds = [kind for classes in _sentences().values() for kind in classes]
+    for kind in kinds:
+        if issubclass(kind, Sentence | Sentences):
+            said = str(kind(hostile))
+            assert len(said) < 1100 and all(char.isprintable() or char == "\n" for char in said), kind
+            assert issubclass(kind, Sentences) or said.isprintable(), kind
+    assert [kind for kind in kinds if not issubclass(kind, Sentence | Sentences | ImportError | MissingLibrary)] == []
+    model = quantised()
+    model.graph.node[0].op_type = hostile
+    with pytest.raises(ModelError) as unknown:
+        celosia.compile(model, "tiny")
+    with pytest.raises(InputError) as missing:
+        celosia.Runtime(celosia.compile(quantised(), "tiny")).run({hostile: np.zeros(1)})
+    for found in (unknown, missing):
+        assert str(found.value).isprintable() and len(str(found.value)) < 1100
+        assert "owned" in str(found.value)
 
 
 def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
