@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli import bitstream
-from celosia.driver.cli.boards import deploy, flash
+from celosia.driver.cli.boards import deploy, flash, rehearse
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.cutting import cut
 from celosia.driver.cli.errors import EXIT_CODES, Commands
@@ -54,7 +54,7 @@ def celosia(
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
 made = configs, boards, sweep, explore, tune, verilog, cache
-used = run, generate, compare, deploy, export, flash, inspect, report, quantize, optimise, cut
+used = run, generate, compare, deploy, export, flash, rehearse, inspect, report, quantize, optimise, cut
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)
 
