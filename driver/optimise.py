@@ -64,6 +64,11 @@ def optimise(
     What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
     no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
 
+    >>> import celosia
+    >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
+    >>> found.report["cycles_after"] <= found.report["cycles_before"]
+    True
+
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
     """

@@ -102,13 +102,22 @@ def _way_out(what: str) -> str:
 
 
 def verilog(
-    cfg: Config, simulation: bool = False, flat: bool = False, modelled: bool = False, blocks: Blocks | None = None
+    cfg: Config | str | Path,
+    simulation: bool = False,
+    flat: bool = False,
+    modelled: bool = False,
+    blocks: Blocks | None = None,
 ) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
 
     simulation, flat: see `convert`. modelled: for the platform `Modelled`, without what the array computes. blocks: for
     a device that has these, whose modules are not in it.
+
+    >>> import celosia
+    >>> "module celosia_top" in celosia.verilog("tiny")
+    True
     """
+    cfg = Config.load(cfg)
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
     kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
     kind += f"-{blocks.dsp.value}" if blocks else ""

@@ -124,6 +124,17 @@ def find_target(name: str) -> Target:
     return next(each for each in TARGETS.values() if each.machine == machine)
 
 
+SIMULATED = Target(
+    16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("-target", "x86_64-linux-gnu.2.28")
+)
+"""Of boards that are simulated on this machine (driver/rehearse.py)."""
+
+
+def target_for(machine: str) -> Target | None:
+    """The target for processors that `platform.machine()` calls so; None where there is none."""
+    return next((each for each in (*TARGETS.values(), SIMULATED) if each.machine == machine), None)
+
+
 @functools.cache
 def this_processor() -> Target:
     """The one that this process runs on."""

@@ -10,7 +10,7 @@ from celosia.driver.cli import bitstream
 from celosia.driver.cli.boards import deploy, flash, rehearse
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.cutting import cut
-from celosia.driver.cli.errors import EXIT_CODES, Commands
+from celosia.driver.cli.errors import EXIT_CODES, Commands, end_output
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.exporting import export
 from celosia.driver.cli.generating import generate
@@ -64,4 +64,7 @@ def main() -> None:
     from celosia.sim.patience import end_on_sigterm
 
     end_on_sigterm()
-    app()
+    try:
+        app()
+    finally:
+        end_output()

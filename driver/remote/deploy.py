@@ -27,7 +27,7 @@ from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import Channel, Silence
 from celosia.driver.remote.runner import File, runner
 from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
-from celosia.driver.remote.ssh import Connection, SshError
+from celosia.driver.remote.ssh import Connection, SshError, connected
 from celosia.driver.run.report import report_of
 from celosia.driver.run.result import Result
 from celosia.driver.run.stream import Futures, Results
@@ -70,9 +70,9 @@ def program_file(program: Program) -> File:
 def relinked(program: Program) -> Program:
     """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
-    from celosia.compiler.cpu.target import TARGETS, compiling_for
+    from celosia.compiler.cpu.target import compiling_for, target_for
 
-    target = next((each for each in TARGETS.values() if each.machine == program.machine), None)
+    target = target_for(program.machine)
     if target is None:
         raise ProgramError(f"nothing here compiles for {program.machine!r} processors; compile the model with --target")
     with compiling_for(target), reading(program.name, ProgramError, "has kernels that cannot be compiled of loops"):
@@ -290,6 +290,24 @@ def require(board: RemoteBoard, program: Program, device: str, name: str) -> Non
     found = complaints(board, program, device)
     if found:
         raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
+
+
+def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
+    """Put `program` and what runs it on the board `host`, USER@BOARD as ssh knows it; returns what the board is.
+
+    SshError, ProgramError: also where the board lacks something to run it.
+
+    >>> import celosia
+    >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
+    '3.0.1'
+    """
+    with connected(host) as connection:
+        remote = Remote(connection, sudo=sudo)
+        files = runner(), program_file(program)
+        board = remote.status(*files)
+        remote.install(board, *files)
+        require(board, program, "board", host)
+        return board
 
 
 def run(

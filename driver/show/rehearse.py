@@ -20,7 +20,5 @@ def steps(found: Rehearsal) -> Iterator[RenderableType]:
         add_row(table, step.name, f"{step.seconds:.1f}", step.said, step.needs)
     yield table
     yield Text("")
-    yield Text(printable(
-        f"Not rehearsed: the login by ssh, Vivado, and the time that {found.board.machine} takes. Next: celosia bitstream "
-        f"project --board {name}; docs/board.md has every step."
-    ))  # fmt: skip
+    left_out = f"Not rehearsed: the login by ssh, Vivado, and the time that {found.board.machine} takes."
+    yield Text(printable(f"{left_out} Next: celosia bitstream project --board {name}; docs/board.md has every step."))

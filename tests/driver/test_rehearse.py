@@ -17,6 +17,7 @@ from celosia.driver.cli.errors import DIFFERS
 from celosia.driver.rehearse import rehearse
 from celosia.hw.config import PRESETS
 from celosia.sim.boards import BOARDS
+from celosia.sim.device import DeviceError
 
 STEPS = ["compile", "connect", "deploy", "flash", "run", "compare"]
 
@@ -58,12 +59,12 @@ def test_the_board_is_that_of_the_deployment(model: Path) -> None:
     x = {"input_1": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsing.deploy, "flash", lambda *args: 100.0)
-        with pytest.raises(celosia.DeviceError, match="no bitstream is loaded"):
+        with pytest.raises(DeviceError, match="no bitstream is loaded"):
             rehearse(model, BOARDS["pynq-z2"], x, PRESETS["tiny"])
     sound = rehearsing.bitstream
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsing, "bitstream", lambda folder, board, config: sound(folder, board, PRESETS["pynq"]))
-        with pytest.raises(celosia.DeviceError, match="the accelerator on the board has Config"):
+        with pytest.raises(DeviceError, match="the accelerator on the board has Config"):
             rehearse(model, BOARDS["pynq-z2"], x, PRESETS["tiny"])
 
 
