@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import types
@@ -176,3 +178,44 @@ def test_the_estimate_comes_before_the_count(monkeypatch: pytest.MonkeyPatch, tm
     said = " ".join(call("bitstream", "report", "--board", "pynq-z2", "--config", "tiny").split())
     assert order and said.index("tiny on pynq-z2, by the model") < said.index("tiny on pynq-z2 (xc7z020), Yosys")
     assert "by the model" not in call("bitstream", "report", "--board", "pynq-z2", "--config", "tiny", "--json")
+
+
+# Spelling -----------------------------------------------------------------------------------------------------------
+
+OTHERS = re.compile(r"(?i)\b(?:re|de)?quantiz\w*|\b\w*utilizat\w*|\boptimiz\w*")
+CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|\[[\w./]+\]|https?://\S+", re.DOTALL)
+NAMES = re.compile(
+    r"\b[\w.]*(?:[A-Z][a-z0-9]+[A-Z]|_)\w*|\b\w+(?:\.\w+)+|celosia quantize|\$ ?quantize|celosia\[quantize\]"
+)
+
+
+def otherwise_spelt(text: str) -> list[str]:
+    """Words of prose that are spelt as in American English; names, code and addresses are not asked."""
+    return OTHERS.findall(NAMES.sub("", CODE.sub("", text)))
+
+
+def test_one_spelling_in_pages_and_help() -> None:
+    planted = (
+        "It optimizes `optimize` (onnxruntime.quantization, QuantizeLinear, y_quantized): a quantizer's utilization."
+    )
+    assert otherwise_spelt(planted) == ["optimizes", "quantizer", "utilization"]
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        assert otherwise_spelt(page.read_text(encoding="utf-8")) == [], page.name
+    import typer
+
+    group = typer.main.get_command(app)
+    for name, each in group.commands.items():  # type: ignore[attr-defined]
+        texts = [each.help or "", *(getattr(option, "help", None) or "" for option in each.params)]
+        assert otherwise_spelt("\n".join(texts)) == [], name
+
+
+def test_one_spelling_in_messages() -> None:
+    """Sentences in the sources that are no docstrings, which name fields: texts with at least four words."""
+    for folder in ("bitstreams", "compiler", "driver", "hw", "sim"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            own = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own
+                if is_text and len(node.value.split()) > 3:
+                    assert otherwise_spelt(node.value) == [], (path.name, node.lineno)
