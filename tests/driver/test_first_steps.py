@@ -183,7 +183,7 @@ def test_the_estimate_comes_before_the_count(monkeypatch: pytest.MonkeyPatch, tm
 # Spelling -----------------------------------------------------------------------------------------------------------
 
 OTHERS = re.compile(r"(?i)\b(?:re|de)?quantiz\w*|\b\w*utilizat\w*|\boptimiz\w*")
-CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|\[[\w./]+\]|https?://\S+", re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`]*`|\[[\w./]+\](?:\([^)]*\))?|\]\([^)]*\)|https?://\S+", re.DOTALL)
 NAMES = re.compile(
     r"\b[\w.]*(?:[A-Z][a-z0-9]+[A-Z]|_)\w*|\b\w+(?:\.\w+)+|celosia quantize|\$ ?quantize|celosia\[quantize\]"
 )
