@@ -109,7 +109,7 @@ def bitstream(folder: Path, board: Board, config: Config) -> Path:
 
 
 @dataclass(frozen=True)
-class Step:
+class RehearsalStep:
     """One step of a rehearsal. needs: what it needs on the real board."""
 
     name: str
@@ -123,7 +123,7 @@ class Rehearsal:
     """What a rehearsal has found. different: names of outputs whose bytes differ from the local simulator's."""
 
     board: Board
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RehearsalStep] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     result: Result | None = None
 
@@ -133,7 +133,7 @@ class Rehearsal:
         stages(name)
         started, words = time.perf_counter(), []
         yield words.append
-        self.steps.append(Step(name, time.perf_counter() - started, "; ".join(words), needs))
+        self.steps.append(RehearsalStep(name, time.perf_counter() - started, "; ".join(words), needs))
 
 
 def rehearse(

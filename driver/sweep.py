@@ -22,6 +22,8 @@ from celosia.sim.board import Board
 from celosia.sim.boards import BOARDS, memory_model
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
+DEVICE = "xc7z020"
+"""What resources are of where a row, as one of an older file, does not say."""
 MOST = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
@@ -95,7 +97,7 @@ def board_for(base: Config) -> Board:
 
 def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The row of fewest cycles among those that fit their device; None where none does."""
-    fitting = [row for row in rows if row["cycles"] and row["misfit"] is None]
+    fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
     return min(fitting, key=lambda row: row["cycles"]) if fitting else None
 
 
@@ -103,7 +105,7 @@ def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
     """What a table says of a row at its end."""
     if row["error"]:
         return str(row["error"])
-    if row["misfit"]:
+    if row.get("misfit"):
         return f"does not fit: {row['misfit']}"
     return "fewest cycles" if best is not None and row["cycles"] == best["cycles"] else ""
 
@@ -169,11 +171,11 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
         facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
         if (best := fewest(rows)) is not None:
             facts += [
-                (f"{best['cycles']:,}", f"cycles at least on a {best['device']}"),
+                (f"{best['cycles']:,}", f"cycles at least on a {best.get('device', DEVICE)}"),
                 (_named(best["set"]), "has the fewest"),
             ]
         else:
-            facts.append(("none", f"of them fits a {rows[0]['device']}"))
+            facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
         field, *others = there[0]["set"]
         told = f"By {field}" + (f", a line for each choice of {', '.join(others)}." if others else ".")
         sections.insert(0, Section("Cycles", f"{told} The pointer on a dot says its cycles.", _plot(rows)))
@@ -196,7 +198,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append("-" if row["utilization"] is None else f"{row['utilization']:.1%}")
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         for name in NAMES:
-            share = None if row[name] is None else row[name] / getattr(DEVICES[row["device"]], name)
+            share = None if row[name] is None else row[name] / getattr(DEVICES[row.get("device", DEVICE)], name)
             text += resource_cell(row, name, share)
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
         text += f"<td>{size}</td><td class=said>{escape(remark(row, best))}</td>"

@@ -21,7 +21,7 @@ class Silence(Exception):
     """A command that neither writes nor reads for longer than it may."""
 
 
-class Channel:
+class CommandChannel:
     """The pipes of `process`, which was started without buffers and with a pipe for standard error, too.
 
     seconds: see SILENCE_SECONDS. Reading and writing raise Silence; reading gives fewer bytes at the end of the output

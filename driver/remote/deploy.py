@@ -24,7 +24,7 @@ from celosia.compiler.program.files import reading
 from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote import bootstrap
 from celosia.driver.remote.bootstrap import MARK
-from celosia.driver.remote.channel import Channel, Silence
+from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, runner
 from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
 from celosia.driver.remote.ssh import Connection, SshError, connected
@@ -150,7 +150,7 @@ class Remote:
                 raise AnswerError(f"clock_mhz is {clock}")
             return clock
 
-    def start(self, runner: File) -> Channel:
+    def start(self, runner: File) -> CommandChannel:
         """The installed runner, which waits for its request."""
         return self._started(self._runner(runner))
 
@@ -170,13 +170,13 @@ class Remote:
             raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {reason}")
         return answer
 
-    def _started(self, command: str) -> Channel:
+    def _started(self, command: str) -> CommandChannel:
         """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
         does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         return self.connection.start(shell)
 
-    def _call(self, command: str, parts: list[bytes], read: Callable[[Channel], Any]) -> Any:
+    def _call(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
         """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
         channel = self._started(command)
         try:
@@ -189,7 +189,7 @@ class Remote:
             channel.close()
 
     @contextmanager
-    def understood(self, channel: Channel | None = None) -> Iterator[None]:
+    def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
         """SshError where what the board says, or does not say, is no answer. Errors of the run itself pass."""
         try:
             yield
@@ -203,7 +203,7 @@ class Remote:
             raise self.connection.ended(channel) from None
 
 
-def _write(channel: Channel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     """The request, and a message for each sample, while answers come; the other side may be gone before the end."""
     with suppress(OSError, ValueError):
         channel.write(pack(head, {}), patient=True)
@@ -211,7 +211,7 @@ def _write(channel: Channel, head: dict[str, Any], samples: Sequence[Mapping[str
             channel.write(pack({}, sample), patient=True)
 
 
-def _run_of(channel: Channel) -> Future[Result]:
+def _run_of(channel: CommandChannel) -> Future[Result]:
     """The next run of a stream, done. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
@@ -221,7 +221,7 @@ def _run_of(channel: Channel) -> Future[Result]:
     return future
 
 
-def _answered(channel: Channel) -> dict[str, Any]:
+def _answered(channel: CommandChannel) -> dict[str, Any]:
     """The board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
     head, _ = unpack(channel)
     raise_error(head, SshError)
@@ -242,7 +242,7 @@ def _quoted(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def skip_to_mark(stream: IO[bytes] | Channel) -> None:
+def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
     """Past what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
     seen = b""
     for _ in range(BANNER_BYTES):

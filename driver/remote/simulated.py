@@ -151,7 +151,7 @@ class Clocks:
     fclk0_mhz: float = CLOCK_MHZ
 
 
-class Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
+class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """As PYNQ's."""
 
     physical_address = BASE
@@ -167,7 +167,7 @@ def allocate(shape: tuple[int, ...], dtype: Any, cacheable: bool) -> Any:
     global _memory, _fpga
     del dtype, cacheable
     _memory, _fpga = np.zeros(-(-shape[0] // board.PAGE) * board.PAGE, np.uint8), None
-    return _memory[: shape[0]].view(Buffer)
+    return _memory[: shape[0]].view(_Buffer)
 
 
 board.LOCKS, board.FPGA_STATE = HOME, STATE

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from celosia.compiler.program.host.op import clipped
-from celosia.driver.remote.channel import Channel
+from celosia.driver.remote.channel import CommandChannel
 from celosia.hw.plain import Sentence, printable
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
@@ -56,9 +56,9 @@ class Connection:
     def __init__(self, name: str, where: list[str], options: tuple[str, ...]) -> None:
         self.name, self._where, self._options = name, where, options
 
-    def start(self, command: str) -> Channel:
+    def start(self, command: str) -> CommandChannel:
         """`command`, a line for the shell there."""
-        return Channel(
+        return CommandChannel(
             subprocess.Popen(
                 self._line(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
             )
@@ -67,7 +67,7 @@ class Connection:
     def _line(self, command: str) -> list[str]:
         return ["ssh", *self._options, "-T", *self._where, command]
 
-    def silent(self, channel: Channel) -> SshError:
+    def silent(self, channel: CommandChannel) -> SshError:
         """That a command says nothing any more."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
@@ -80,7 +80,7 @@ class Connection:
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
-    def ended(self, channel: Channel) -> SshError:
+    def ended(self, channel: CommandChannel) -> SshError:
         """Why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:

@@ -23,7 +23,7 @@ from celosia.compiler.program import Program
 from celosia.driver.cli.errors import RUN_FAILED, explained
 from celosia.driver.remote import deploy, serve
 from celosia.driver.remote.bootstrap import MARK
-from celosia.driver.remote.channel import Channel
+from celosia.driver.remote.channel import CommandChannel
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.device import RemoteDevice
 from celosia.driver.remote.runner import runner
@@ -78,7 +78,7 @@ class Local(Connection):
         super().__init__("board", ["board"], ())
         self.line = line
 
-    def start(self, command: str) -> Channel:
+    def start(self, command: str) -> CommandChannel:
         channel = super().start(command)
         channel.seconds = 0.5
         return channel
