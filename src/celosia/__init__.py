@@ -14,7 +14,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from celosia import language, models, te
@@ -97,15 +97,26 @@ def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
     known = inspect.signature(function).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
 
-    @functools.wraps(function)
-    def called(*given: Any, **named: Any) -> Any:
+    def refuse(name: str) -> NoReturn:
         from celosia.hw.config import did_you_mean
 
-        for name in named if not takes_any else ():
-            if name not in known:
-                near = did_you_mean(name, known)
-                raise TypeError(f"{function.__name__}() takes no argument {name!r}{near}; it takes {', '.join(known)}")
-        return function(*given, **named)
+        near = did_you_mean(name, known)
+        raise TypeError(
+            f"{function.__name__}() takes no argument {name!r}{near}; it takes {', '.join(known)}"
+        ) from None
+
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in known]
+        if unknown and not takes_any:
+            refuse(unknown[0])
+        try:
+            return function(*given, **named)
+        except TypeError as error:  # of what takes the options that are passed on
+            for name in unknown:
+                if f"unexpected keyword argument '{name}'" in str(error):
+                    refuse(name)
+            raise
 
     return called
 

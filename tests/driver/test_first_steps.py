@@ -48,14 +48,21 @@ def test_the_language_lists_no_modules() -> None:
 @pytest.mark.parametrize(
     ("function", "wrong", "meant"), [
         ("compile", "shape", "shapes"), ("tune", "trial", "trials"), ("optimise", "rule", "rules"),
-        ("evaluate", "sample", "samples"), ("sweep", "memry", "memory"), ("explore", "budgt", "budget"),
-        ("compare", "devise", "device"), ("quantize", "calibrate_with", None),
+        ("sweep", "memry", "memory"), ("explore", "budgt", "budget"),
+        ("quantize", "calibrate_with", None),
     ],
 )  # fmt: skip
 def test_an_argument_that_there_is_not(function: str, wrong: str, meant: str | None) -> None:
     with pytest.raises(TypeError, match=rf"{function}\(\) takes no argument '{wrong}'") as found:
         getattr(celosia, function)(DEMO, **{wrong: 1})
     assert meant is None or f"did you mean {meant!r}?" in str(found.value)
+
+
+def test_an_argument_that_is_passed_on() -> None:
+    """To the device, which does not take it."""
+    images, labels, _ = celosia.models.demo_images()
+    with pytest.raises(TypeError, match=r"evaluate\(\) takes no argument 'sample' \(did you mean 'samples'\?\)"):
+        celosia.evaluate(DEMO, {"image": images}, labels, sample=1, config="tiny", device="timed")
 
 
 def test_a_kernel_without_a_grid() -> None:
