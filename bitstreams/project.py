@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest, ManifestError
+from celosia.hw.plain import Sentence, Sentences
 from celosia.sim.board import LIMITS, Board
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ PUMPED_MHZ = {"zynq": (10, 230), "zynqmp": (13, 320)}
 blocks so fast, likewise."""
 
 
-class ProjectError(ValueError):
+class ProjectError(Sentence, ValueError):
     """A project that cannot be made or run; the message names the folder or the setting, and what to do."""
 
 
-class ToolError(RuntimeError):
+class ToolError(Sentences, RuntimeError):
     """Vivado is missing or failed; the message says what to install, or where to look."""
 
 

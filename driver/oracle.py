@@ -15,6 +15,7 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.narrow import NARROW, in_bytes
 from celosia.compiler.numerics import INT8
 from celosia.compiler.program.dtypes import ONNX_TYPES
+from celosia.hw.plain import Sentence
 
 Array = NDArray[Any]
 
@@ -23,7 +24,7 @@ class MissingLibrary(RuntimeError):
     """A library that is not installed; one sentence that says how to install it."""
 
 
-class OracleError(ValueError):
+class OracleError(Sentence, ValueError):
     """A model that onnxruntime does not run; one sentence with its reason."""
 
 

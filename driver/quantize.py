@@ -38,6 +38,7 @@ from celosia.driver.oracle import MissingLibrary, OracleError, session, with_typ
 from celosia.driver.smooth import is_smoothable
 from celosia.driver.smooth import smooth as smooth_floats
 from celosia.hw.config import Config, did_you_mean
+from celosia.hw.plain import Sentence
 
 Array = NDArray[Any]
 ENOUGH_TO_HOLD_OUT = 20
@@ -47,7 +48,7 @@ MAX_BYTES = 2**31 - 2**20
 """What a protobuf can hold."""
 
 
-class QuantizeError(ValueError):
+class QuantizeError(Sentence, ValueError):
     """A model that cannot be quantised; one sentence with the reason."""
 
 

@@ -18,11 +18,12 @@ from celosia.driver.pages.page import Page, Section
 from celosia.hw.config import Config, ConfigError, did_you_mean
 from celosia.hw.fpga import DEVICES
 from celosia.hw.scratchpads import total_bytes
-from celosia.sim.boards import memory_model
+from celosia.sim.board import Board
+from celosia.sim.boards import BOARDS, memory_model
 from celosia.sim.memory import ZYNQ_HP, MemoryModel
 
 DEVICE = "xc7z020"
-"""What resources are of."""
+"""What resources are of where a row, as one of an older file, does not say."""
 MOST = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
@@ -65,34 +66,63 @@ def sweep(
     """A row for each combination of `values` of Config fields, in order, on top of `base`.
 
     cycles and utilization come from the timing model on that memory, under the compiler's own decisions, whatever
-    records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of a xc7z020: `counted`
-    where `celosia bitstream report` has counted them, else dsp and ram from the Config, and lut and ff by the model of
-    `bitstreams/area.py`; `extrapolated` where it knows nothing of the kind. A Config that cannot be, or that the model
-    does not fit, has `error` and no cycles. ConfigError for more than MOST, ModelError where nothing of the model runs
-    on the accelerator.
+    records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of `device`, that of the
+    board that `base` is for, by default a xc7z020: `counted` where `celosia bitstream report` has counted them, else
+    dsp and ram from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows
+    nothing of the kind. `misfit` says why a Config does not fit the device, or its bus not the board; None where it
+    fits. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
+    MOST, ModelError where nothing of the model runs on the accelerator.
+
+    >>> import celosia
+    >>> rows = celosia.sweep(celosia.models.demo_model_path(), {"bus_bytes": [4, 8]}, "tiny")
+    >>> [row["set"]["bus_bytes"] for row in rows], rows[0]["cycles"] > rows[1]["cycles"]
+    ([4, 8], True)
     """
     first, behind = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
     if len(combinations) > MOST:
         raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
-    rows, subject = [], ExploredModel.of(model)
+    rows, subject, board = [], ExploredModel.of(model), board_for(first)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
-        rows.append(_row(subject, first, fields, behind))
+        rows.append(_row(subject, first, fields, behind, board))
     return rows
 
 
-def _row(model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel) -> dict[str, Any]:
+def board_for(base: Config) -> Board:
+    """The board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
+    return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
+
+
+def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of fewest cycles among those that fit their device; None where none does."""
+    fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
+    return min(fitting, key=lambda row: row["cycles"]) if fitting else None
+
+
+def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
+    """What a table says of a row at its end."""
+    if row["error"]:
+        return str(row["error"])
+    if row.get("misfit"):
+        return f"does not fit: {row['misfit']}"
+    return "fewest cycles" if best is not None and row["cycles"] == best["cycles"] else ""
+
+
+def _row(
+    model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel, board: Board
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,
+        "device": board.device.name, "misfit": None,
     }  # fmt: skip
     try:
         cfg = dataclasses.replace(base, **fields, name="custom")  # type: ignore[arg-type]
     except ConfigError as error:
         return row | {"error": str(error)}
-    row |= _hardware(cfg)
+    row |= _hardware(cfg, board)
     try:
         cost = timed(model, cfg, memory)
     except ModelError:
@@ -105,15 +135,18 @@ def _row(model: ExploredModel, base: Config, fields: dict[str, int | bool], memo
     return row | {"cycles": cost.cycles, "utilization": cost.macs / peak if peak else None}
 
 
-def _hardware(cfg: Config) -> dict[str, Any]:
-    used = Resources.of(cfg, DEVICES[DEVICE])
+def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
+    used, misfit = Resources.of(cfg, board.device), None
+    if 8 * cfg.bus_bytes > board.bus_bits:
+        misfit = f"its bus of {cfg.bus_bytes} bytes is wider than the {board.bus_bits // 8} of {board.name}"
     return {
+        "misfit": misfit or used.why_not(board.device, 0),
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,
         "extrapolated": used.extrapolated, "bytes": total_bytes(cfg),
     }  # fmt: skip
 
 
-def note() -> str:
+def note(rows: Sequence[dict[str, Any]]) -> str:
     """What the resources of a sweep are, in a sentence."""
     from celosia.bitstreams.area import model
 
@@ -121,7 +154,7 @@ def note() -> str:
     return (
         f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {len(model().rows)} "
         f"Configs, at most {off['lut']:.1%} and {off['ff']:.1%} off where it did not know one, with ? beyond all of "
-        f"them; without ~ counted by Yosys. For a {DEVICE}."
+        f"them; without ~ counted by Yosys. For a {rows[0]['device']}."
     )
 
 
@@ -135,12 +168,15 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
     """The rows as a page: cycles over the first field, a line for each choice of the others, and all as a table."""
     sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
     if there := [row for row in rows if row["cycles"]]:
-        best = min(there, key=lambda row: row["cycles"])
-        facts = [
-            (f"{len(there)} of {len(rows)}", "Configs run the model"), (f"{best['cycles']:,}", "cycles at least"),
-            (_named(best["set"]), "has the fewest"),
-        ]  # fmt: skip
-        field, *others = best["set"]
+        facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
+        if (best := fewest(rows)) is not None:
+            facts += [
+                (f"{best['cycles']:,}", f"cycles at least on a {best.get('device', DEVICE)}"),
+                (_named(best["set"]), "has the fewest"),
+            ]
+        else:
+            facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
+        field, *others = there[0]["set"]
         told = f"By {field}" + (f", a line for each choice of {', '.join(others)}." if others else ".")
         sections.insert(0, Section("Cycles", f"{told} The pointer on a dot says its cycles.", _plot(rows)))
     else:
@@ -153,9 +189,8 @@ def _named(fields: Mapping[str, int | bool]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    device = DEVICES[DEVICE]
     head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
-    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    best = fewest(rows)
     lines = []
     for row in rows:
         cells = [str(value).lower() for value in row["set"].values()]
@@ -163,11 +198,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append("-" if row["utilization"] is None else f"{row['utilization']:.1%}")
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         for name in NAMES:
-            text += resource_cell(row, name, None if row[name] is None else row[name] / getattr(device, name))
+            share = None if row[name] is None else row[name] / getattr(DEVICES[row.get("device", DEVICE)], name)
+            text += resource_cell(row, name, share)
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
-        fewest = row["cycles"] is not None and row["cycles"] == best
-        text += f"<td>{size}</td><td class=said>{escape(row['error'] or ('fewest cycles' if fewest else ''))}</td>"
-        lines.append(f"<tr{' class=preset' * fewest}>{text}</tr>")
+        text += f"<td>{size}</td><td class=said>{escape(remark(row, best))}</td>"
+        lines.append(f"<tr{' class=preset' * (row is best)}>{text}</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 

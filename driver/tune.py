@@ -17,6 +17,7 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import Program
+from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
@@ -49,7 +50,7 @@ def tune(
     memory: str | MemoryModel = "zynq-hp", jobs: int = 0, search: str = "descent",
     learner: str = "ridge", seed: int = 0, deadline: float = DEADLINE,
     fleet: Fleet | None = None, pool: str | None = None, sudo: bool = False, base: int | None = None,
-    check: bool = True, shapes: Shapes | None = None,
+    check: bool = True, shapes: Shapes | None = None, budget: str | float | None = None,
     progress: Callable[[str], None] | None = None, told: Callable[[NetworkState], None] = lambda state: None,
 ) -> Tuning:  # fmt: skip
     """Tune the layers of a model that run on the accelerator, and compile it.
@@ -65,6 +66,7 @@ def tune(
     behind both, a model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
     `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
     pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: other devices, which stay open.
+    budget: seconds, or "90s", "30m", "2h", after which no trial is begun any more.
     progress: called with the name of each stage; told: with the NetworkState after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
@@ -75,11 +77,11 @@ def tune(
     that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
     none, FleetError where no device is left.
     """
-    judge = Judge(device, shortest(memory_model(memory)))
+    judge, until = Judge(device, shortest(memory_model(memory))), end_of(budget)
     known = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
-        tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told)
+        tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
             raise ModelError(_nothing(source, network.cfg))
@@ -99,6 +101,11 @@ def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
         "model of it first with `celosia quantize`, or tune its kernels for this processor with `--device cpu` "
         "(`celosia.tune_cpu`)"
     )
+
+
+def end_of(budget: str | float | None) -> float:
+    """When a budget that begins now is over, of time.monotonic. BudgetError."""
+    return math.inf if budget is None else time.monotonic() + seconds_of(budget)
 
 
 def opened(records: str | Path | Records | None) -> Records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import KERNEL_TRIALS
-from celosia.driver.tune import Tuning, opened
+from celosia.driver.tune import Tuning, end_of, opened
 from celosia.hw.config import Config
 
 Told = Callable[[KernelState], None]
@@ -33,8 +34,8 @@ def tune_cpu(
     source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = KERNEL_TRIALS,
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, accelerator: bool = True,
-    check: bool = True, shapes: Shapes | None = None, progress: Callable[[str], None] | None = None,
-    told: Told = lambda state: None,
+    check: bool = True, shapes: Shapes | None = None, budget: str | float | None = None,
+    progress: Callable[[str], None] | None = None, told: Told = lambda state: None,
 ) -> Tuning:  # fmt: skip
     """Tune the kernels of a model that run on this CPU, on one thread, and compile it.
 
@@ -46,7 +47,8 @@ def tune_cpu(
     trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
     not run again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
     (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
-    for the CPU. progress: called with the name of each stage; told: with the KernelState after each trial.
+    for the CPU. budget: seconds, or "90s", "30m", "2h", after which no trial is begun any more. progress: called with
+    the name of each stage; told: with the KernelState after each trial.
 
     The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
     left_out (devices by name), damaged (lines of the records), and kernels: name, count, trials, own and tuned
@@ -55,7 +57,7 @@ def tune_cpu(
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
     left to measure.
     """
-    known, started = opened(records), time.perf_counter()
+    known, started, until = opened(records), time.perf_counter(), end_of(budget)
 
     def compiled(choices: Choices) -> Program:
         with choosing(choices):
@@ -67,7 +69,7 @@ def tune_cpu(
     compiled(met)
     if progress is not None:
         progress("tuning")
-    state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told)
+    state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until)
     return Tuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
 
 
@@ -97,9 +99,10 @@ def tune_kernel(
 def _tuned(
     records: Records, workloads: Iterable[tuple[KernelWorkload, int]], trials: int, jobs: int, search: str,
     learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
+    until: float = math.inf,
 ) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
     with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
-        tuner = KernelTuner(records, measuring, trials, search, learner, seed, told)
+        tuner = KernelTuner(records, measuring, trials, search, learner, seed, told, until)
         traces = tuner.tune(workloads)
     return tuner.state, traces
 

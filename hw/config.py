@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celosia.hw.plain import brief, from_json, from_toml
+from celosia.hw.plain import Sentence, brief, from_json, from_toml
 
 
-class ConfigError(ValueError):
+class ConfigError(Sentence, ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
 
 

@@ -124,6 +124,14 @@ def config_markdown() -> str:
     return "\n".join([HEAD, *_fields(), RULES, "## Presets\n", *_presets()])
 
 
+def commented_toml(cfg: Config) -> str:
+    """The Config as a file that `Config.load` reads, each field with what it is and what it may hold."""
+    lines = cfg.to_toml().splitlines()
+    width = max(map(len, lines))
+    notes = {name: f"  # {what}: {limits(name)}" for name, (what, _) in FIELDS.items()}
+    return "".join(f"{line:<{width}}{notes.get(line.split()[0], '')}".rstrip() + "\n" for line in lines)
+
+
 def _fields() -> Iterator[str]:
     yield "| field | what | default | limits | what it costs, and what it brings |"
     yield "|---|---|---|---|---|"

@@ -282,7 +282,7 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
             Field("destination", 2, "ACC (int32), or OUT, INP or VIN (int8)."),
             Field("taps", 1, "A is the sum of as many entries of VIN as the Config has taps, times an entry of TAP."),
-            Field("reduce_op", 2, "How loops r and s combine A: ADD, MAX, MIN."),
+            Field("reduce_op", max(ReduceOp).bit_length(), "How loops r and s combine A: ADD, MAX, MIN."),
             Field(
                 "binary_op",
                 max(BinaryOp).bit_length(),

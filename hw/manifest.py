@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import from_json
+from celosia.hw.plain import Sentence, from_json
 
 
-class ManifestError(ValueError):
+class ManifestError(Sentence, ValueError):
     """A bitstream or its manifest that is damaged, or not for this board; the message names the file and the reason."""
 
 

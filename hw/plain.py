@@ -9,22 +9,32 @@ DEEPEST = 100
 """Lists and objects inside each other: what goes through a value may call itself for each."""
 MOST_DIGITS = 40
 """Of a whole number: more fit neither a float nor a message."""
+MOST_VALUES = 2_000_000
+"""Values of one JSON text. Python takes up to 250 bytes for one of three characters: this bounds a text to 500 MB."""
 TOO_DEEP = "its lists and tables are too deep inside each other"
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError where it is none, nests too deep, has a number that is too large, or text
-    with halves of characters, which no file and no terminal takes.
+    """The value of a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that
+    is too large, or text with halves of characters, which no file and no terminal takes.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
+    require_few_values(text)
     try:
         value = json.loads(text, parse_int=_whole)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check(value)
     return value
+
+
+def require_few_values(text: str | bytes) -> None:
+    """ValueError where a JSON text may hold more than MOST_VALUES values, before any memory is taken for them."""
+    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(text.count(mark) for mark in marks) > MOST_VALUES:  # type: ignore[arg-type]
+        raise ValueError(f"it holds more than {MOST_VALUES} values")
 
 
 def from_toml(text: str) -> dict[str, Any]:
@@ -111,3 +121,31 @@ def printable(text: str) -> str:
 def lines(text: str) -> str:
     """`printable` for a text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+LONGEST = 1000
+"""Characters of an error: a model, a file or a board may hold names of any length, which errors quote."""
+
+
+def shortened(text: str) -> str:
+    """`text` without its middle where it is long."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+class Sentence(Exception):
+    """An error whose message is one line of bounded length, which any terminal shows and none obeys.
+
+    >>> str(Sentence("no input 'a\\x1b[1m'")), len(str(Sentence("x" * 10**6)))
+    ("no input 'a\\\\x1b[1m'", 1005)
+    """
+
+    def __str__(self) -> str:
+        return shortened(printable(super().__str__()))
+
+
+class Sentences(Exception):
+    """As `Sentence`, of several lines: the output of a tool."""
+
+    def __str__(self) -> str:
+        return shortened(lines(super().__str__()))

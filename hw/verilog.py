@@ -15,10 +15,11 @@ import amaranth
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
-from celosia.cache import cache_folder, tool_environment, used, writing
+from celosia.cache import cache_folder, require_own, tool_environment, used, writing
 from celosia.garbage import seldom_collected
 from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
+from celosia.hw.plain import Sentences
 from celosia.hw.sources import sources_digest
 
 TOP = "celosia_top"
@@ -29,7 +30,7 @@ _CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*
 """Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
 
 
-class VerilogError(RuntimeError):
+class VerilogError(Sentences, RuntimeError):
     """Yosys, which writes the Verilog, is missing or failed; the message is its own, and what to do."""
 
 
@@ -101,17 +102,27 @@ def _way_out(what: str) -> str:
 
 
 def verilog(
-    cfg: Config, simulation: bool = False, flat: bool = False, modelled: bool = False, blocks: Blocks | None = None
+    cfg: Config | str | Path,
+    simulation: bool = False,
+    flat: bool = False,
+    modelled: bool = False,
+    blocks: Blocks | None = None,
 ) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
 
     simulation, flat: see `convert`. modelled: for the platform `Modelled`, without what the array computes. blocks: for
     a device that has these, whose modules are not in it.
+
+    >>> import celosia
+    >>> "module celosia_top" in celosia.verilog("tiny")
+    True
     """
+    cfg = Config.load(cfg)
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
     kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
     kind += f"-{blocks.dsp.value}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
+    require_own(path)
     if path.exists():
         used(path)
         return path.read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.fpga import DEVICES, ULTRASCALE, ZYNQ_7000, Device
-from celosia.hw.plain import brief
+from celosia.hw.plain import Sentence, brief
 from celosia.sim.memory import Dram, MemoryModel
 
 
-class BoardError(ValueError):
+class BoardError(Sentence, ValueError):
     """A board that there is not or that cannot be; the message names the field, its value and what is possible."""
 
 

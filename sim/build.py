@@ -22,9 +22,9 @@ from importlib import metadata
 from pathlib import Path
 
 from celosia import tools
-from celosia.cache import cache_folder, locked, shrink, used, writing
+from celosia.cache import cache_folder, locked, make_folder, require_own, shrink, used, writing
 from celosia.hw.config import Config
-from celosia.hw.plain import printable
+from celosia.hw.plain import Sentences, printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
 from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
@@ -51,7 +51,7 @@ RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
 
-class BuildError(RuntimeError):
+class BuildError(Sentences, RuntimeError):
     """The simulator could not be built; the message names the tool and what to do."""
 
 
@@ -129,8 +129,9 @@ def runtime(cxx: str, root: Path) -> Path:
     """Verilator's runtime, compiled once for all simulators that `cxx` compiles. Raises BuildError."""
     told = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
     path = cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
+    require_own(path)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             source = _together((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
             made = source.with_suffix(".o")
@@ -178,12 +179,13 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
 
 
 def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
-    """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). Raises BuildError.
+    """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError, CacheError.
 
     quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
     writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
     """
     path = library_path(cfg, source)
+    require_own(path)
     if _is_whole(path):
         used(path)
         return path
@@ -209,7 +211,8 @@ def _digest(path: Path) -> str:
 
 def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
     """`path`, built once by whoever comes first. Raises BuildError, OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
+    require_own(path)
 
     def waits() -> None:
         if not quiet:
@@ -267,6 +270,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
 
         _compile(cfg, work, include, _is_rehearsed(cfg, source), begin, lambda: progress.advance(task))
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
+        (work / "simulator.so").chmod(0o755)
         os.replace(work / "simulator.so", path)
 
 

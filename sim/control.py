@@ -149,8 +149,11 @@ class Control:
         depth: of the ring. cycles: of the run.
         """
         count = self.read("trace_count")
-        while count != (count := self.read("trace_count")):
-            pass  # the last events are on their way
+        for _ in range(RING_DELAY):  # the last events are on their way
+            if count == (count := self.read("trace_count")):
+                break
+        else:
+            raise DeviceError("the accelerator goes on counting events after its run; load its bitstream again")
         starts: dict[tuple[int, int], int] = {}
         events = []
         for number in range(max(0, count - depth), count):

@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.config import Config
+from celosia.hw.isa import Unit
+from celosia.hw.plain import Sentence
+from celosia.hw.regs import COUNTERS
+
+UNITS = frozenset(unit.name.lower() for unit in Unit)
 
 
-class DeviceError(RuntimeError):
+class DeviceError(Sentence, RuntimeError):
     """A run that ended in an error status, or did not end in time; the message says which instruction and why."""
 
 
@@ -40,6 +45,18 @@ class Counters:
     values: dict[str, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     lost: int = 0
+
+    def check(self, count: int | None = None) -> None:
+        """DeviceError where these cannot be the counters of a run, of `count` instructions: whatever a board says."""
+        numbers = (self.lost, *self.values.values(), *(() if self.cycles is None else (self.cycles,)))
+        if not all(0 <= number < 1 << 64 for number in numbers) or self.values.keys() not in (set(), set(COUNTERS)):
+            raise DeviceError("the counters that the accelerator gives are none; load its bitstream again")
+        if bool(self.values) != (self.cycles is not None):
+            raise DeviceError("the accelerator gives cycles without counters, or counters without cycles")
+        for event in self.events:
+            inside = event.index >= 0 and (count is None or event.index < count)
+            if event.unit not in UNITS or not inside or not 0 <= event.start <= event.end < 1 << 64:
+                raise DeviceError(f"the accelerator gives a time to no instruction: {event}; load its bitstream again")
 
 
 @runtime_checkable

@@ -16,10 +16,11 @@ import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
 from celosia.hw.config import did_you_mean
+from celosia.hw.plain import Sentence
 from celosia.sim.boards import BOARDS, find_board, is_file
 
 
-class TargetError(ValueError):
+class TargetError(Sentence, ValueError):
     """A target that there is not; the message names those that there are."""
 
 
@@ -121,6 +122,17 @@ def find_target(name: str) -> Target:
         )
     machine = find_board(name).machine
     return next(each for each in TARGETS.values() if each.machine == machine)
+
+
+SIMULATED = Target(
+    16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("-target", "x86_64-linux-gnu.2.28")
+)
+"""Of boards that are simulated on this machine (driver/rehearse.py)."""
+
+
+def target_for(machine: str) -> Target | None:
+    """The target for processors that `platform.machine()` calls so; None where there is none."""
+    return next((each for each in (*TARGETS.values(), SIMULATED) if each.machine == machine), None)
 
 
 @functools.cache

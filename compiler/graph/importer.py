@@ -30,9 +30,10 @@ from celosia.compiler.graph.sound import complaint
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
 from celosia.compiler.program.host.op import clipped
+from celosia.hw.plain import Sentence
 
 
-class ModelError(ValueError):
+class ModelError(Sentence, ValueError):
     """A model that cannot be compiled; one sentence that names the model's part and the way out."""
 
     def __init__(self, sentence: str) -> None:

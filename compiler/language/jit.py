@@ -23,7 +23,7 @@ from celosia.compiler.language import loops, ops
 from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.meaning import value_of
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, program, stores
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, in_program, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.threads import default_threads
@@ -119,7 +119,11 @@ class Kernel:
         return partial(self.launch, grid)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        program()  # or it has no grid
+        if not in_program():
+            raise LanguageError(
+                f"{self.name} is called without a grid; write {self.name}[grid](...), where grid says how many "
+                "programs run, as (1,) does"
+            )
         return self.traced()(*args, **named)
 
     @cached_property

@@ -221,6 +221,11 @@ def program() -> KernelRun:
     return found
 
 
+def in_program() -> bool:
+    """Whether a kernel is running."""
+    return getattr(_local, "program", None) is not None
+
+
 def _operator(name: str) -> Callable[[Any, Any], Tile]:
     return lambda a, b: binary(name, a, b)
 

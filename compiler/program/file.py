@@ -148,17 +148,37 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
 
 
 _KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
+MANIFEST_BYTES = 1 << 26
+"""Size of the largest manifest: a layer takes some 2,000 bytes of it."""
+LOOPS_BYTES = 1 << 22
+"""Size of the longest text of a kernel's loops, whose syntax tree takes many times as much memory."""
 MAX_PART_BYTES = 1 << 32
 """No part of a Program may unpack to more than this."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Of compression, which zipfile can undo piece by piece."""
+CHUNK_BYTES = 1 << 20
+
+
+def _limit(name: str) -> int:
+    if name.endswith(".loops"):
+        return LOOPS_BYTES
+    return MANIFEST_BYTES if name.startswith("manifest.") else MAX_PART_BYTES
 
 
 def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    """A part, unpacked piece by piece: what the archive says of its size may be wrong. ProgramError."""
     if name not in archive.NameToInfo:
         raise ProgramError(f"{path} is damaged: part {name} is missing")
-    if archive.getinfo(name).file_size > MAX_PART_BYTES:
-        raise ProgramError(f"{path}: part {name} is larger than {MAX_PART_BYTES} bytes")
-    with reading(path, ProgramError, f"is damaged: part {name}"):
-        return archive.read(name)
+    info = archive.getinfo(name)
+    if info.file_size > _limit(name):
+        raise ProgramError(f"{path}: part {name} is larger than {_limit(name)} bytes")
+    if info.compress_type not in METHODS:
+        raise ProgramError(f"{path} is damaged: part {name} is compressed in a way that no Program is")
+    data = bytearray()
+    with reading(path, ProgramError, f"is damaged: part {name}"), archive.open(info) as part:
+        while piece := part.read(CHUNK_BYTES):
+            data += piece
+    return bytes(data)
 
 
 def _read(path: Path, archive: zipfile.ZipFile) -> Program:

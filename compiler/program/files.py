@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from celosia.hw.plain import Sentence
+
 
 @contextmanager
 def reading(path: str | Path, error: type[Exception], what: str, way_out: str = "") -> Iterator[None]:
@@ -23,7 +25,7 @@ def reading(path: str | Path, error: type[Exception], what: str, way_out: str = 
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror or problem}") from None
     except Exception as problem:
-        if isinstance(problem, error) and str(path) in str(problem):
+        if isinstance(problem, error) and str(path) in Exception.__str__(problem):
             raise
         raise error(f"{path} {what}: {_reason(problem)}{way_out}") from None
 
@@ -37,7 +39,7 @@ def _reason(error: Exception) -> str:
     return text if text and is_sentence else f"{type(error).__name__} {text}".rstrip()
 
 
-class OutputError(OSError):
+class OutputError(Sentence, OSError):
     """A file that cannot be written; one sentence with its path and the reason."""
 
 

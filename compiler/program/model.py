@@ -15,17 +15,17 @@ from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.plain import printable
+from celosia.hw.plain import Sentence, printable
 
 Bytes = NDArray[Any]
 """int8 or uint8."""
 
 
-class ProgramError(ValueError):
+class ProgramError(Sentence, ValueError):
     """A file that is not an undamaged Program; the message names the part."""
 
 
-class InputError(ValueError):
+class InputError(Sentence, ValueError):
     """An input that the Program does not take; the message names it and says what is expected."""
 
 

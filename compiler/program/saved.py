@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import empty
 from celosia.compiler.program.host.op import Body, HostOp
-from celosia.hw.plain import from_json
+from celosia.hw.plain import from_json, require_few_values
 
 Array = NDArray[Any]
 KIND = "<kind>"
@@ -62,6 +62,7 @@ def op_bytes(op: HostOp) -> bytes:
 
 def load_op(data: bytes) -> HostOp:
     """The operator that `op_bytes` made. ValueError, TypeError or KeyError where `data` is not one."""
+    require_few_values(data)
     op = json.loads(data, object_hook=_decode)
     if not isinstance(op, HostOp):
         raise ValueError("not an operator")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+from celosia.hw.plain import Sentence
+
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class BudgetError(ValueError):
+class BudgetError(Sentence, ValueError):
     """A time that is none; one sentence."""
 
 

@@ -20,6 +20,7 @@ from celosia.compiler.superoptimise.float_forms import FloatReader
 from celosia.compiler.superoptimise.forms import READER
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.kept import KeptSearches
+from celosia.compiler.superoptimise.matching import matches
 from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
@@ -56,11 +57,14 @@ class Optimised:
     """As changes.py has them."""
     apart: Apart | None = None
     """Of fast-math: how far the outputs of the two models are from each other."""
+    matched: dict[str, int] = field(default_factory=dict)
+    """Places of the original where each rule of the caller's fits."""
 
     @property
     def report(self) -> dict[str, Any]:
         """Plain data: cycles and host cycles before and after, and each step with its rule and gain; nanoseconds of
-        the CPU where they are measured. Of fast-math also which steps change values, and how far outputs are apart."""
+        the CPU where they are measured. For each rule of the caller's how often it fits, and what it saves. Of
+        fast-math also which steps change values, and how far outputs are apart."""
         rows, last = [], self.before
         for step in self.steps:
             rows.append(
@@ -76,8 +80,19 @@ class Optimised:
             "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
             "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
-            "steps": rows, "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
+            "steps": rows, "rules": self._own_rules(),
+            "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
         }  # fmt: skip
+
+    def _own_rules(self) -> list[dict[str, Any]]:
+        """For each rule of the caller's: places where it fits, those weighed, the most that one saves by estimate, and
+        steps that it is."""
+        found = []
+        for name, places in self.matched.items():
+            gains, taken = self.state.gains.get(name, []), sum(step.rule == name for step in self.steps)
+            saves = max(gains, default=None)
+            found.append({"rule": name, "matched": places, "weighed": len(gains), "saves": saves, "taken": taken})
+        return found
 
 
 def step_changes_values(step: Derived) -> bool:
@@ -181,7 +196,7 @@ def optimise(
         kept.add(best, state, budget)
     made = Optimised(
         model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph),
-        distance,
+        distance, {rule.name: sum(1 for _ in matches(rule, graph)) for rule in own},
     )  # fmt: skip
     if made.steps:
         noted(model, made.report)

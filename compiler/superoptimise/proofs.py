@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.hw.plain import Sentence
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"
@@ -35,7 +36,7 @@ BESIDE = {
 """Those that say beside them what rules of floats, of windows and of real numbers mean."""
 
 
-class RuleError(ValueError):
+class RuleError(Sentence, ValueError):
     """A rule that may not be used; one sentence that names it, why, and the way out."""
 
 

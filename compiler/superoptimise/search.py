@@ -354,6 +354,7 @@ class Searching:
         gain = self.gain_of(found.graph, made.graph)
         self.state.weighed += 1
         self.saved[made.rule.name] = gain or 0
+        self.state.gains.setdefault(made.rule.name, []).append(gain or 0)
         cost = found.price.total - (gain or 0)
         if cost > ALPHA * self.found[-1].price.total:
             return None

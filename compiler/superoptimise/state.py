@@ -59,6 +59,8 @@ class SearchState:
     waiting: int = 0
     ended: str = ""
     bests: list[tuple[float, float]] = field(default_factory=list)
+    gains: dict[str, list[float]] = field(default_factory=dict)
+    """What each rule saves, by estimate, in each place where that was weighed."""
     tuned: list[float] = field(default_factory=list)
     """Cycles of the original and of the last bests with tuned schedules, where these were searched for."""
     left_out: dict[str, str] = field(default_factory=dict)

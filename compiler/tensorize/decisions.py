@@ -21,12 +21,12 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.hw.config import Config
-from celosia.hw.plain import from_json
+from celosia.hw.plain import Sentence, from_json
 
 FORMAT, VERSION = "celosia-decisions", 1
 
 
-class DecisionsError(ValueError):
+class DecisionsError(Sentence, ValueError):
     """Decisions that cannot be followed; the message names the layer and the way out."""
 
 

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import OF_THE_DEVICE, Status, TrialResult
+from celosia.hw.plain import Sentence
 
 ATTEMPTS = 2
 """Times that a trial is tried whose process dies, or whose connection is lost."""
@@ -40,7 +41,7 @@ MODULE = ("-m", "celosia.compiler.tune.station")
 Keep = Callable[[int, TrialResult], None]
 
 
-class FleetError(RuntimeError):
+class FleetError(Sentence, RuntimeError):
     """No device is left; the message names them and what was wrong."""
 
 

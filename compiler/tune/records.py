@@ -25,12 +25,12 @@ from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.hw.config import Config
-from celosia.hw.plain import from_json
+from celosia.hw.plain import Sentence, from_json
 
 Schedule = Sequence[Decisions]
 
 
-class RecordsError(ValueError):
+class RecordsError(Sentence, ValueError):
     """Records that cannot be read; the message names the file and the way out."""
 
 

@@ -89,13 +89,14 @@ class Tuner:
     def __init__(
         self, records: Records, fleet: Fleet, trials: int, judge: Judge = TIMED, search: str = "descent",
         learner: str = "ridge", seed: int = 0, told: Callable[[NetworkState], None] = lambda state: None,
+        until: float = math.inf,
     ) -> None:  # fmt: skip
         """told: called after each trial and each look at the whole. search: a name of SEARCHES; learner: of LEARNERS.
-        ValueError for others."""
+        until: of time.monotonic, when no trials are begun any more. ValueError for others."""
         check_names(search, learner)
         self.records, self.fleet, self.judge = records, fleet, judge
         self.search, self.model, self.seed, self.told = search, CostModel(LEARNERS[learner]), seed, told
-        self.state = NetworkState(trials)
+        self.state, self.until = NetworkState(trials), until
         self.chosen: Tuned = {}
 
     def tune(self, network: Network) -> Tuned:
@@ -124,7 +125,7 @@ class Tuner:
 
     def _search(self, network: Network) -> None:
         state, first = self.state, True
-        while state.spent < state.trials:
+        while state.spent < state.trials and time.monotonic() < self.until:
             active = sorted((s for s in state.subjects if not s.done), key=lambda s: -s.promise)
             asked: list[tuple[LayerSubject, list[int]]] = []
             left = state.trials - state.spent

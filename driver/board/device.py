@@ -222,7 +222,9 @@ class BoardDevice:
         if not (trace and self.config.trace_depth):
             return Counters(values["cycles"], values)
         events = self.control.events(self.config.trace_depth, values["cycles"])
-        return Counters(values["cycles"], values, events, count - len(events))
+        counters = Counters(values["cycles"], values, events, count - len(events))
+        counters.check(count)
+        return counters
 
     def _until_done(self, timeout_cycles: int) -> None:
         limit = timeout_cycles / self.clock_hz

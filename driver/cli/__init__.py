@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli import bitstream
-from celosia.driver.cli.boards import deploy, flash
+from celosia.driver.cli.boards import deploy, flash, rehearse
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.cutting import cut
-from celosia.driver.cli.errors import EXIT_CODES, Commands
+from celosia.driver.cli.errors import EXIT_CODES, Commands, end_output
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.exporting import export
 from celosia.driver.cli.generating import generate
@@ -54,7 +54,7 @@ def celosia(
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
 made = configs, boards, sweep, explore, tune, verilog, doctor, cache
-used = run, generate, compare, deploy, export, flash, inspect, report, quantize, optimise, cut
+used = run, generate, compare, deploy, export, flash, rehearse, inspect, report, quantize, optimise, cut
 for function in (*used, *made, demo):
     app.command(epilog=EXIT_CODES)(function)
 
@@ -64,4 +64,7 @@ def main() -> None:
     from celosia.sim.patience import end_on_sigterm
 
     end_on_sigterm()
-    app()
+    try:
+        app()
+    finally:
+        end_output()

@@ -93,8 +93,9 @@ def report(
     """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them; and
     an estimate of the watts that it draws.
 
-    Takes minutes the first time, `tiny` two to three and `pynq` five to ten, and says how far it is; the second time
-    it knows. Ends with exit code 6 where the Config does not fit.
+    Shows the estimate of the resource model at once. Then Yosys counts, for minutes the first time, `tiny` two to three
+    and `pynq` five to ten, and says how far it is; the second time it knows. Ends with exit code 6 where the Config
+    does not fit.
 
     \b
     Example:
@@ -102,7 +103,7 @@ def report(
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
     from celosia.bitstreams.power import WORKING, Cells, caveat, estimate
-    from celosia.bitstreams.synthesis import usage
+    from celosia.bitstreams.synthesis import known_usage, usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
     from celosia.hw.config import Config
@@ -110,6 +111,10 @@ def report(
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), place.device
+    if not quiet and not as_json and known_usage(cfg, device) is None:
+        from celosia.driver.explore.hardware import Resources
+
+        console().print(show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {place.name}, by the model"))
     with common.progress_stages(quiet) as stages:
         used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.left(device), used.fits(device)

@@ -1,4 +1,4 @@
-"""`celosia deploy` and `flash`."""
+"""`celosia deploy`, `flash` and `rehearse`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
-from celosia.driver.cli.errors import command, say
+from celosia.driver.cli.errors import DIFFERS, command, say
 
 Bit = Annotated[Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")]
 Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")]
@@ -89,3 +89,48 @@ def flash(
     if not quiet:
         what = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
         say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
+
+
+Fpga = Annotated[
+    str, opt.one_of("--device", names=("functional", "rtl"), help="The FPGA: numpy, or the Verilated RTL.")
+]
+
+
+@command
+def rehearse(
+    model: opt.OnnxModel,
+    board: opt.Board,
+    inputs: opt.Inputs = None,
+    config: opt.BoardConfig = None,
+    device: Fpga = "functional",
+    shape: opt.ShapeOption = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compile, deploy, flash and run a model on a board that is simulated on this machine, step by step.
+
+    The files, the checks and the processes are those of a real board; only ssh is left out. Inputs that are not given
+    are made up. Ends with 7 where an output differs from that of the simulator here.
+
+    \b
+    Examples:
+      celosia rehearse resnet18.onnx --board pynq-z2
+      celosia rehearse resnet18.onnx --board pynq-z2 --device rtl -i image.npy
+    """
+    from celosia.driver.rehearse import rehearse as rehearsed
+    from celosia.driver.show.rehearse import steps
+    from celosia.hw.config import Config
+    from celosia.sim.boards import find_board
+
+    common.check_source(model)
+    place = find_board(board)
+    with common.progress_stages(quiet) as stages:
+        values = common.read_inputs(model, inputs, True, common.pixels_of(mean, std, quiet))
+        accelerator = None if config is None else Config.load(config)
+        found = rehearsed(model, place, values, accelerator, device, common.shapes_of(shape), stages)
+    if not quiet:
+        common.show(steps(found))
+    if found.different:
+        say(f"celosia: outputs differ from those here: {', '.join(found.different)}", error=True)
+        raise typer.Exit(DIFFERS)

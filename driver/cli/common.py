@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -117,6 +118,26 @@ def pool_of(pool: str | None, insecure_too: bool) -> str | None:
     from celosia.driver.fleet import insecure
 
     return insecure(pool) if insecure_too else pool
+
+
+def import_files(paths: Sequence[Path] | None) -> None:
+    """Run the Python files of `--import`, which register operators. ModelError where one cannot be run."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from celosia.compiler.graph.importer import ModelError
+
+    for number, path in enumerate(paths or ()):
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}; --import takes a Python file, such as my_ops.py")
+        spec = spec_from_file_location(f"celosia_imported_{number}", path)
+        if spec is None or spec.loader is None:
+            raise ModelError(f"{path} is no Python file; --import takes one, such as my_ops.py")
+        module = module_from_spec(spec)
+        sys.modules[spec.name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ModelError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def check_source(path: Path) -> None:

@@ -10,13 +10,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from celosia.hw.plain import lines, printable
+from celosia.hw.plain import lines, printable, shortened
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
@@ -111,6 +112,15 @@ def say(text: str, error: bool = False) -> None:
     typer.echo(lines(text), err=error)
 
 
+def end_output() -> None:
+    """Write what waits for standard output, or drop it where nobody reads any more, so that Python's end is silent."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Commands(TyperGroup):
     """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
 
@@ -133,19 +143,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
         try:
             function(*args, **options)
+            sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
             say("celosia: interrupted", error=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `celosia inspect ... | head` is not an error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            end_output()
             raise typer.Exit(OK) from None
         except Exception as error:
             if debug:
                 traceback.print_exc()
             code, sentence = explained(error)
-            text = lines(sentence) if code == NO_TOOL else printable(sentence)  # a tool's own output has lines
+            text = shortened(lines(sentence) if code == NO_TOOL else printable(sentence))  # a tool's output has lines
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 

@@ -59,7 +59,9 @@ def configs(
     from celosia.hw.config import PRESETS, Config
 
     if name is not None:
-        typer.echo(Config.load(name).to_toml(), nl=False)
+        from celosia.hw.config_doc import commented_toml
+
+        typer.echo(commented_toml(Config.load(name)), nl=False)
         return
     console().print(show.configs(PRESETS.values()))
 
@@ -124,11 +126,11 @@ def sweep(
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
     told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
     if html is not None:
-        sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note()}").save(html)
+        sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note(rows)}").save(html)
     common.write_json(report, rows)
     if not quiet:
         console().print(show.swept(told, rows))
-        console().print(sweeping.note(), highlight=False)
+        console().print(sweeping.note(rows), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
 

@@ -57,6 +57,7 @@ def compile_(
     rounding: opt.Rounding = None,
     shape: opt.ShapeOption = None,
     place: opt.Place = None,
+    imports: opt.Import = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -72,7 +73,9 @@ def compile_(
       celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
       celosia compile detector.onnx -o detector.celosia --place cost --place /head/Conv=cpu
       celosia compile minilm.onnx -o minilm.celosia --rounding correct
+      celosia compile model.onnx -o model.celosia --import my_ops.py
     """
+    common.import_files(imports)
     with common.progress_stages(quiet) as stages:
         shapes = common.shapes_of(shape)
         common.check_destinations([model], output)

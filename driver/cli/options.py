@@ -150,3 +150,7 @@ SAMPLES = (
 """Help of an option that takes them."""
 Samples = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all, by default all.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of what is random in a search.")]
+Import = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE.py", help="Run this first: operators of your own; may be repeated."),
+]

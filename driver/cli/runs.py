@@ -76,6 +76,7 @@ def run(
     trust: opt.Trusted = False,
     digest: opt.Digest = None,
     rebuild_kernels: opt.Rebuild = False,
+    imports: opt.Import = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
@@ -91,7 +92,9 @@ def run(
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
+      celosia run model.onnx --random --import my_ops.py
     """
+    common.import_files(imports)
     options = device_options(device, memory, address)
     files = _Files(output, report, html, trace, dump or [])
     source = _Source(

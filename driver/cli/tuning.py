@@ -43,6 +43,9 @@ Deadline = Annotated[
     float | None,
     typer.Option(min=1, metavar="SECONDS", help=f"For one trial; by default {DEADLINE / 60:g} minutes."),
 ]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Begin no trial after so long: 60s, 10m or 2h; by default whenever.")
+]
 Search = Annotated[
     str | None,
     opt.one_of(
@@ -68,6 +71,7 @@ def tune(
     sudo: opt.Sudo = False,
     address: opt.Address = None,
     deadline: Deadline = None,
+    budget: Budget = None,
     search: Search = None,
     learner: Learner = LEARNER_NAMES[0],
     seed: opt.Seed = 0,
@@ -85,13 +89,14 @@ def tune(
     Examples:
       celosia tune model.onnx --config zcu104 --records tuned.jsonl
       celosia compile model.onnx --config zcu104 --records tuned.jsonl -o model.celosia
+      celosia tune model.onnx --budget 10m --records tuned.jsonl
       celosia tune model.onnx --device rtl --trials 100 --records tuned.jsonl
       celosia tune model.onnx --device ssh://root@pynq --records tuned.jsonl
       celosia tune model.onnx --pool dask://big:8786 --records tuned.jsonl
       celosia tune model.onnx --device cpu --records tuned.jsonl
     """
     measuring = _measuring(device, memory, pool, insecure_pool, sudo, address)
-    given = {"trials": trials, "search": search, "deadline": deadline}
+    given = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
     options: dict[str, Any] = {
         "records": records, "jobs": jobs or os.cpu_count() or 1, "learner": learner, "seed": seed,
         "check": not no_check, **{name: value for name, value in given.items() if value}, **measuring,

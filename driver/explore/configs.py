@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
-from celosia.hw.plain import brief, from_toml
+from celosia.hw.plain import Sentence, brief, from_toml
 from celosia.sim.board import Board
 
 Values = Mapping[str, Sequence[int | bool]]
@@ -22,7 +22,7 @@ TRIES = 1000
 """Draws after which a space is taken to hold nothing more."""
 
 
-class SpaceError(ValueError):
+class SpaceError(Sentence, ValueError):
     """A space that cannot be; one sentence that names the field, the value and what is possible."""
 
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Program, TensorInfo
 from celosia.compiler.program.dtypes import itemsize
+from celosia.hw.plain import Sentence
 
 ALIGN = 64
 """Bytes that tensors are aligned to: a line of the cache."""
 
 
-class NotExportable(ValueError):
+class NotExportable(Sentence, ValueError):
     """A model that cannot be exported; the message names the operator or tensor, and the way out."""
 
 

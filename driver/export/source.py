@@ -164,8 +164,11 @@ static int {name}_steps({name} *self, const uint8_t *const *in, uint8_t *const *
     return code;
 }}
 
+/* No member of an instance that lies elsewhere may be touched. */
+static int {name}_is_aligned(const void *self) {{ return (uintptr_t)self % {ALIGN} == 0; }}
+
 int {name}_open({name} *self, const celosia_device *device) {{
-    if ((uintptr_t)self->memory % {ALIGN}) return CELOSIA_UNALIGNED_INSTANCE;
+    if (!{name}_is_aligned(self)) return CELOSIA_UNALIGNED_INSTANCE;
     return celosia_open(&self->state, device, &{name}_in_device);
 }}
 
@@ -174,6 +177,7 @@ int {name}_run_sized({name} *self, const void *const *inputs, const size_t *inpu
     static const size_t in_bytes[] = {upper}_INPUT_BYTES, out_bytes[] = {upper}_OUTPUT_BYTES;
     const uint8_t *in[{upper}_INPUTS + 1];
     uint8_t *out[{upper}_OUTPUTS + 1];
+    if (!{name}_is_aligned(self)) return CELOSIA_UNALIGNED_INSTANCE;
     if (!self->state.device) return CELOSIA_NOT_OPEN;
     int code = celosia_check(inputs, input_bytes, in_bytes, {upper}_INPUTS, CELOSIA_INPUT_SIZE);
     for (int i = 0; i < {upper}_INPUTS; i++) in[i] = inputs[i];
@@ -187,7 +191,9 @@ int {name}_run_sized({name} *self, const void *const *inputs, const size_t *inpu
 
 {self._typed()}
 
-int {name}_close({name} *self) {{ return celosia_close(&self->state); }}
+int {name}_close({name} *self) {{
+    return {name}_is_aligned(self) ? celosia_close(&self->state) : CELOSIA_UNALIGNED_INSTANCE;
+}}
 """
 
     def _typed(self) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from celosia.hw.plain import Sentence
+
 NAME, LABEL = 60, 20
 """Characters of a name in a text, and beside an axis."""
 
@@ -27,7 +29,7 @@ MARKS = (
 """What the signs of `resource` mean."""
 
 
-class ReportError(ValueError):
+class ReportError(Sentence, ValueError):
     """A file that is no report of a run; one sentence."""
 
 

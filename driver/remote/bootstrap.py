@@ -5,6 +5,7 @@ annotations are strings, which that one does not evaluate. It reads a request fr
 the bytes of the files. It answers with a line of JSON after MARK.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -12,9 +13,37 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 MARK = b"\n<celosia>\n"
+BEAT_SECONDS = 2.0
+"""Between two empty lines, which say that a command is still at work."""
+
+
+class Beating:
+    """Standard output, with an empty line every BEAT_SECONDS until the process ends or nobody reads."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._lock = stream, threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def write(self, data: bytes) -> None:
+        """Write whole lines, and what follows them, at once."""
+        with self._lock:
+            self._stream.write(data)
+            self._stream.flush()
+
+    def _beat(self) -> None:
+        try:
+            while True:
+                time.sleep(BEAT_SECONDS)
+                self.write(b"\n")
+        except (OSError, ValueError):
+            pass
 
 
 def versions() -> "dict[str, Any]":
@@ -38,8 +67,32 @@ def digest(path: str) -> "str | None":
         return None
 
 
+@contextmanager
+def installing(folder: str, wait: bool) -> "Iterator[None]":
+    """Hold the lock of the folder, without parts that an installation has left which was killed: it holds no lock any
+    more. wait: until another installation has ended. OSError where there is no folder, or another one is under way.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stale = [name for name in os.listdir(folder) if name.startswith(".") and name.endswith(".part")]
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks
+            stale = []
+        for name in stale:
+            with suppress(OSError):  # another user's
+                os.unlink(os.path.join(folder, name))
+        yield
+    finally:
+        os.close(handle)
+
+
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
     """What the board has, and the names of the files asked for that it has not, or not so."""
+    with suppress(OSError), installing(folder, False):  # nothing is there yet, or somebody else is at it
+        pass
     files = request["files"]
     missing = [each["name"] for each in files if digest(os.path.join(folder, each["name"])) != each["sha256"]]
     home = os.path.expanduser("~")
@@ -52,32 +105,38 @@ def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
 def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[str, Any]":
     """Each file appears under its name when all of it is there and right; a file begun is removed."""
     os.makedirs(folder, exist_ok=True)
-    for each in request["files"]:
-        handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
-        try:
-            left, hashed = each["size"], hashlib.sha256()
-            with os.fdopen(handle, "wb") as file:
-                while left:
-                    data = stream.read(min(left, 1 << 16))
-                    if not data:
-                        raise EOFError("the connection ended within " + each["name"])
-                    file.write(data)
-                    hashed.update(data)
-                    left -= len(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if hashed.hexdigest() != each["sha256"]:
-                raise ValueError(each["name"] + " arrived damaged")
-            os.replace(part, os.path.join(folder, each["name"]))
-        except BaseException:
-            os.unlink(part)
-            raise
+    with installing(folder, True):
+        for each in request["files"]:
+            receive(each, folder, stream)
     return {}
+
+
+def receive(each: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
+    """Put one file of a request into place."""
+    handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+    try:
+        left, hashed = each["size"], hashlib.sha256()
+        with os.fdopen(handle, "wb") as file:
+            while left:
+                data = stream.read(min(left, 1 << 16))
+                if not data:
+                    raise EOFError("the connection ended within " + each["name"])
+                file.write(data)
+                hashed.update(data)
+                left -= len(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if hashed.hexdigest() != each["sha256"]:
+            raise ValueError(each["name"] + " arrived damaged")
+        os.replace(part, os.path.join(folder, each["name"]))
+    except BaseException:
+        os.unlink(part)
+        raise
 
 
 def main() -> None:
     """Answers one request from standard input with a line of JSON behind MARK."""
-    stream = sys.stdin.buffer
+    stream, out = sys.stdin.buffer, Beating(sys.stdout.buffer)
     answer: dict[str, Any] = {}
     try:
         request = json.loads(stream.readline().decode())
@@ -85,8 +144,8 @@ def main() -> None:
         answer = status(request, folder) if request["what"] == "status" else install(request, folder, stream)
     except Exception as error:
         answer = {"error": getattr(error, "strerror", None) or str(error), "kind": type(error).__name__}
-    sys.stdout.buffer.write(MARK + json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
+    out.write(MARK + json.dumps(answer).encode() + b"\n")
+    os._exit(0)  # whatever the other thread does
 
 
 if __name__ == "__main__":

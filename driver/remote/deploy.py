@@ -5,32 +5,43 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import shlex
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from celosia.compiler.program import Program, ProgramError
+import numpy as np
+
+from celosia.compiler.program import Program, ProgramError, TensorInfo
+from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.files import reading
+from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote import bootstrap
 from celosia.driver.remote.bootstrap import MARK
+from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, runner
-from celosia.driver.remote.serve import ERRORS, load_result, pack, unpack
-from celosia.driver.remote.ssh import Connection, SshError
+from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
+from celosia.driver.remote.ssh import Connection, SshError, connected
+from celosia.driver.run.report import report_of
 from celosia.driver.run.result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
+from celosia.hw.plain import brief, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
 """Of a run on the board."""
 FOLDER = "~/celosia"
 """Where files go on the board."""
+BANNER_BYTES = 1 << 20
+"""Longest text that a login shell may print."""
+TEXTS = ("machine", "numpy", "pynq", "pynq_error")
+"""What a board says in words of its own."""
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 
@@ -59,9 +70,9 @@ def program_file(program: Program) -> File:
 def relinked(program: Program) -> Program:
     """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
-    from celosia.compiler.cpu.target import TARGETS, compiling_for
+    from celosia.compiler.cpu.target import compiling_for, target_for
 
-    target = next((each for each in TARGETS.values() if each.machine == program.machine), None)
+    target = target_for(program.machine)
     if target is None:
         raise ProgramError(f"nothing here compiles for {program.machine!r} processors; compile the model with --target")
     with compiling_for(target), reading(program.name, ProgramError, "has kernels that cannot be compiled of loops"):
@@ -80,10 +91,9 @@ class Remote:
     def status(self, *files: File) -> RemoteBoard:
         """What the board has. SshError where it has no Python that can say so."""
         said = self._bootstrap("status", files)
-        return RemoteBoard(
-            said["machine"], tuple(said["python"]), said["numpy"], said["pynq"], said.get("pynq_error", ""),
-            said["free"], tuple(said["missing"]),
-        )  # fmt: skip
+        fields = {field.name: said.get(field.name) for field in dataclasses.fields(RemoteBoard)}
+        with self.understood():
+            return checked_board(fields | {"pynq_error": said.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
         """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
@@ -105,7 +115,7 @@ class Remote:
         """Run an installed Program on the board. Raises the board's errors; SshError."""
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options)}  # fmt: skip
-        result: Result = self._call(self._runner(runner), [pack(head, inputs)], load_result)
+        result: Result = self._call(self._runner(runner), [pack(head, inputs)], lambda out: load_result(out, SshError))
         return result
 
     def run_each(
@@ -116,33 +126,31 @@ class Remote:
         is no run."""
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options), "samples": len(samples)}  # fmt: skip
-        process = self._started(self._runner(runner))
-        assert process.stdin is not None and process.stdout is not None
-        writer = Thread(target=_write, args=(process.stdin, head, samples), daemon=True)
+        channel = self._started(self._runner(runner))
+        writer = Thread(target=_write, args=(channel, head, samples), daemon=True)
         try:
-            writer.start()
-            skip_to_mark(process.stdout)
-            _answered(process.stdout)
-            for _ in samples:
-                yield _run_of(process.stdout)
-        except tuple(ERRORS.values()):
-            raise
-        except (OSError, EOFError, ValueError):
-            raise self.connection.ended(process) from None
+            with self.understood(channel):
+                writer.start()
+                skip_to_mark(channel)
+                _answered(channel)
+                for _ in samples:
+                    yield _run_of(channel)
         finally:
-            process.kill()
+            channel.kill()
             writer.join()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    pipe.close()
-            process.wait()
+            channel.close()
 
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        return float(self._call(self._runner(runner), [pack(head, {})], _answered)["clock_mhz"])
+        said = self._call(self._runner(runner), [pack(head, {})], _answered)
+        with self.understood():
+            clock: float = checked(float, said.get("clock_mhz"), "clock_mhz")
+            if not 0 < clock < math.inf:
+                raise AnswerError(f"clock_mhz is {clock}")
+            return clock
 
-    def start(self, runner: File) -> subprocess.Popen[bytes]:
+    def start(self, runner: File) -> CommandChannel:
         """The installed runner, which waits for its request."""
         return self._started(self._runner(runner))
 
@@ -155,65 +163,78 @@ class Remote:
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
         command = f"python3 -c {shlex.quote(script)}"
         answer: dict[str, Any] = self._call(
-            command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: json.loads(out.readline())
+            command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: unpack(out)[0]
         )
         if "error" in answer:
-            raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {answer['error']}")
+            reason = clipped(printable(str(answer["error"])))
+            raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {reason}")
         return answer
 
-    def _started(self, command: str) -> subprocess.Popen[bytes]:
+    def _started(self, command: str) -> CommandChannel:
         """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
         does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         return self.connection.start(shell)
 
-    def _call(self, command: str, parts: list[bytes], read: Callable[[IO[bytes]], Any]) -> Any:
+    def _call(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
         """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
-        process = self._started(command)
-        assert process.stdin is not None and process.stdout is not None
+        channel = self._started(command)
         try:
-            for part in parts:
-                process.stdin.write(part)
-            process.stdin.flush()
-            skip_to_mark(process.stdout)
-            return read(process.stdout)
-        except tuple(ERRORS.values()):  # of the run itself
-            raise
-        except (OSError, EOFError, ValueError):
-            raise self.connection.ended(process) from None
+            with self.understood(channel):
+                for part in parts:
+                    channel.write(part)
+                skip_to_mark(channel)
+                return read(channel)
         finally:  # also on Ctrl-C: the end of its input ends the command
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not written yet
-                    pipe.close()
-            process.wait()
+            channel.close()
+
+    @contextmanager
+    def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
+        """SshError where what the board says, or does not say, is no answer. Errors of the run itself pass."""
+        try:
+            yield
+        except AnswerError as error:
+            raise self.connection.unclear(error) from None
+        except Silence:
+            assert channel is not None
+            raise self.connection.silent(channel) from None
+        except (OSError, EOFError):
+            assert channel is not None
+            raise self.connection.ended(channel) from None
 
 
-def _write(stream: IO[bytes], head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     """The request, and a message for each sample, while answers come; the other side may be gone before the end."""
     with suppress(OSError, ValueError):
-        stream.write(pack(head, {}))
+        channel.write(pack(head, {}), patient=True)
         for sample in samples:
-            stream.write(pack({}, sample))
-            stream.flush()
+            channel.write(pack({}, sample), patient=True)
 
 
-def _run_of(stream: IO[bytes]) -> Future[Result]:
-    """The next run of a stream, done. EOFError."""
+def _run_of(channel: CommandChannel) -> Future[Result]:
+    """The next run of a stream, done. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
-        future.set_result(load_result(stream))
+        future.set_result(load_result(channel, SshError))
     except FAILURES as error:
         future.set_exception(error)
     return future
 
 
-def _answered(stream: IO[bytes]) -> dict[str, Any]:
-    """The board's answer without arrays. Raises the board's error."""
-    head, _ = unpack(stream)
-    if "error" in head:
-        raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
+def _answered(channel: CommandChannel) -> dict[str, Any]:
+    """The board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
+    head, _ = unpack(channel)
+    raise_error(head, SshError)
     return head
+
+
+def checked_board(fields: Any) -> RemoteBoard:
+    """What a board says of itself. AnswerError."""
+    board: RemoteBoard = checked(RemoteBoard, fields, "the board")
+    texts = {name: clipped(printable(text)) for name in TEXTS if (text := getattr(board, name)) is not None}
+    if board.free < 0 or len(board.python) != 3:
+        raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
+    return replace(board, **texts)
 
 
 def _quoted(path: str) -> str:
@@ -221,14 +242,17 @@ def _quoted(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def skip_to_mark(stream: IO[bytes]) -> None:
-    """EOFError where there is no mark."""
+def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
+    """Past what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
     seen = b""
-    while not seen.endswith(MARK):
+    for _ in range(BANNER_BYTES):
         byte = stream.read(1)
         if not byte:
             raise EOFError("no answer")
         seen = (seen + byte)[-len(MARK) :]
+        if seen == MARK:
+            return
+    raise AnswerError(f"its login shell prints more than {BANNER_BYTES} bytes")
 
 
 def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
@@ -268,6 +292,24 @@ def require(board: RemoteBoard, program: Program, device: str, name: str) -> Non
         raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
 
 
+def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
+    """Put `program` and what runs it on the board `host`, USER@BOARD as ssh knows it; returns what the board is.
+
+    SshError, ProgramError: also where the board lacks something to run it.
+
+    >>> import celosia
+    >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
+    '3.0.1'
+    """
+    with connected(host) as connection:
+        remote = Remote(connection, sudo=sudo)
+        files = runner(), program_file(program)
+        board = remote.status(*files)
+        remote.install(board, *files)
+        require(board, program, "board", host)
+        return board
+
+
 def run(
     remote: Remote,
     program: Program,
@@ -287,6 +329,8 @@ def run(
     require(board, program, device, remote.connection.name)
     remote.install(board, *files)
     result = remote.run(*files, inputs, device, threads, options)
+    with remote.understood():
+        result = reported(result, program, device, inputs)
     seconds = result.report["seconds"]
     seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
     result.report["host"] = remote.connection.name
@@ -303,7 +347,57 @@ def run_each(
     board = remote.status(*files)
     require(board, program, device, remote.connection.name)
     remote.install(board, *files)
-    return Results(remote.run_each(*files, samples, device, threads, options), [])
+    runs = remote.run_each(*files, samples, device, threads, options)
+    return Results(_reported_each(remote, runs, program, device, samples), [])
+
+
+def _reported_each(
+    remote: Remote, runs: Futures, program: Program, device: str, samples: Sequence[Mapping[str, Any]]
+) -> Futures:
+    with closing(runs):
+        for run, sample in zip(runs, samples):
+            if run.exception() is None:
+                result, run = run.result(), Future()
+                with remote.understood():
+                    run.set_result(reported(result, program, device, sample))
+            yield run
+
+
+def reported(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
+    """What a board has computed, with the report of `program`, which is known here but for seconds and counters.
+
+    AnswerError where tensors or counters are not those of the Program.
+    """
+    known = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
+    wanted = {tensor.name for tensor in program.outputs}
+    if result.outputs.keys() != wanted or not wanted <= result.tensors.keys() <= known.keys():
+        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known])}")
+    for name, value in result.tensors.items():
+        tensor, static = known[name], program.tensors.get(name)
+        if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
+            found = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise AnswerError(f"tensor {brief(name)} is {found}, not {program.shape_text(tensor)}")
+    parts = 1
+    if program.batched:
+        parts = max(1, -(-np.shape(inputs[program.batched[0]])[0] // program.batch))
+    launches = program.launches * parts
+    if len(result.counters) != len(launches):
+        raise AnswerError(f"it has the counters of {len(result.counters)} launches, not of {len(launches)}")
+    for counters, launch in zip(result.counters, launches):
+        counters.check(launch.count)
+    said = result.report
+    report = report_of(program, result.counters, said["seconds"], device, said["memory_model"], parts)
+    return Result(result.outputs, result.counters, lambda: report, result.tensors)
+
+
+def _is_of(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
+    """Whether a value may be what a run gives for `tensor`. static: the same where its sizes are known."""
+    if not isinstance(value, np.ndarray):
+        return False
+    is_text = tensor.dtype == "object" and value.dtype.kind in "OU"
+    first = int(batched)
+    fits = static is None or value.shape[first:] == static.shape[first:]
+    return fits and (is_text or value.dtype == numpy_dtype(tensor.dtype))
 
 
 def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import runner
-from celosia.driver.remote.serve import ERRORS, load_counters, pack, unpack
+from celosia.driver.remote.serve import AnswerError, load_counters, memory_of, pack, raise_error, unpack
 from celosia.driver.remote.ssh import SshError, connected
 from celosia.hw.config import Config
 from celosia.sim.device import Counters, DeviceError
@@ -42,16 +42,17 @@ class RemoteDevice:
     """
 
     def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
-        self.config, self._connection = config, remote.connection
+        self.config, self._remote = config, remote
         self._beside = partial(RemoteDevice, remote, config, device, options)
         file = runner()
         board = remote.status(file)
         if board.numpy is None:
             raise DeviceError(f"{remote.connection.name} has no numpy; pip3 install numpy there")
         remote.install(board, file)
-        self._process = remote.start(file)
+        self._channel = remote.start(file)
         head = {"config": config.to_dict(), "device": device, "options": dict(options)}
-        self.memory_model: str | None = self._answer(pack(head, {}), first=True)[0]["memory_model"]
+        with self._understood():
+            self.memory_model = memory_of(self._answer(pack(head, {}), first=True)[0])
 
     abandoned = False
     ending: ExitStack | None = None
@@ -68,13 +69,19 @@ class RemoteDevice:
         self._call("write", {"addr": addr}, {"data": np.ascontiguousarray(data)})
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        data: NDArray[np.uint8] = self._call("read", {"addr": addr, "size": size})[1]["data"]
-        return data
+        with self._understood():
+            data = self._call("read", {"addr": addr, "size": size})[1].get("data")
+            if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (size,):
+                raise AnswerError(f"it does not give the {size} bytes of its memory that were asked for")
+            return data
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
         """See Device."""
         values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
-        return load_counters(self._call("run", values)[0])
+        with self._understood():
+            counters = load_counters(self._call("run", values)[0])
+            counters.check(count)
+            return counters
 
     def close(self) -> None:
         """End the process there: the end of its input ends it."""
@@ -85,11 +92,17 @@ class RemoteDevice:
             self._end()
 
     def _end(self) -> None:
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError, AttributeError):
-                pipe.close()  # type: ignore[union-attr]
-        self._process.wait()
+        self._channel.close()
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """SshError where there is no answer, or one that is none; the device is of no use any more then."""
+        try:
+            with self._remote.understood(self._channel):
+                yield
+        except SshError:
+            self.close()
+            raise
 
     def _call(
         self, what: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
@@ -97,18 +110,10 @@ class RemoteDevice:
         return self._answer(pack({"call": what, **{name: int(each) for name, each in values.items()}}, arrays))
 
     def _answer(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(message)
-            process.stdin.flush()
+        with self._understood():
+            self._channel.write(message)
             if first:
-                skip_to_mark(process.stdout)
-            head, arrays = unpack(process.stdout)
-        except (OSError, EOFError, ValueError):
-            lost = self._connection.ended(process)
-            self.close()
-            raise lost from None
-        if "error" in head:
-            raise ERRORS.get(head["kind"], DeviceError)(head["error"])
-        return head, arrays
+                skip_to_mark(self._channel)
+            head, arrays = unpack(self._channel)
+            raise_error(head, DeviceError)
+            return head, arrays

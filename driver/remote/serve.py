@@ -14,33 +14,45 @@ from __future__ import annotations
 import _thread
 import dataclasses
 import json
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
-from typing import IO, Any
+from contextlib import closing, contextmanager, suppress
+from typing import IO, Any, Protocol
 
 import numpy as np
 
 from celosia.compiler.program import InputError, Program, ProgramError
-from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.saved import array_bytes, load_array
+from celosia.compiler.program.host.op import HostError, clipped, memory_bytes
+from celosia.compiler.program.saved import array_bytes, load_array, make
 from celosia.driver.board import flash
-from celosia.driver.remote.bootstrap import MARK
+from celosia.driver.board.device import BoardDevice
+from celosia.driver.remote.bootstrap import MARK, Beating
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest
-from celosia.sim.device import Counters, Device, DeviceError, Event, TimeLimit
+from celosia.hw.plain import Sentence, brief, from_json, printable
+from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError, TimeLimit)
 }
 """Errors that mean the same on both sides."""
 END_SECONDS = 5
+LINE_BYTES = 1 << 24
+"""Longest line of JSON: that of a run has its counters and the sizes of its outputs."""
+CHUNK_BYTES = 1 << 20
+TIMES = ("compile", "build", "run", "cpu")
+"""Seconds that a report has."""
+
+
+class AnswerError(Sentence, ValueError):
+    """A message that is none; one sentence that says why."""
 
 
 def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
@@ -60,23 +72,65 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
 
 
 def unpack(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `pack` made. EOFError where it is cut short."""
-    line = stream.readline()
+    """What `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than there is.
+
+    EOFError where it is cut short, AnswerError where it is something else.
+    """
+    line = b"\n"
+    while line == b"\n":
+        line = stream.readline(LINE_BYTES)
     if not line.endswith(b"\n"):
+        if len(line) == LINE_BYTES:
+            raise AnswerError(f"it has a line of more than {LINE_BYTES} bytes")
         raise EOFError("the connection ended")
-    head = json.loads(line)
+    left = memory_bytes()
 
     def value(size: Any) -> Any:
+        nonlocal left
         if isinstance(size, list):
             return [value(each) for each in size]
         if size is None:
             return None
-        data = stream.read(size)
-        if len(data) != size:
-            raise EOFError("the connection ended")
-        return load_array(data)
+        left -= checked(int, size, "a size")
+        if size < 0 or left < 0:
+            raise AnswerError(f"it has an array of {size} bytes")
+        data = bytearray()
+        while len(data) < size:
+            piece = stream.read(min(size - len(data), CHUNK_BYTES))
+            if not piece:
+                raise EOFError("the connection ended")
+            data += piece
+        with parsing("an array"):
+            return load_array(bytes(data))
 
-    return head, {name: value(size) for name, size in head.pop("sizes", {}).items()}
+    with parsing("its line"):
+        head = as_table(from_json(line), "its line")
+        sizes = as_table(head.pop("sizes", {}), "sizes")
+    return head, {name: value(size) for name, size in sizes.items()}
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """AnswerError for whatever is raised by reading a message that is none: libraries do not say which errors."""
+    try:
+        yield
+    except AnswerError:
+        raise
+    except Exception as error:
+        raise AnswerError(f"{what} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
+
+
+def checked(kind: Any, value: Any, what: str) -> Any:
+    """What JSON holds as the type `kind`, see `make`. AnswerError."""
+    with parsing(what):
+        return make(kind, value, what)
+
+
+def as_table(value: Any, what: str) -> dict[str, Any]:
+    """`value`, an object of JSON. AnswerError."""
+    if not isinstance(value, dict):
+        raise AnswerError(f"{what} is {brief(value)}")
+    return value
 
 
 def result_bytes(result: Result) -> bytes:
@@ -86,20 +140,47 @@ def result_bytes(result: Result) -> bytes:
     return pack(head, result.tensors | result.outputs)
 
 
-def load_counters(head: dict[str, Any]) -> Counters:
-    """Counters of what `dataclasses.asdict` made of them."""
-    return Counters(**head | {"events": [Event(**event) for event in head["events"]]})
+def load_counters(head: Any) -> Counters:
+    """Counters of what `dataclasses.asdict` made of them. AnswerError; DeviceError where they count what cannot be."""
+    fields = {field.name for field in dataclasses.fields(Counters)}
+    if missing := fields - as_table(head, "counters").keys():
+        raise AnswerError(f"counters have no {min(missing)}")
+    counters: Counters = checked(Counters, head, "counters")
+    counters.check()
+    return counters
 
 
-def load_result(stream: IO[bytes]) -> Result:
-    """The Result that `result_bytes` made. Raises the board's error; EOFError."""
-    head, arrays = unpack(stream)
+def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
+    """Raise the error that a message holds, if it does: a `kind` where this side does not know it. AnswerError."""
     if "error" in head:
-        raise ERRORS.get(head["kind"], RuntimeError)(head["error"])
-    report = head["report"]
-    counters = [load_counters(each) for each in head["counters"]]
-    outputs = {name: arrays[name] for name in head["outputs"]}
-    return Result(outputs, counters, lambda: report, Tensors(arrays))
+        name, text = (checked(str, head.get(field), field) for field in ("kind", "error"))
+        raise ERRORS.get(name, kind)(clipped(printable(text)))
+
+
+def memory_of(head: dict[str, Any]) -> str | None:
+    """The memory model of a board's device. AnswerError."""
+    memory = head.get("memory_model", "")
+    if memory not in (None, BoardDevice.memory_model):
+        raise AnswerError(f"memory_model is {brief(memory)}")
+    return None if memory is None else BoardDevice.memory_model
+
+
+def load_result(stream: IO[bytes], kind: type[Exception] = RuntimeError) -> Result:
+    """The Result that `result_bytes` made, with the report's memory model and seconds. Raises the board's error, a
+    `kind` where this side does not know it; EOFError, AnswerError, DeviceError."""
+    head, arrays = unpack(stream)
+    raise_error(head, kind)
+    report = as_table(head.get("report"), "report")
+    memory = memory_of(report)
+    seconds = checked(dict[str, float], report.get("seconds"), "seconds")
+    counters = [load_counters(each) for each in checked(list[object], head.get("counters"), "counters")]
+    names = checked(list[str], head.get("outputs"), "outputs")
+    if missing := [name for name in names if name not in arrays]:
+        raise AnswerError(f"output {brief(missing[0])} is missing")
+    if seconds.keys() != set(TIMES) or not all(0 <= each < math.inf for each in seconds.values()):
+        raise AnswerError(f"seconds are {brief(seconds)}")
+    own = {"memory_model": memory, "seconds": seconds}
+    return Result({name: arrays[name] for name in names}, counters, lambda: own, Tensors(arrays))
 
 
 def _end_with(stream: IO[bytes]) -> None:
@@ -118,7 +199,14 @@ def _end_with(stream: IO[bytes]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def serve(request: IO[bytes], answer: IO[bytes]) -> None:
+class Answers(Protocol):
+    """Takes whole messages."""
+
+    def write(self, data: bytes, /) -> object:
+        """Send a message at once."""
+
+
+def serve(request: IO[bytes], answer: Answers) -> None:
     """Answer one request."""
     try:
         head, inputs = unpack(request)
@@ -138,7 +226,6 @@ def serve(request: IO[bytes], answer: IO[bytes]) -> None:
     except Exception as error:
         data = _error(error)
     answer.write(MARK + data)
-    answer.flush()
 
 
 def _runtime(head: dict[str, Any]) -> ProgramRuntime:
@@ -146,7 +233,7 @@ def _runtime(head: dict[str, Any]) -> ProgramRuntime:
     return ProgramRuntime(program, head["device"], head["threads"], **head["options"])
 
 
-def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answer: IO[bytes]) -> None:
+def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answer: Answers) -> None:
     """Run so many samples as a stream; what goes wrong with one is its answer. EOFError where nobody is there."""
 
     def samples() -> Iterator[dict[str, Any]]:
@@ -156,7 +243,6 @@ def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answe
 
     runtime.open()
     answer.write(MARK + pack({"ready": True}, {}))
-    answer.flush()
     results = runtime.run_each(samples(), trace=False)
     for _ in range(count):
         try:
@@ -166,7 +252,6 @@ def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answe
                 raise
             data = _error(error)
         answer.write(data)
-        answer.flush()
 
 
 def _error(error: Exception) -> bytes:
@@ -174,11 +259,10 @@ def _error(error: Exception) -> bytes:
     return json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
 
 
-def serve_device(head: dict[str, Any], request: IO[bytes], answer: IO[bytes]) -> None:
+def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> None:
     """Open the device that `head` names, then answer calls of it until there are no more."""
     device = open_device(head["device"], Config.from_dict(head["config"]), **head["options"])
     answer.write(MARK + pack({"memory_model": device.memory_model}, {}))
-    answer.flush()
     with closing(device), suppress(EOFError):
         while True:
             call, arrays = unpack(request)
@@ -187,7 +271,6 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: IO[bytes]) ->
             except Exception as error:
                 data = _error(error)
             answer.write(data)
-            answer.flush()
 
 
 def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -208,6 +291,6 @@ def main() -> None:
     """`python3 runner.pyz` on the board."""
     code = 130
     with suppress(KeyboardInterrupt):
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+        serve(sys.stdin.buffer, Beating(sys.stdout.buffer))
         code = 0
     os._exit(code)  # the thread that waits for the other side would hold the process

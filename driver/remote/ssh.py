@@ -6,20 +6,25 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from celosia import tools
+from celosia.compiler.program.host.op import clipped
+from celosia.driver.remote.channel import CommandChannel
+from celosia.hw.plain import Sentence, printable
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15
+LOGIN_SECONDS = 180
+"""For a user to type a password."""
 SIGKILL, SIGBUS = 9, 7
 """Numbers of Linux, which boards run."""
 UNREACHABLE = "timed out", "Connection refused", "No route", "unreachable", "resolve hostname"
 
 
-class SshError(RuntimeError):
+class SshError(Sentence, RuntimeError):
     """The other machine cannot be reached, refuses, or has gone; the message says which, and the way out."""
 
 
@@ -45,31 +50,42 @@ def destination(text: str) -> list[str]:
 class Connection:
     """An authenticated connection. `start` runs a command there.
 
-    options: of ssh, which has the rest from its settings. folder: for what commands write to standard error.
+    options: of ssh, which has the rest from its settings.
     """
 
-    def __init__(self, name: str, folder: Path, where: list[str], options: tuple[str, ...]) -> None:
-        self.name, self._errors, self._where, self._options = name, folder / "errors", where, options
+    def __init__(self, name: str, where: list[str], options: tuple[str, ...]) -> None:
+        self.name, self._where, self._options = name, where, options
 
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        """`command`, a line for the shell there, with pipes for input and output; errors go to a file of their own."""
-        with self._errors.open("wb") as errors:
-            return subprocess.Popen(
-                ["ssh", *self._options, "-T", *self._where, command],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
+    def start(self, command: str) -> CommandChannel:
+        """`command`, a line for the shell there."""
+        return CommandChannel(
+            subprocess.Popen(
+                self._line(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            )
+        )
 
-    def errors(self) -> str:
-        """What the last command has written to its standard error."""
-        return _text(self._errors)
+    def _line(self, command: str) -> list[str]:
+        return ["ssh", *self._options, "-T", *self._where, command]
 
-    def ended(self, process: subprocess.Popen[bytes]) -> SshError:
-        """Why `process` ended without an answer."""
-        try:
-            code = process.wait(5)
-        except subprocess.TimeoutExpired:
-            return SshError(f"{self.name} gave an answer that is none")
-        said = self.errors()
+    def silent(self, channel: CommandChannel) -> SshError:
+        """That a command says nothing any more."""
+        return SshError(
+            f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
+        )
+
+    def unclear(self, reason: object) -> SshError:
+        """That an answer is none. reason: what is wrong with it."""
+        return SshError(
+            f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
+            f"`ssh {self.name}` leads to the right machine, and try again"
+        )
+
+    def ended(self, channel: CommandChannel) -> SshError:
+        """Why the command of `channel` ended without an answer."""
+        code = channel.exit_code()
+        if code is None:
+            return self.unclear("it goes on without one")
+        said = channel.errors()
         if code in (255, -1):
             return SshError(f"the connection to {self.name} was lost{f' ({_last(said)})' if said else ''}; try again")
         if said.startswith("sudo:"):
@@ -94,7 +110,8 @@ def _text(path: Path) -> str:
 
 
 def _last(text: str) -> str:
-    return text.splitlines()[-1].strip() if text else ""
+    """The last line, as a message shows it."""
+    return clipped(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager
@@ -117,13 +134,19 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
             "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ControlPersist=no",
         )  # fmt: skip
         with said.open("wb") as errors:
-            code = subprocess.run(["ssh", *options, *where], stdout=subprocess.DEVNULL, stderr=errors).returncode
+            line = ["ssh", *options, *where]
+            try:
+                code = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=errors, timeout=LOGIN_SECONDS).returncode
+            except subprocess.TimeoutExpired:
+                raise SshError(f"the login on {name} takes over {LOGIN_SECONDS} s; check `ssh {name}`") from None
         if code:
             raise SshError(_refusal(name, _text(said)))
         try:
-            yield Connection(name, control.parent, where, ("-S", str(control)))
+            yield Connection(name, where, ("-S", str(control)))
         finally:
-            subprocess.run(["ssh", "-S", str(control), "-O", "exit", *where], capture_output=True)
+            with suppress(subprocess.TimeoutExpired):
+                line = ["ssh", "-S", str(control), "-O", "exit", *where]
+                subprocess.run(line, capture_output=True, timeout=CONNECT_SECONDS)
 
 
 @contextmanager
@@ -134,8 +157,7 @@ def unasked(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "-o", "ServerAliveInterval=5",
         "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="celosia") as folder:
-        yield Connection(name, Path(folder), destination(name), options)
+    yield Connection(name, destination(name), options)
 
 
 def _refusal(name: str, said: str) -> str:

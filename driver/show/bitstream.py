@@ -13,7 +13,21 @@ if TYPE_CHECKING:
     from celosia.bitstreams.power import Power
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
+    from celosia.driver.explore.hardware import Resources
     from celosia.hw.fpga import Device
+
+
+def estimated(used: Resources, device: Device, title: str) -> RenderableType:
+    """What the resource model says, before anything is counted."""
+    from celosia.bitstreams.synthesis import LABELS
+    from celosia.driver.pages.names import resource
+
+    table = new_table(title, "resource", ">used", ">available", ">left")
+    row = vars(used)
+    for name, label in LABELS.items():
+        left = 100 - 100 * row[name] / getattr(device, name)
+        add_row(table, label, resource(row, name), f"{getattr(device, name):,}", f"{left:.1f}%")
+    return table
 
 
 def resources(used: Usage, device: Device, title: str) -> RenderableType:

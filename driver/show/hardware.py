@@ -55,14 +55,14 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     """What `sweep` found."""
     from celosia.bitstreams.synthesis import RESOURCES
     from celosia.driver.pages.names import resource
+    from celosia.driver.sweep import fewest, remark
 
     fields = list(rows[0]["set"])
     table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
                    ">block RAM", ">scratchpads", "")  # fmt: skip
-    best = min((row["cycles"] for row in rows if row["cycles"]), default=None)
+    best = fewest(rows)
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
-        remark = row["error"] or ("fewest cycles" if row["cycles"] == best is not None else "")
         cycles = "-" if row["cycles"] is None else row["cycles"]
         values = (str(value).lower() for value in row["set"].values())
         add_row(
@@ -72,7 +72,7 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
             percent(row["utilization"]),
             *(resource(row, each) for each in RESOURCES),
             size,
-            remark,
+            remark(row, best),
         )
     return table
 

@@ -12,6 +12,7 @@ from celosia.compiler.superoptimise.derivation import distance, is_measured, rul
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
+from celosia.hw.plain import printable
 
 
 def line(state: SearchState) -> str:
@@ -29,6 +30,11 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"tuned, the original takes {first:,.0f} cycles, the best of the search {cycles}")
     for sentence in report["refused"]:
         yield Text(sentence)
+    for row in report["rules"]:
+        saves = "not weighed" if row["saves"] is None else f"saves {row['saves']:,.0f} at most, by estimate"
+        yield Text(
+            printable(f"{row['rule']}: fits in {row['matched']:,} places, {saves}; {row['taken']:,} steps of it")
+        )
     ended = f"{report['weighed']:,} steps weighed, {report['priced']:,} graphs priced in {report['seconds']:.1f} s, "
     ended += f"ended by: {report['ended']}{left_out_text(report['left_out'])}"
     if not report["steps"]:

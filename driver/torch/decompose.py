@@ -1,4 +1,4 @@
-"""PyTorch's fused kernels as the operators that they stand for: torch.onnx knows those alone, and a quantizer has
+"""PyTorch's fused kernels as the operators that they stand for: torch.onnx knows those alone, and a quantiser has
 to see the products in them.
 
 Modules take these kernels by themselves in evaluation mode (nn.TransformerEncoderLayer, nn.MultiheadAttention), for
@@ -37,7 +37,7 @@ def native_multi_head_attention(
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query, key, value: [samples, tokens, embed_dim]. What a mask leaves out is true in it, or no 0."""
-    if query is key and key is value:  # then the weights stay whole, and a quantizer knows them
+    if query is key and key is value:  # then the weights stay whole, and a quantiser knows them
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:
         inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))

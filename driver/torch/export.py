@@ -414,7 +414,7 @@ def _require_whole_range(node: Node) -> None:
     if (low, high) != (info.min, info.max):
         raise TorchError(
             f"{node.name} quantises to {low}..{high}, and ONNX's QuantizeLinear to {info.min}..{info.max}; let the "
-            f"quantizer take quant_min={info.min}, quant_max={info.max} for activations"
+            f"quantiser take quant_min={info.min}, quant_max={info.max} for activations"
         )
 
 

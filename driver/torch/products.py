@@ -35,7 +35,7 @@ def name_of(node: Node) -> str:
 
 
 class ActivationProducts:
-    """What a quantizer asks of `graph`. exclude: tells which operators stay float.
+    """What a quantiser asks of `graph`. exclude: tells which operators stay float.
 
     nodes: products of two float32 tensors, neither of which is constant, with as many matrices each, [..., m, k] and
     [..., k, n]. operands: whatever shares a scale with an operand of one, from what made it on; one zero point, 0, for

@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
+import inspect
 import sys
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from celosia import language, models, te
@@ -20,23 +23,29 @@ if TYPE_CHECKING:
     __version__: str
     from celosia.compiler.program import Program
     from celosia.driver.compare import compare
+    from celosia.driver.cut import cut
     from celosia.driver.evaluate import evaluate
     from celosia.driver.explore.explore import explore
+    from celosia.driver.export import export
     from celosia.driver.generate.decoder import Decoder
-    from celosia.driver.optimise import compile
+    from celosia.driver.optimise import compile, optimise
     from celosia.driver.pages.report import report
     from celosia.driver.quantize import quantize
+    from celosia.driver.remote.deploy import deploy
     from celosia.driver.run.result import Result
     from celosia.driver.runtime import Runtime
+    from celosia.driver.sweep import sweep
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
     from celosia.driver.tune import tune
     from celosia.driver.tune_cpu import tune_cpu, tune_kernel
     from celosia.hw.config import Config
+    from celosia.hw.verilog import verilog
 
 __all__ = [
-    "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "evaluate",
-    "explore", "from_torch", "language", "models", "quantize", "report", "te", "tune", "tune_cpu", "tune_kernel",
+    "CelosiaQuantizer", "Config", "Decoder", "Program", "Result", "Runtime", "compare", "compile", "cut", "deploy",
+    "evaluate", "explore", "export", "from_torch", "language", "models", "optimise", "quantize", "report", "sweep",
+    "te", "tune", "tune_cpu", "tune_kernel", "verilog",
 ]  # fmt: skip
 
 _MODULES = {"language": "celosia.language", "models": "celosia.models", "te": "celosia.te"}
@@ -50,6 +59,12 @@ _PLACES = {
     "compare": "celosia.driver.compare",
     "compile": "celosia.driver.optimise",
     "evaluate": "celosia.driver.evaluate",
+    "verilog": "celosia.hw.verilog",
+    "sweep": "celosia.driver.sweep",
+    "optimise": "celosia.driver.optimise",
+    "export": "celosia.driver.export",
+    "deploy": "celosia.driver.remote.deploy",
+    "cut": "celosia.driver.cut",
     "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize",
@@ -72,12 +87,42 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name in _PLACES:
-        part = getattr(_imported(_PLACES[name]), name)
-        return _in_notebook(part) if isinstance(part, FunctionType) else part
+        found = getattr(_imported(_PLACES[name]), name)
+        return _in_notebook(_with_advice(found)) if inspect.isfunction(found) else found
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
 
 
-def _in_notebook(function: FunctionType) -> Any:
+@functools.cache
+def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose TypeError for an argument that it does not know names the one that was probably meant."""
+    known = inspect.signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+
+    def refuse(name: str) -> NoReturn:
+        from celosia.hw.config import did_you_mean
+
+        near = did_you_mean(name, known)
+        raise TypeError(
+            f"{function.__name__}() takes no argument {name!r}{near}; it takes {', '.join(known)}"
+        ) from None
+
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in known]
+        if unknown and not takes_any:
+            refuse(unknown[0])
+        try:
+            return function(*given, **named)
+        except TypeError as error:  # of what takes the options that are passed on
+            for name in unknown:
+                if f"unexpected keyword argument '{name}'" in str(error):
+                    refuse(name)
+            raise
+
+    return called
+
+
+def _in_notebook(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the package, which in a notebook shows how far it is, and its result as HTML."""
     ipython = sys.modules.get("IPython")
     if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,12 +37,63 @@ class CacheError(OSError):
     """A folder of generated files that cannot be written; one sentence with the folder, the reason and the way out."""
 
 
+def require_own(path: Path) -> None:
+    """CacheError where another user could have put code at `path`, which is in the folder of generated files: a file or
+    folder there that neither this user nor root owns, or that others may write to."""
+    place, folder = path, cache_folder()
+    while True:
+        with suppress(FileNotFoundError):
+            if (reason := _why_foreign(os.stat(place))) is not None:
+                what, way_out = reason
+                raise CacheError(
+                    f"{place} {what}, who could put other code there that celosia would run; "
+                    f"{way_out.format(place)}, or set CELOSIA_CACHE to a folder of your own"
+                )
+        if place in (folder, place.parent):
+            return
+        place = place.parent
+
+
+def is_own(path: Path) -> bool:
+    """Whether `require_own` passes."""
+    try:
+        require_own(path)
+    except OSError:
+        return False
+    return True
+
+
+def _why_foreign(status: os.stat_result) -> tuple[str, str] | None:
+    """What is wrong with the owner or rights of a file, and the way out."""
+    if status.st_uid not in (os.getuid(), 0):
+        return f"belongs to user {status.st_uid}", "remove {}"
+    others = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return ("may be written by other users", "chmod go-w {}") if status.st_mode & others else None
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group has this user as its only member, as many systems make one for each."""
+    try:
+        user, members = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and members.gr_name == user.pw_name and not {*members.gr_mem} - {user.pw_name}
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, in that of generated files, and those around it, for this user alone. OSError."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextmanager
 def writing() -> Iterator[Path]:
     """The folder of generated files, to write there. CacheError, also for an OSError from within."""
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        require_own(folder)
         yield folder
     except CacheError:
         raise

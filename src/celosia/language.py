@@ -12,4 +12,11 @@
 array([0, 2, 4, 6], dtype=int32)
 """
 
+from types import ModuleType as _Module
+
 from celosia.compiler.language import *  # noqa: F403
+
+
+def __dir__() -> list[str]:
+    """What kernels are written with: no module of the compiler."""
+    return sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))

@@ -97,3 +97,24 @@ def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
     fast.write_text(source.replace(right, "return a - b"))
     with pytest.raises(AssertionError, match=r"FAILED tests/sim/test_fsim\.py::test_each_instruction"):
         call(copy, "bash", "-c", "pytest -q tests/sim/test_fsim.py -k each_instruction")
+
+
+REDUCTION = """--- a/hw/isa.py
++++ b/hw/isa.py
+@@
+     ADD = 0
+     MAX = 1
+     MIN = 2
++    LAST = 3
++    FIRST = 4
+@@
+-    ReduceOp: {ReduceOp.MIN: "alu"},
++    ReduceOp: {ReduceOp.MIN: "alu", ReduceOp.LAST: "alu"},
+"""
+
+
+def test_a_reduction_is_added_as_an_operation_is(copy: Path) -> None:
+    """The enum next to that of the page: no test of the instruction set has its members by number."""
+    patch(copy, REDUCTION)
+    call(copy, "bash", "-c", "python -m celosia.hw.isa_doc > docs/isa.md")
+    call(copy, "bash", "-c", "pytest -q tests/hw/test_isa.py -k 'rules or document'")

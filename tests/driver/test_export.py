@@ -327,6 +327,11 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert subprocess.run([tmp_path / "wrong"], check=False).returncode == 0
+    strict = "CC=cc -fsanitize=alignment -fno-sanitize-recover=alignment"
+    done = subprocess.run(["make", "-B", "wrong", command[2], strict], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "wrong"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     for array, name in ((np.arange(6), "a"), (np.arange(6) * 3, "b")):
         array.astype(np.float32).tofile(tmp_path / name)
     subprocess.run(["./sum", "a", "b", "y"], cwd=tmp_path, check=True)
@@ -432,6 +437,8 @@ int main(void) {
     size_t in[] = SUM_INPUT_BYTES, out[] = SUM_OUTPUT_BYTES, wrong[] = {24, 23}, large[] = {25};
     if (sum_run(&model, a, b, y) != CELOSIA_NOT_OPEN) return 1;
     if (sum_open((sum *)((char *)&model + 8), &device) != CELOSIA_UNALIGNED_INSTANCE) return 2;
+    if (sum_run((sum *)((char *)&model + 8), a, b, y) != CELOSIA_UNALIGNED_INSTANCE) return 12;
+    if (sum_close((sum *)((char *)&model + 8)) != CELOSIA_UNALIGNED_INSTANCE) return 13;
     if (sum_open(&model, &device)) return 3;
     if (sum_run_sized(&model, inputs, wrong, outputs, out) != CELOSIA_INPUT_SIZE) return 4;
     if (sum_run_sized(&model, inputs, in, outputs, large) != CELOSIA_OUTPUT_SIZE) return 5;

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ from thorough import some
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.program import ProgramError
+from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
+from celosia.driver.cli.errors import _sentences
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
+from celosia.driver.oracle import MissingLibrary
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import from_json
+from celosia.hw.plain import Sentence, Sentences, from_json
 from celosia.sim.boards import find_board
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -225,6 +230,63 @@ def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: 
         celosia.Runtime(celosia.Program.load(forged(program, tmp_path / "forged", inputs)))
 
 
+PEAK = """
+import re, sys
+from celosia.compiler.program import Program, ProgramError
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+
+before = peak()
+for path in sys.argv[1:]:
+    try:
+        Program.load(path)
+    except ProgramError as error:
+        print(error)
+print(peak() - before)
+"""
+
+
+def _small_files(folder: Path, program: Path) -> Iterator[tuple[str, Path]]:
+    """Programs of less than 1 MB that unpack to much more, with the words that refuse them."""
+
+    def packed(words: str, text: bytes, method: int = zipfile.ZIP_DEFLATED) -> tuple[str, Path]:
+        path = folder / words.replace(" ", "_")
+        with zipfile.ZipFile(path, "w", method) as archive:
+            archive.writestr("manifest.json", text)
+            archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
+        return words, path
+
+    yield packed("is larger than", b"[" + b"[],[],{},{},{},{}," * (1 << 22) + b"0]")
+    yield packed("more than 2000000 values", b"[" + b"[],{}," * 3_000_000 + b"0]")
+    yield packed("compressed in a way", bytes(1 << 26), zipfile.ZIP_BZIP2)
+    words, path = packed("Bad CRC-32", bytes(1 << 28))
+    data = path.read_bytes()
+    path.write_bytes(data.replace((1 << 28).to_bytes(4, "little"), (1000).to_bytes(4, "little")))
+    yield words, path
+
+    def operator(manifest: dict[str, Any], parts: dict[str, bytes]) -> None:
+        manifest["steps"].insert(0, {"kind": "host", "inputs": [], "outputs": [], "nodes": [], "scratch": False})
+        parts["host/0.json"] = b"[" + b"[],{}," * 3_000_000 + b"0]"
+
+    with zipfile.ZipFile(forged(program, folder / "stored", operator)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    path = folder / "operator"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    yield "more than 2000000 values", path
+
+
+def test_small_files_that_unpack_to_much_take_little_memory(program: Path, tmp_path: Path) -> None:
+    words, paths = zip(*_small_files(tmp_path, program))
+    assert max(path.stat().st_size for path in paths) < 1 << 20
+    done = subprocess.run([sys.executable, "-c", PEAK, *paths], capture_output=True, text=True)
+    *said, kilobytes = done.stdout.splitlines()
+    assert [word for word, line in zip(words, said, strict=True) if word not in line] == [], done.stdout + done.stderr
+    assert 0 < int(kilobytes) < 200_000
+
+
 # Anything anywhere ------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +372,27 @@ def is_harmless(text: str, what: object = "") -> None:
     found = {char for char in text if not char.isprintable() and char != "\n"}
     assert not found, (what, found)
     assert "\nend" not in text and ("owned" not in text or "[bold]" in "".join(text.split())), what
+
+
+def test_errors_of_the_api_are_bounded_and_escaped(tmp_path: Path) -> None:
+    """Every error that the command explains in a sentence, and some on their way."""
+    hostile = "\x1b]0;owned\x07\u202e\r\n" * 1000
+    kinds = [kind for classes in _sentences().values() for kind in classes]
+    for kind in kinds:
+        if issubclass(kind, Sentence | Sentences):
+            said = str(kind(hostile))
+            assert len(said) < 1100 and all(char.isprintable() or char == "\n" for char in said), kind
+            assert issubclass(kind, Sentences) or said.isprintable(), kind
+    assert [kind for kind in kinds if not issubclass(kind, Sentence | Sentences | ImportError | MissingLibrary)] == []
+    model = quantised()
+    model.graph.node[0].op_type = hostile
+    with pytest.raises(ModelError) as unknown:
+        celosia.compile(model, "tiny")
+    with pytest.raises(InputError) as missing:
+        celosia.Runtime(celosia.compile(quantised(), "tiny")).run({hostile: np.zeros(1)})
+    for found in (unknown, missing):
+        assert str(found.value).isprintable() and len(str(found.value)) < 1100
+        assert "owned" in str(found.value)
 
 
 def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

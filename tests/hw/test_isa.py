@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,23 @@ def test_a_field_declared_twice_raises() -> None:
         Format(Opcode.STORE, "", (Field("x", 1, ""), Field("x", 2, "")))
 
 
+def unnamed(field: str, kind: type[IntEnum]) -> list[dict[str, int]]:
+    """Values of a field of VECTOR that no member of `kind` has."""
+    (width,) = {each.width for each in formats(CONFIGS["all"])[Opcode.VECTOR].fields if each.name == field}
+    return [{field: value} for value in range(1 << width) if value not in list(kind)]
+
+
+def needing(kind: type[IntEnum], need: str) -> list[IntEnum]:
+    """Members of `kind` that a Config has where its field `need` is true."""
+    return [op for op, field in NEEDS[kind].items() if field == need]
+
+
+def lacking_word(field: str, kind: type[IntEnum], need: str) -> tuple[Opcode, str]:
+    """The rule about members of `kind` in a Config without `need`."""
+    names = ", ".join(op.name for op in needing(kind, need))
+    return Opcode.VECTOR, f"{field} {names} needs a Config with {need} = true"
+
+
 # For each rule, field values that break it and no other.
 _GEMM = {f"extent_{loop}": 1 for loop in "nyxkrs"}
 _VECTOR = {f"extent_{loop}": 1 for loop in "nyxrs"} | {"destination": Destination.OUT}
@@ -123,10 +141,8 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
     (Opcode.GEMM, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxkrs"],
     (Opcode.VECTOR, "waits for or posts to itself"): [{"wait": 4}, {"post": 7}],
     (Opcode.VECTOR, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxrs"],
-    (Opcode.VECTOR, "the reduction does not exist"): [{"reduce_op": 3}],
-    (Opcode.VECTOR, "the binary operation does not exist"): [
-        {"binary_op": value} for value in range(8) if value not in list(BinaryOp)
-    ],
+    (Opcode.VECTOR, "the reduction does not exist"): unnamed("reduce_op", ReduceOp),
+    (Opcode.VECTOR, "the binary operation does not exist"): unnamed("binary_op", BinaryOp),
     (Opcode.VECTOR, "taps are of VIN"): [{"taps": 1}],
     (Opcode.VECTOR, "A and B are both VIN"): [{"a_source": 1, "b_source": 1}],
     (Opcode.VECTOR, "rescale_add needs B from VIN and no binary operation"): [
@@ -140,7 +156,6 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
 
 ALL = CONFIGS["all"]
 """A Config that has everything; words for what others lack are in `LACKING`."""
-OF_ALU = [op for op, field in NEEDS[BinaryOp].items() if field == "alu"]
 LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
     (Opcode.LOAD, "the buffer does not exist"): {"deep": [{"buffer": 6}], "forward alone": [{"buffer": 6}]},
     (Opcode.LOAD, "int32 for ACC needs a Config with int32 = true"): {
@@ -149,14 +164,15 @@ LACKING: dict[tuple[Opcode, str], dict[str, list[dict[str, int]]]] = {
     (Opcode.VECTOR, "destination ACC needs a Config with int32 = true"): {
         name: [{"destination": Destination.ACC}] for name in ("without int32", "pynq")
     },
-    (Opcode.VECTOR, "reduce_op MIN needs a Config with alu = true"): {
-        name: [{"reduce_op": ReduceOp.MIN}] for name in ("without alu", "pynq")
+    lacking_word("reduce_op", ReduceOp, "alu"): {
+        name: [{"reduce_op": op} for op in needing(ReduceOp, "alu")] for name in ("without alu", "pynq")
     },
-    (Opcode.VECTOR, f"binary_op {', '.join(op.name for op in OF_ALU)} needs a Config with alu = true"): {
-        name: [{"binary_op": op} for op in OF_ALU] for name in ("without alu", "pynq")
+    lacking_word("binary_op", BinaryOp, "alu"): {
+        name: [{"binary_op": op} for op in needing(BinaryOp, "alu")] for name in ("without alu", "pynq")
     },
-    (Opcode.VECTOR, "binary_op BYTE needs a Config with sums = true"): {
-        name: [{"binary_op": BinaryOp.BYTE}] for name in ("deep", "taps alone", "forward alone", "pynq")
+    lacking_word("binary_op", BinaryOp, "sums"): {
+        name: [{"binary_op": op} for op in needing(BinaryOp, "sums")]
+        for name in ("deep", "taps alone", "forward alone", "pynq")
     },
     (Opcode.VECTOR, "destination INP, VIN needs a Config with forward = true"): {
         "deep": [{"destination": 2}, {"destination": 3}],

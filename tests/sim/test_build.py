@@ -211,6 +211,66 @@ def test_the_command_shows_and_clears(folder: Path) -> None:
     assert wrong.exit_code == 2 and "'much' is no size" in wrong.output
 
 
+def hand_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`path` belongs to another user."""
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+
+
+@pytest.mark.parametrize("kind", ["rtlsim/x/simulator.so", "verilog/x.v", "kernels/x.kernel", "verilator/x.o"])
+@pytest.mark.parametrize("place", ["the file", "its folder", "the cache"])
+def test_what_another_user_could_write_is_refused(
+    kind: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("CELOSIA_CACHE", str(folder))
+    path = folder / kind
+    cache.make_folder(path.parent)
+    path.write_bytes(b"")
+    cache.require_own(path)
+    changed = {"the file": path, "its folder": path.parent, "the cache": folder}[place]
+    mode = changed.stat().st_mode
+    for more in (0o002, 0o020):
+        changed.chmod(mode | more)
+        if more == 0o002 or not cache._is_private(changed.stat().st_gid):
+            with pytest.raises(cache.CacheError, match=r"may be written by other users.*chmod go-w .*CELOSIA_CACHE"):
+                cache.require_own(path)
+        changed.chmod(mode)
+    hand_over(changed, monkeypatch)
+    with pytest.raises(cache.CacheError, match=r"belongs to user \d+.*remove .*CELOSIA_CACHE"):
+        cache.require_own(path)
+    assert not cache.is_own(path)
+
+
+def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulator, its Verilog, and a kernel, which is compiled again."""
+    from celosia.compiler.cpu.llvm import compile as kernels
+
+    monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
+    path = build.library_path(CFG)
+    cache.make_folder(path.parent)
+    path.write_bytes(b"code")
+    path.with_name(build.CHECKSUM).write_text(build._digest(path))
+    assert build.library(CFG) == path
+    text = cache.cache_folder() / "verilog" / f"{hardware_digest(CFG)}.v"
+    cache.make_folder(text.parent)
+    text.write_text("module celosia_top; endmodule")
+    kernel = cache.cache_folder() / "kernels" / "x.kernel"
+    cache.make_folder(kernel.parent)
+    made = kernels.CompiledKernel("f", (), (), 0, b"code", "host")
+    kernel.write_bytes(made.to_bytes())
+    assert kernels._found(kernel) == made
+    for each in (path, text, kernel):
+        hand_over(each, monkeypatch)
+    assert kernels._found(kernel) is None
+    for ask in (lambda: build.library(CFG), lambda: verilog(CFG)):
+        with pytest.raises(cache.CacheError, match="belongs to user"):
+            ask()
+
+
 @pytest.mark.rtl
 def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
     """Another process, because a library that is loaded stays in memory."""

@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite
 from numpy.typing import NDArray
 
-from celosia.cache import cache_folder, used
+from celosia.cache import cache_folder, is_own, make_folder, used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
 from celosia.compiler.cpu.target import target
@@ -53,7 +53,9 @@ def _place(loops: str, how: object) -> Path:
 
 
 def _found(path: Path) -> CompiledKernel | None:
-    """The kernel in a file of the cache, where it is there undamaged."""
+    """The kernel in a file of the cache, where it is there undamaged, and no other user has written it."""
+    if not is_own(path):
+        return None
     try:
         kernel = CompiledKernel.from_bytes(path.read_bytes())
         used(path)
@@ -70,9 +72,10 @@ def cached(loops: str, how: object, make: Callable[[], CompiledKernel]) -> Compi
         return kernel
     kernel = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as temporary:
             temporary.write_bytes(kernel.to_bytes())
+        path.chmod(0o600)
     except OSError:
         pass  # without a cache everything still works
     return kernel

@@ -15,9 +15,10 @@ from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
 from celosia.compiler.cpu.target import Target, compiling_for
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.hw.plain import Sentences
 
 
-class LinkError(RuntimeError):
+class LinkError(Sentences, RuntimeError):
     """Kernels that cannot be linked; the message names the tool and the way out."""
 
 

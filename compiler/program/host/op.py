@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.hw.plain import Sentence
 
 Array = NDArray[Any]
 Value = Any
@@ -29,7 +30,7 @@ def clipped(sentence: str) -> str:
     return line if len(line) <= MAX_SENTENCE else f"{line[:half]} ... {line[-half:]}"
 
 
-class HostError(ValueError):
+class HostError(Sentence, ValueError):
     """An operator that cannot run on the values it got; the message names the node."""
 
     def __init__(self, sentence: str) -> None:

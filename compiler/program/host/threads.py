@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
+from celosia.hw.plain import Sentence
+
 VARIABLE = "CELOSIA_THREADS"
 MOST = 8
 """Threads where nothing is said: more of them seldom help one inference."""
 LIMIT = 1024
 
 
-class ThreadsError(ValueError):
+class ThreadsError(Sentence, ValueError):
     """An impossible number of threads; the message says where it comes from."""
 
 

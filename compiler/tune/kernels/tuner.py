@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -108,13 +109,14 @@ class KernelTuner:
 
     def __init__(
         self, records: Records, fleet: Fleet, trials: int, search: str = "climb", learner: str = "ridge", seed: int = 0,
-        told: Callable[[KernelState], None] = lambda state: None,
+        told: Callable[[KernelState], None] = lambda state: None, until: float = math.inf,
     ) -> None:  # fmt: skip
-        """told: called after each trial. ValueError for a search or a learner that there is not."""
+        """told: called after each trial. until: of time.monotonic, when no trials are begun any more. ValueError for a
+        search or a learner that there is not."""
         check_names(search, learner)
         self.records, self.fleet, self.seed, self.told = records, fleet, seed, told
         self.search, self.learner = search, LEARNERS[learner]
-        self.state = KernelState(trials)
+        self.state, self.until = KernelState(trials), until
 
     def tune(
         self,
@@ -132,7 +134,9 @@ class KernelTuner:
         for subject in state.subjects:
             subject.usual = 0 if math.isinf(subject.best) else int(subject.best)
             subject.done = not subject.usual  # a kernel that cannot be timed alone keeps its schedule
-        while state.spent < state.trials and (active := [s for s in state.subjects if not s.done]):
+        while state.spent < state.trials and time.monotonic() < self.until:
+            if not (active := [s for s in state.subjects if not s.done]):
+                break
             subject = max(active, key=lambda s: s.promise)
             subject.space.fill()
             numbers = subject.search.ask(min(AT_ONCE, state.trials - state.spent))

@@ -1,0 +1,204 @@
+"""Deployment to a board that is simulated on this machine, by the code that deploys to a real one.
+
+The board is a folder with a home, and a Python that has numpy and a package `pynq` (driver/remote/simulated.py). Each
+command runs in a process of its own there, as over ssh, with a login shell; only ssh itself is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.target import Target, target_for
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.program import Program
+from celosia.driver.board.flash import prepare
+from celosia.driver.remote import deploy
+from celosia.driver.remote.runner import runner
+from celosia.driver.remote.simulated import FPGA
+from celosia.driver.remote.ssh import Connection
+from celosia.driver.run.result import Result
+from celosia.driver.runtime import Runtime
+from celosia.hw.config import Config
+from celosia.hw.manifest import Manifest
+from celosia.sim.board import Board
+from celosia.sim.device import DeviceError
+
+PYTHON = """#!/bin/sh
+# Python as on a board: numpy and what is in {site}, nothing else of this machine.
+PYTHONPATH={site} exec {python} -S "$@"
+"""
+PYNQ = """\
+__version__ = "(simulated)"
+try:
+    from celosia.driver.remote.simulated import MMIO, Clocks, Overlay, allocate
+except ImportError:  # what asks for the board's state has no runner
+    pass
+"""
+CMA_BYTES = 128 << 20
+"""Contiguous memory of PYNQ's images."""
+
+
+class SimulatedBoard(Connection):
+    """A board in `folder`, whose FPGA is the Verilated RTL `library`, or the functional simulator."""
+
+    def __init__(self, name: str, folder: Path, library: Path | None) -> None:
+        super().__init__(name, [name], ())
+        self.home, binaries, site = folder / "home", folder / "bin", folder / "site"
+        for each in (self.home, binaries, site):
+            each.mkdir()
+        installed = Path(np.__file__).parent
+        for path in (installed, installed.parent / "numpy.libs"):
+            if path.exists():
+                (site / path.name).symlink_to(path)
+        (site / "pynq.py").write_text(PYNQ, encoding="utf-8")
+        (self.home / "fpga.state").write_text("unknown", encoding="utf-8")
+        python = binaries / "python3"
+        python.write_text(
+            PYTHON.format(site=shlex.quote(str(site)), python=shlex.quote(sys.executable)), encoding="utf-8"
+        )
+        python.chmod(0o755)
+        path = f"{shlex.quote(str(binaries))}:/usr/bin:/bin"
+        (self.home / ".profile").write_text(f"PATH={path}\necho Welcome to the board\n", encoding="utf-8")
+        self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
+
+    def _line(self, command: str) -> list[str]:
+        settings = (f"{name}={value}" for name, value in self._environment.items())
+        return ["env", "-i", f"--chdir={self.home}", *settings, "sh", "-c", command]
+
+
+def this_machine() -> Target:
+    """The processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
+    target = target_for(platform.machine())
+    if target is None:
+        raise DeviceError(f"a board cannot be simulated on a {platform.machine()}; rehearse on x86_64 or aarch64")
+    return target
+
+
+def bitstream(folder: Path, board: Board, config: Config) -> Path:
+    """A .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
+    head = bytes.fromhex("00090ff00ff00ff00ff0000001")
+    for key, text in zip(b"abcd", ("rehearsal", board.part, "1980/01/01", "00:00:00")):
+        data = text.encode() + b"\0"
+        head += struct.pack(">BH", key, len(data)) + data
+    data = json.dumps(config.to_dict()).encode()
+    path = folder / f"{board.name}-{config.name}.bit"
+    path.write_bytes(head + struct.pack(">BI", ord("e"), len(data)) + data)
+    path.with_suffix(".hwh").write_text("<rehearsal/>", encoding="utf-8")
+    bit, hwh = (hashlib.sha256(path.with_suffix(end).read_bytes()).hexdigest() for end in (".bit", ".hwh"))
+    manifest = Manifest(
+        board.name, board.part, config.to_dict(), config.digest, "", board.clock_mhz, board.address, "", "rehearsal",
+        "0", bit, hwh,
+    )  # fmt: skip
+    path.with_suffix(".json").write_text(manifest.to_json(), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class RehearsalStep:
+    """One step of a rehearsal. needs: what it needs on the real board."""
+
+    name: str
+    seconds: float
+    said: str
+    needs: str
+
+
+@dataclass
+class Rehearsal:
+    """What a rehearsal has found. different: names of outputs whose bytes differ from the local simulator's."""
+
+    board: Board
+    steps: list[RehearsalStep] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    result: Result | None = None
+
+    @contextmanager
+    def step(self, name: str, needs: str, stages: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
+        """Time what is done inside, which says in a few words what came of it."""
+        stages(name)
+        started, words = time.perf_counter(), []
+        yield words.append
+        self.steps.append(RehearsalStep(name, time.perf_counter() - started, "; ".join(words), needs))
+
+
+def rehearse(
+    model: Path, board: Board, inputs: Mapping[str, Any], config: Config | None = None, device: str = "functional",
+    shapes: Shapes | None = None, stages: Callable[[str], object] = lambda name: None,
+) -> Rehearsal:  # fmt: skip
+    """Compile, deploy, flash and run `model` on a simulated `board`, and compare its outputs with those of a run here.
+
+    device: what is in the FPGA, "functional" or "rtl". Raises what deployment raises.
+    """
+    config = board.config if config is None else config
+    found = Rehearsal(board)
+    with TemporaryDirectory(prefix="celosia") as name:
+        folder = Path(name)
+        library = None
+        if device == "rtl":
+            from celosia.sim.build import library as built
+
+            with found.step("simulator", "nothing: the FPGA takes its place", stages) as say:
+                library = built(config)
+                say(f"the RTL of {config.name}")
+        with found.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
+            program = compile_model(model, config, target=this_machine(), shapes=shapes)
+            say(f"{len(program.launches)} launches, {program.dram_size:,} bytes of the board's memory")
+        with found.step("connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages) as say:
+            connection = SimulatedBoard(board.name, folder, library)
+            remote = deploy.Remote(connection)
+            files = runner(), deploy.program_file(program)
+            there = remote.status(*files)
+            say(f"{there.machine}, Python {'.'.join(map(str, there.python))}, numpy {there.numpy}, pynq {there.pynq}")
+        with found.step("deploy", f"{sum(len(each.data) for each in files):,} bytes of its disk", stages) as say:
+            deploy.require(there, program, "board", board.name)
+            say(f"{remote.install(there, *files):,} bytes sent")
+        with found.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
+            bit = bitstream(folder, board, config)
+            clock = deploy.flash(remote, bit, prepare(bit, board.name, board.part))
+            say(f"{config.name} ({config.identity:08x}) at {clock:g} MHz")
+        memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
+        with found.step("run", memory, stages) as say:
+            found.result = deploy.run(remote, program, inputs, base=board.address)
+            say(_cycles(found.result))
+        with found.step("compare", "the same inputs, and --output", stages) as say:
+            sent = folder / files[1].name
+            sent.write_bytes(files[1].data)
+            found.different = _different(Program.load(sent, trust=True), inputs, found.result)
+            say(f"{len(program.outputs)} outputs as here" if not found.different else "outputs differ from those here")
+    return found
+
+
+def _cycles(result: Result) -> str:
+    cycles = result.report["cycles"]
+    return f"{cycles:,} cycles" if cycles else "the functional simulator counts no cycles"
+
+
+def _different(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
+    """Outputs that a run on this machine's simulator gives otherwise."""
+    with Runtime(program) as runtime:
+        expected = runtime.run(inputs).outputs
+    return [name for name, value in expected.items() if not _same(value, result.outputs[name])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if one is None or other is None:
+        return one is other
+    one, other = np.asarray(one), np.asarray(other)
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()

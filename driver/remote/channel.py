@@ -1,0 +1,123 @@
+"""A command on another machine: its input, its output, and a limit on how long it may be silent."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from contextlib import suppress
+
+SILENCE_SECONDS = 30.0
+"""Longest time without a byte from a command, which sends one every BEAT_SECONDS (driver/remote/bootstrap.py)."""
+CHUNK_BYTES = 1 << 16
+ERROR_BYTES = 1 << 13
+"""Kept of the end of standard error."""
+END_SECONDS = 5.0
+"""For a process whose output has ended, until its exit code is known."""
+
+
+class Silence(Exception):
+    """A command that neither writes nor reads for longer than it may."""
+
+
+class CommandChannel:
+    """The pipes of `process`, which was started without buffers and with a pipe for standard error, too.
+
+    seconds: see SILENCE_SECONDS. Reading and writing raise Silence; reading gives fewer bytes at the end of the output
+    only. OSError where the process takes no more input.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float = SILENCE_SECONDS) -> None:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self.process, self.seconds = process, seconds
+        self._in, self._out, self._err = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+        self._waiting, self._errors, self._open = bytearray(), b"", {self._err}
+        os.set_blocking(self._in, False)
+
+    def write(self, data: bytes, patient: bool = False) -> None:
+        """Write all of `data`. patient: however long the command does not read, while another thread reads."""
+        view = memoryview(data)
+        while view:
+            self._wait(self._in, None if patient else self.seconds, () if patient else (self._err,))
+            with suppress(BlockingIOError):
+                view = view[os.write(self._in, view[:CHUNK_BYTES]) :]
+
+    def readline(self, limit: int) -> bytes:
+        """Up to the next end of a line, at most `limit` bytes."""
+        at = 0
+        while (end := self._waiting.find(b"\n", at)) < 0 and (at := len(self._waiting)) < limit and self._more():
+            pass
+        return self._taken(min(limit, end + 1 if end >= 0 else len(self._waiting)))
+
+    def read(self, size: int) -> bytes:
+        """At least one byte and at most `size`; none at the end of the output."""
+        if not self._waiting:
+            self._more()
+        return self._taken(size)
+
+    def errors(self) -> str:
+        """The end of what the command has written to standard error."""
+        while self._err in self._open and self._ready((self._err,), 0):
+            self._take_errors()
+        return self._errors.decode(errors="replace").strip()
+
+    def exit_code(self) -> int | None:
+        """None where it has none within END_SECONDS."""
+        end = time.monotonic() + END_SECONDS
+        while self._err in self._open and (left := end - time.monotonic()) > 0:  # which may fill its pipe
+            if self._ready((self._err,), left):
+                self._take_errors()
+        try:
+            return self.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End the command: the end of its input ends it there. A thread that writes gets an OSError."""
+        self.process.kill()
+
+    def close(self) -> None:
+        """`kill`, and give its pipes back."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with suppress(OSError, AttributeError):
+                pipe.close()  # type: ignore[union-attr]
+        self.process.wait()
+
+    def _taken(self, size: int) -> bytes:
+        data = bytes(self._waiting[:size])
+        del self._waiting[:size]
+        return data
+
+    def _more(self) -> bool:
+        """Wait for more output. False at its end."""
+        self._wait(self._out, self.seconds, (self._err,))
+        data = os.read(self._out, CHUNK_BYTES)
+        self._waiting += data
+        return bool(data)
+
+    def _wait(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
+        """Until `descriptor` is ready, while what arrives at `errors` is taken. Silence."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            ready = self._ready((descriptor, *(each for each in errors if each in self._open)), left)
+            if descriptor in ready:
+                return
+            if self._err in ready:
+                self._take_errors()
+            if end is not None and time.monotonic() >= end:
+                raise Silence
+
+    def _ready(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
+        poll = select.poll()
+        for each in descriptors:
+            poll.register(each, select.POLLOUT if each == self._in else select.POLLIN)
+        return {each for each, _ in poll.poll(None if seconds is None else seconds * 1e3)}
+
+    def _take_errors(self) -> None:
+        data = os.read(self._err, CHUNK_BYTES)
+        self._errors = (self._errors + data)[-ERROR_BYTES:]
+        if not data:
+            self._open.discard(self._err)

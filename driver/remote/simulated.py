@@ -1,0 +1,173 @@
+"""The package `pynq` of a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
+
+$HOME is the board's folder: `fpga.json` in it says which bitstream is loaded. The FPGA is the functional simulator, or
+the Verilated RTL, which FPGA names as a shared library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.driver.board import device as board
+from celosia.hw.config import Config
+from celosia.hw.manifest import BitHeader
+from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_DONE
+from celosia.hw.sources import sources_identity
+from celosia.sim.devices import open_simulator
+
+FPGA = "CELOSIA_REHEARSAL_RTL"
+"""Environment variable: the Verilated accelerator; the functional simulator where it is empty."""
+HOME = Path(os.path.expanduser("~"))
+LOADED = HOME / "fpga.json"
+STATE = HOME / "fpga.state"
+BASE = 0x10000000
+"""Physical address of the buffer."""
+WAIT_CYCLES = 5000
+"""Cycles of the RTL between two reads of a register."""
+MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
+"""Parameters of the memory behind the RTL: those of zynq-hp."""
+CLOCK_MHZ = 1000
+"""Of the simulated PLL: every clock that is asked for is a divisor of it."""
+
+
+class Fpga(Protocol):
+    """What is behind the registers."""
+
+    def read(self, offset: int) -> int:
+        """A register."""
+        ...
+
+    def write(self, offset: int, value: int) -> None:
+        """Write a register."""
+
+
+class FunctionalFpga:
+    """Registers whose runs the functional simulator does at once; it counts no cycles."""
+
+    def __init__(self, config: Config, memory: NDArray[np.uint8]) -> None:
+        self._memory, self._device = memory, open_simulator("functional", config)
+        self._values = {each.offset: 0 for each in REGISTERS.values()}
+        for name, value in (("magic", MAGIC), ("identity", config.identity), ("sources", sources_identity())):
+            self._values[REGISTERS[name].offset] = value
+
+    def read(self, offset: int) -> int:
+        return self._values[offset]
+
+    def write(self, offset: int, value: int) -> None:
+        if offset != REGISTERS["control"].offset:
+            self._values[offset] = value
+        elif value & CONTROL_START:
+            self._run()
+
+    def _run(self) -> None:
+        address, count, low, high, size = (
+            self._values[REGISTERS[name].offset]
+            for name in ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")
+        )
+        start = (high << 32 | low) - BASE
+        memory = self._memory[start : start + size]
+        self._device.allocate(size)
+        self._device.write(0, memory)
+        self._device.run(address, count, sys.maxsize)
+        memory[...] = self._device.read(0, size)
+        self._values[REGISTERS["runs"].offset] += 1
+        self._values[REGISTERS["status"].offset] = STATUS_DONE
+
+
+class RtlFpga:
+    """The registers of the Verilated RTL, whose clock runs while they are read."""
+
+    def __init__(self, library: str, memory: NDArray[np.uint8]) -> None:
+        self._lib = ctypes.CDLL(library)
+        self._lib.celosia_create.restype = ctypes.c_void_p
+        self._handle = ctypes.c_void_p(self._lib.celosia_create(ctypes.c_uint64(1)))
+        model = (ctypes.c_uint64 * len(MEMORY_MODEL))(*MEMORY_MODEL)
+        place, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(len(memory))
+        self._lib.celosia_memory(self._handle, place, ctypes.c_uint64(BASE), size, model)
+        self._lib.celosia_reset(self._handle)
+        self._lib.celosia_begin(self._handle, 0)
+
+    def read(self, offset: int) -> int:
+        self._lib.celosia_run(self._handle, ctypes.c_uint64(WAIT_CYCLES))
+        value = ctypes.c_uint32()
+        self._lib.celosia_read_register(self._handle, offset, ctypes.byref(value))
+        return value.value
+
+    def write(self, offset: int, value: int) -> None:
+        self._lib.celosia_write_register(self._handle, offset, ctypes.c_uint32(value))
+
+
+_memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
+_fpga: Fpga | None = None
+
+
+def _opened() -> Fpga:
+    """The FPGA with the bitstream that is loaded, and the memory that is allocated."""
+    global _fpga
+    if _fpga is None:
+        config = Config.from_dict(json.loads(LOADED.read_text(encoding="utf-8")))
+        library = os.environ.get(FPGA)
+        _fpga = RtlFpga(library, _memory) if library else FunctionalFpga(config, _memory)
+    return _fpga
+
+
+class MMIO:
+    """As PYNQ's."""
+
+    def __init__(self, address: int, length: int) -> None:
+        del address, length
+
+    def read(self, offset: int) -> int:
+        """A register."""
+        return _opened().read(offset)
+
+    def write(self, offset: int, value: int) -> None:
+        """Write a register."""
+        _opened().write(offset, value)
+
+
+class Overlay:
+    """As PYNQ's: loads the bitstream `path`, whose data is the Config of a rehearsal."""
+
+    def __init__(self, path: str) -> None:
+        if not Path(path).with_suffix(".hwh").exists():
+            raise FileNotFoundError(path)
+        header = BitHeader.read(path)
+        LOADED.write_bytes(Path(path).read_bytes()[header.offset :])
+        STATE.write_text(board.LOADED, encoding="utf-8")
+
+
+class Clocks:
+    """As PYNQ's."""
+
+    fclk0_mhz: float = CLOCK_MHZ
+
+
+class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
+    """As PYNQ's."""
+
+    physical_address = BASE
+
+    def flush(self) -> None:
+        """The FPGA sees the same memory."""
+
+    invalidate = freebuffer = flush
+
+
+def allocate(shape: tuple[int, ...], dtype: Any, cacheable: bool) -> Any:
+    """As PYNQ's: a buffer, of which this process has one."""
+    global _memory, _fpga
+    del dtype, cacheable
+    _memory, _fpga = np.zeros(-(-shape[0] // board.PAGE) * board.PAGE, np.uint8), None
+    return _memory[: shape[0]].view(_Buffer)
+
+
+board.LOCKS, board.FPGA_STATE = HOME, STATE

@@ -1,0 +1,24 @@
+"""What a rehearsal has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from celosia.driver.rehearse import Rehearsal
+from celosia.driver.show.table import add_row, new_table
+from celosia.hw.plain import printable
+
+
+def steps(found: Rehearsal) -> Iterator[RenderableType]:
+    """A table of the steps, and what a real board has in addition."""
+    name = found.board.name
+    table = new_table(f"Rehearsal for {name}, simulated here", "step", ">seconds", "result", "a real board needs")
+    for step in found.steps:
+        add_row(table, step.name, f"{step.seconds:.1f}", step.said, step.needs)
+    yield table
+    yield Text("")
+    left_out = f"Not rehearsed: the login by ssh, Vivado, and the time that {found.board.machine} takes."
+    yield Text(printable(f"{left_out} Next: celosia bitstream project --board {name}; docs/board.md has every step."))
