@@ -83,6 +83,7 @@ CONFIGS = {
         block_in=8,
         block_out=8,
         bus_bytes=4,
+        ports=2,
         weight_bits=4,
         alu=False,
         int32=False,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from celosia.hw.config import Config
 from celosia.hw.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
-from celosia.sim.demand import SPREAD
+from celosia.sim.demand import ALONE, SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
     BEGIN_TO_ASK,
@@ -117,7 +117,7 @@ class Lane:
         job = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
-        self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
+        self._hold_back(end - trail * (1 + work.stall), steps - lead - trail, work.rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
@@ -129,10 +129,14 @@ class Lane:
 
     def _written(self, work: Work, begin: int, first: int, last: int) -> int:
         """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
-        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too."""
+        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too.
+
+        Where padding stalls, the step is the one in the cycle before it is written."""
         data = work.steps - work.lead - work.trail
         behind = self._behind(data, work.bursts, work.beats)
-        waits = [(begin, work.steps), (first, work.steps - work.lead), (last, 1 + work.trail + behind)]
+        lead, trail, stalled = (pads * (1 + work.stall) for pads in (work.lead, work.trail, work.padding))
+        cycles = work.steps - work.padding + stalled
+        waits = [(begin, cycles), (first, cycles - lead), (last, 1 + trail + behind)]
         if not work.port:
             return max(cycle + left - 1 for cycle, left in waits)
         # A step is in front of the port in the next cycle.
@@ -183,7 +187,7 @@ class Load:
         self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
         self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
         self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
-        self._way = 0  # in which weights came last
+        self._way = ALONE  # in which weights came last: that of the RTL's register after its reset
 
     @property
     def full(self) -> bool:
