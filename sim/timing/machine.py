@@ -20,8 +20,8 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch
-from celosia.sim.timing.latency import ASK_TO_ADDRESS, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, check_memory
+from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
+from celosia.sim.timing.memory import Channel, Engine, ReadPort, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -106,11 +106,10 @@ class Machine:
         self._wanted, self._count = wanted, len(wanted.unit)
         reads, writes = [Channel(cfg, memory) for _ in range(cfg.ports)], Channel(cfg, memory)
         window = min(OUTSTANDING, memory.outstanding)
-        lead = ASK_TO_ADDRESS + memory.read_latency
-        engines = [Engine(channel, lead, END_TO_ASK + lead, window) for channel in reads]
+        engines = [ReadPort(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
         write = Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
-        self._fetch = Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
+        self._fetch = Fetch(cfg, self._read, wanted.unit.tolist(), address)
         acc = Acc()
         self._ports = [Port() for _ in range(VIN_PORT + 1)]
         self._load, self._gemm, self._vector = Load(cfg, engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
@@ -181,11 +180,12 @@ class Machine:
                 self._close(number)
                 return True
         fetch_asks = fetch.next_ask()
-        if first.turns >= 0:
-            if first.turns and fetch_asks < self._read.asked:
-                first.turns -= 1
+        if first.is_open:
+            if fetch_asks < NEVER:
+                self._read.advance(fetch_asks + ASK_TO_REQUEST)
+            if fetch_asks < NEVER and self._read.left:
                 fetch.burst(fetch_asks)
-            elif until < NEVER and (self._read.ends[-1] >= until or first.port & self._queues[_VECTOR][0].port):
+            elif until < NEVER and (self._read.end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
                 self._close(0)
@@ -193,7 +193,7 @@ class Machine:
         load_asks = first.ask()
         if min(fetch_asks, load_asks) >= until:
             return False
-        if fetch_asks < load_asks:
+        if self._read.fetch_first(fetch_asks, load_asks):
             fetch.burst(fetch_asks)
         else:
             first.open(load_asks)
