@@ -235,14 +235,18 @@ class ReadPort:
 
     def _step(self) -> int:
         """Place the next burst of the train; returns the cycle of its first beat."""
-        through, number = self._slots * self._placed // self._bursts, self._placed + 1
+        slots = self._through(self._placed + 1) - self._through(self._placed)
         self.asked = self._granted = max(self._begin, self.next_ask)
         self._of_fetch = False
-        first, last = self._place(self._granted, self._slots * number // self._bursts - through)
+        first, last = self._place(self._granted, slots)
         self.firsts.append(first)
         self.ends.append(last)
-        self._placed = number
+        self._placed += 1
         return first
+
+    def _through(self, bursts: int) -> int:
+        """Slots of the first bursts of the train."""
+        return self._slots * bursts // self._bursts
 
     def _place(self, granted: int, slots: int) -> tuple[int, int]:
         """First and last beat of a burst whose request was chosen then."""
@@ -262,11 +266,11 @@ class ReadPort:
             if until < NEVER:
                 count = min(count, self.channel.slots_before(until) * self._bursts // self._slots - 1)
             if count > 2 * window:
-                through = self._slots * self._placed // self._bursts
-                first, self._placed = self.channel.next, self._placed + count
-                slots = self._slots * self._placed // self._bursts - through
-                for behind in range(min(count, len(self.ends)) - 1, -1, -1):
-                    self._ended(self.channel.after(first, slots - 1 - slots * behind // count))
+                begin, gone = self.channel.next, self._through(self._placed)
+                self._placed += count
+                for number in range(self._placed - min(count, len(self.ends)), self._placed):
+                    slots = self._through(number) - gone, self._through(number + 1) - gone - 1
+                    self._ended(*(self.channel.after(begin, slot) for slot in slots))
             return
         ends = self.ends
         period = ends[-1] - ends[-1 - window]
@@ -277,12 +281,12 @@ class ReadPort:
             count = min(count, (until - self.asked) // period - 1)
         if count > 0:
             self._placed += count * window
-            for end in [end + count * period for end in list(ends)[-window:]]:
-                self._ended(end)
+            for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
+                self._ended(first + count * period, last + count * period)
 
-    def _ended(self, last: int) -> None:
+    def _ended(self, first: int, last: int) -> None:
         """Note a burst that was skipped."""
-        self.firsts.append(last + 1 - max(1, self._slots // self._bursts))
+        self.firsts.append(first)
         self.ends.append(last)
         self.channel.ends.append(last)
         self.channel.next = last + 1
