@@ -34,7 +34,7 @@ class Listing:
 
     def start(self, ready: int, waiting: int = 0) -> int:
         """When the next instruction starts, of which as many wait before it that have not begun."""
-        return max(ready, self._begun, self._jobs[waiting] + 1)
+        return max(ready, self._begun + 1, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
         """The rows of the instruction that started in cycle `start` are next."""
@@ -211,7 +211,7 @@ class Load:
         if any(lane.full for lane in lanes) or (changes and waiting):  # which waits until all have ended
             return None
         self._issued.popleft()
-        ready = max(ready, self._free, self._told[-1] + 1 if changes else self._told[waiting])
+        ready = max(ready, self._free, self._told[-1] if changes else self._told[waiting])
         start = max(lane.free(ready) for lane in lanes)
         for lane in lanes:
             lane.start(work, start)
@@ -252,7 +252,9 @@ class Store:
         self._listing.begin(start)
         units = -(-steps // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
-        slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
+        channel = self._engine.channel
+        hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
+        slots = max(round(beats * channel.beat) + self._share(unit, beats), steps - hidden)
         ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
         first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
         self._listing.end(max(start + 1, self._last), work.rows, first, last, last)

@@ -121,7 +121,7 @@ class Machine:
         self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
-        self._lane_ends = [0] * self._count  # of LOAD, before they were told
+        self._lane_ends = [[0] * self._count for _ in engines]  # of each lane of LOAD, before they were told
         self._awake = 0  # mask of the units whose next instruction may pass its gate
         self._until = NEVER  # when VECTOR's instruction that is put off would be through with acc; NEVER: none is
         self._settled = -1  # the one that need not be put off any more
@@ -202,7 +202,7 @@ class Machine:
     def _close(self, lane: int) -> None:
         """End the instruction whose train is open in that lane of LOAD."""
         work, end = self._load.lanes[lane].close()
-        self._lane_ends[work.number] = max(end, self._lane_ends[work.number])
+        self._lane_ends[lane][work.number] = end
         for told in self._load.end(lane, end):
             self._end(*told)
         self._awake |= 1 << _LOAD
@@ -291,7 +291,6 @@ class Machine:
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         w = self._wanted
         cycles = int(end.max()) + END_TO_DONE
-        until = np.where(w.unit == Unit.LOAD, self._lane_ends, end)
         in_lanes = 1 + (w.weights == SPREAD)
         read = int((w.beats * in_lanes)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
@@ -306,6 +305,7 @@ class Machine:
             held = self._vector.held if unit == Unit.VECTOR else 0
             for lane in range(len(self._load.lanes)) if unit in (Unit.LOAD, Unit.STORE) else ():
                 mine = own & ((w.lane == lane) | (w.weights == SPREAD))
+                until = np.array(self._lane_ends[lane]) if unit == Unit.LOAD else end
                 held += max(0, _covered(start[mine], until[mine]) - int(w.steps[mine].sum()))
             values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})

@@ -49,6 +49,10 @@ class Channel:
         cycles = max(0, cycle - self.next)
         return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
 
+    def refreshes(self, begin: int, end: int, most: int) -> int:
+        """Cycles of the refreshes that begin between these cycles, of each at most `most`."""
+        return (end // self._period - begin // self._period) * min(self._refresh, most) if self._period else 0
+
     def refresh_after(self, cycle: int) -> int:
         """The next cycle in which a refresh begins."""
         return cycle // self._period * self._period + self._period if self._period else NEVER

@@ -506,6 +506,17 @@ def test_other_memories(memory: MemoryModel, config: str) -> None:
         assert found.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
 
 
+@pytest.mark.rtl
+@pytest.mark.parametrize("config", some(TWO_PORTS, ["taps3-ports2"]))
+def test_read_ports_share_a_slow_memory(config: str) -> None:
+    """Beats of a short copy take turns with those of a long one on the other port, also at two cycles a beat."""
+    cfg = CONFIGS[config]
+    memory = dataclasses.replace(ZYNQ_HP, bytes_per_cycle=cfg.bus_bytes // 2)
+    program = program_of(cfg, [load(20), load(500, buffer=WEIGHTS)])
+    (_, short), (_, long) = ordered(measured(opened(config), program, memory))
+    assert short < 400 < 1000 < long
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(
     "memory",
