@@ -1,4 +1,5 @@
-"""Rows of `make bench-hw`: proofs, fuzzing, what the hardware takes of each device, and how fast it is."""
+"""Rows of `make bench-hw`: proofs, fuzzing, what the hardware takes of each device, and how fast it is. And the rows of
+`timing`: how close the timing model is to the RTL."""
 
 from __future__ import annotations
 
@@ -123,6 +124,25 @@ def fuzz(say: Say) -> Iterator[Row]:
         return dataclasses.replace(row, measured=text, met=met, details=found)
 
     yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
+
+
+TIMING_CONFIGS, TIMING_PROGRAMS = 40, 25
+"""Random Configs of `timing`, each a simulator, and programs on each."""
+
+
+def timing(say: Say, configs: int, seed: int) -> Iterator[Row]:
+    """The share of random programs on random Configs for which the timing model's cycles are close to the RTL's."""
+
+    def measure(row: Row) -> Row:
+        options = ("--configs", str(configs), "--programs", str(TIMING_PROGRAMS), "--seed", str(seed))
+        found = _report(say, "timing", ".", "timing_accuracy", *options)
+        text = f"{found['within']:.2%} of {found['programs']:,} programs on {found['configs']} Configs; "
+        text += f"worst {found['worst']}"
+        return dataclasses.replace(row, measured=text, met=found["within"] >= 0.99, details=found)
+
+    command = f"python -m benchmarks timing --count {configs} --seed {seed}"
+    head = Row("timing/random", "timing model on random Configs", "99% of programs within 3%", "", None, command)
+    yield _measured(head, measure)
 
 
 ROWS: dict[str, Callable[[Say], Iterator[Row]]] = {

@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,18 @@ def limits(field: str) -> str:
         return "true or false"
     low, high, powers = _LIMITS[field]
     return f"{low:,} to {high:,}" + (", a power of two" if powers else "")
+
+
+def field_values(field: str) -> Sequence[int]:
+    """List all values that a field of numbers or of true and false may hold, in ascending order.
+
+    >>> list(field_values("bus_bytes")), list(field_values("packed"))
+    ([4, 8, 16, 32, 64, 128], [False, True])
+    """
+    if field not in _LIMITS:
+        return (False, True)
+    low, high, powers = _LIMITS[field]
+    return [1 << n for n in range(low.bit_length() - 1, high.bit_length())] if powers else range(low, high + 1)
 
 
 def check_field(field: str, value: object) -> None:

@@ -27,7 +27,7 @@ from celosia.hw.isa import (
 )
 from celosia.hw.legality import why_illegal
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, norm_cycles, softmax_cycles
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.scratchpads import TABLE_SIZE, scratchpads
 from celosia.sim.decode import columns
 from celosia.sim.touches import OPERANDS, Columns, element_sizes
 
@@ -35,6 +35,8 @@ Ints = NDArray[np.int64]
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
 ALONE, SPREAD = 1, 2
+TABLE_PADDING = 2
+"""Cycles of a padded table besides one a grain: before the first and behind the last (`hw/vector_unit/table.py`)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Demand:
     unit, wait, post: the unit's number and the masks of its tokens.
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
     (padding too), units read from `out`.
-    lead, trail: those of a LOAD's steps that are padding before its first and after its last element.
+    lead, trail, padding: those of a LOAD's steps that are padding before its first and after its last element, and all
+    of padding. stall: further cycles of each of these, since a table is padded grain by grain.
     rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
     both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
     outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
@@ -63,6 +66,8 @@ class Demand:
     steps: Ints
     lead: Ints
     trail: Ints
+    padding: Ints
+    stall: Ints
     rows: Ints
     bursts: Ints
     beats: Ints
@@ -222,6 +227,8 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
         "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
+        "padding": padding,
+        "stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
         "lane": lane[f["buffer"]] * (1 - spread),
         "weights": _where(may, ALONE) + spread,
         **_rows(cfg, f, size, spread),

@@ -270,7 +270,7 @@ struct Simulator {
             count++;
             last = channel;
         }
-        turn = (last + 1) % (WRITES + 1);
+        if (beats) turn = (last + 1) % (WRITES + 1);  // without a beat, no turn is used up
         return beats ? mask : 0;
     }
 

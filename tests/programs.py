@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache
 from math import prod
@@ -14,13 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
+from celosia.hw.config import Config, ConfigError, field_values
 from celosia.hw.isa import (
+    EXTENT_BITS,
     GEMM_LOOPS,
     OUTER_LOOPS,
     TAP_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
+    X_BITS,
+    YZ_BITS,
     ASource,
     BinaryOp,
     BSource,
@@ -37,8 +40,8 @@ from celosia.hw.isa import (
     instruction_bytes,
 )
 from celosia.hw.packing import BOOKS, NIBBLES, packing
-from celosia.hw.pipeline import softmax_span
-from celosia.hw.scratchpads import POWERS, scratchpads
+from celosia.hw.pipeline import NORM_LANES, softmax_span
+from celosia.hw.scratchpads import POWERS, scratchpads, total_bytes
 from celosia.sim.device import Device
 
 SMALL: dict[str, Any] = dict(
@@ -80,6 +83,7 @@ CONFIGS = {
         block_in=8,
         block_out=8,
         bus_bytes=4,
+        ports=2,
         weight_bits=4,
         alu=False,
         int32=False,
@@ -97,6 +101,51 @@ CONFIGS = {
 }
 VARIED = ["4x4", "8x4-batch2-taps5", "4x4-softmax2", "8x8-bus4-weights4", "taps3-ports2"]
 """Configs that have each part in more than one way, all that `make test` builds simulators of."""
+
+
+MAX_MACS, LARGE_MACS, MAX_BYTES = 64, 512, 1 << 15
+"""Limits of random Configs, so that simulators are built in minutes: products a cycle of most, and of every
+LARGE_EVERY-th; bytes of memories."""
+LARGE_EVERY = 5
+EVENT_BYTES = 8
+"""Bytes of an entry of the event trace."""
+
+
+def random_config(seed: int) -> Config:
+    """Draw any legal Config within the limits above; small values are more frequent.
+
+    Consecutive seeds take batches and bus widths in turn; every second seed has batch = 1, which softmax and norm need.
+    """
+    rng = random.Random(f"config {seed}")
+    values = {field.name: field_values(field.name) for field in fields(Config) if field.name != "name"}
+    batches, buses = values["batch"], values["bus_bytes"]
+    turn = seed // 2
+    values["batch"] = [batches[1 + turn % (len(batches) - 1)] if seed % 2 else batches[0]]
+    values["bus_bytes"] = [buses[turn % len(buses)]]
+    max_macs = LARGE_MACS if seed % LARGE_EVERY == LARGE_EVERY - 1 else MAX_MACS
+    smallest = {name: each[0] for name, each in values.items()} | {"weight_bits": 8}
+    cfg = Config(**smallest, name=f"random-{seed}")
+    # Change one field after the other, the array first: it bounds the others. Two rounds reach every legal combination.
+    array = ["block_in", "block_out"]
+    others = [name for name in values if name not in array]
+    for name in 2 * array + 2 * rng.sample(others, len(others)):
+        cfg = _redrawn(rng, cfg, name, values[name], max_macs)
+    return cfg
+
+
+def _redrawn(rng: random.Random, cfg: Config, name: str, values: Sequence[int], max_macs: int) -> Config:
+    """`cfg` with another value of a field, or the same one: mostly one of the smallest that are legal."""
+    while True:
+        value = rng.choice(values[:4]) if rng.random() < 0.5 else rng.choice(values)
+        if rng.random() < 0.3:
+            value = 1 << value.bit_length() >> 1  # ranges of which powers of two alone are legal
+        try:
+            drawn = replace(cfg, **{name: value})
+        except ConfigError:
+            continue
+        memories = total_bytes(drawn) + EVENT_BYTES * drawn.trace_depth
+        if drawn.macs_per_cycle <= max_macs and memories <= MAX_BYTES:
+            return drawn
 
 
 @dataclass
@@ -173,6 +222,8 @@ class TestProgram:
 
 T = TypeVar("T")
 _MIX = (Opcode.LOAD,) * 3 + (Opcode.GEMM,) * 3 + (Opcode.VECTOR,) * 4 + (Opcode.STORE,) * 3
+STORE_ROWS = (1, 2, 3, 7, 20, 40)
+"""Pieces in a row of a random STORE."""
 _A_SOURCES, _B_SOURCES = tuple(ASource), tuple(BSource)
 
 
@@ -206,15 +257,16 @@ class Generator:
         self.last_softmax: dict[str, int] = {}
         self.align = cfg.piece_bytes if align is None else align
         self.instr_bytes = instruction_bytes(cfg)
-        page = 4096
-        code = -(-(count + 20) * self.instr_bytes // page) * page
-        data = 2 * page
-        tables = -(-2 * cfg.par_depth * 8 * cfg.block_out // page) * page
+        elements = [element_bytes(cfg, buffer) for buffer in buffers(cfg)]
+        self.load_bytes = max(2048, *elements, packing(cfg).pack_bytes if cfg.weight_bits < 8 else 0)
+        code = _pages((count + 20) * self.instr_bytes)
+        data = _pages(4 * self.load_bytes)
+        tables = _pages(2 * cfg.par_depth * 8 * cfg.block_out)
         self.code = range(code)
         self.data = range(code, code + data)
         self.tables = range(self.data.stop, self.data.stop + tables)
         self.powers = range(self.tables.stop, self.tables.stop + (4 * POWERS if cfg.softmax else 0))
-        self.output = range(self.powers.stop, self.powers.stop + page + 512)
+        self.output = range(self.powers.stop, self.powers.stop + _pages(max(STORE_ROWS) * cfg.piece_bytes) + 512)
         bits = np.random.default_rng(rng.getrandbits(32))
         self.image = bits.integers(0, 256, self.output.stop, np.uint8)
         self.image[self.tables.start : self.tables.stop] = _parameters(bits, tables // 8).view(np.uint8)
@@ -243,19 +295,20 @@ class Generator:
             widen = buffer == Buffer.ACC and (not cfg.int32 or self.rng.random() < 0.5)
             area = {Buffer.PAR: self.tables, Buffer.EXP: self.powers}.get(buffer, self.data)
             size = element_bytes(cfg, buffer, widen)
-            rows = 1
-            while depth // rows * size > len(area) // (1 if buffer == Buffer.EXP else 2):
-                rows *= 2
+            x, y, z = depth, 1, 1
+            while x * size > len(area) // (1 if buffer == Buffer.EXP else 2) or x >= 1 << X_BITS:
+                x //= 2
+                y, z = (2 * y, z) if y < 1 << YZ_BITS - 1 else (y, 2 * z)
             fields = dict(
-                buffer=buffer, widen=widen, dram_addr=area.start, dram_y=0, x_size=depth // rows, y_size=rows, z_size=1,
-                sram_x=1, sram_y=depth // rows % depth,
+                buffer=buffer, widen=widen, dram_addr=area.start, x_size=x, y_size=y, z_size=z,
+                sram_x=1, sram_y=x % depth, sram_z=x * y % depth,
             )  # fmt: skip
             fill.append(Instruction(Opcode.LOAD, fields))
         copy = dict(
             a_source=ASource.ACC, destination=Destination.OUT, requantise=1, clip_lo=-128, clip_hi=127,
             **{f"extent_{loop}": 1 for loop in VECTOR_LOOPS}, a_x=1, dst_x=1,
         )  # fmt: skip
-        copy["extent_x"] = min(cfg.out_depth, cfg.acc_depth)
+        copy["extent_x"] = min(cfg.out_depth, cfg.acc_depth, 1 << EXTENT_BITS - 1)
         for start in range(0, cfg.out_depth, copy["extent_x"]):
             fill.append(Instruction(Opcode.VECTOR, copy | {"dst_base": start}))
         return fill
@@ -279,7 +332,7 @@ class Generator:
             Buffer.BOOK: BOOKS * NIBBLES,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
-        if self.rich and buffer != Buffer.PAR and rng.random() < 0.1:
+        if self.rich and buffer != Buffer.PAR and rng.random() < 0.1 and whole * size < len(self.code) // 2:
             area = self.code  # instructions are bytes, too
         # A row of parameters starts at an entry of the table: only those have normalised multipliers.
         align = max(self.align, 8 * cfg.block_out) if buffer == Buffer.PAR else self.align
@@ -292,7 +345,7 @@ class Generator:
                 z, y = rng.choice(((5, 1), (10, 1), (18, 1), (1, 10), (1, 18)))
             x = -(-x // whole) * whole
             block = (z, pads[0] + y + pads[1], pads[2] + x + pads[3])
-            if z * y * x * size <= 2048 and prod(block) <= 3 * depth:
+            if z * y * x * size <= min(self.load_bytes, len(area) // 2) and prod(block) <= 3 * depth:
                 break
             pads = [pad // 2 for pad in pads]
         fields = self.dram(area, (z, y), x * size, align) | dict(
@@ -311,7 +364,7 @@ class Generator:
     def store(self) -> dict[str, int]:
         rng, cfg = self.rng, self.cfg
         size = cfg.piece_bytes
-        z, y, x = rng.choice((1, 1, 2)), rng.randint(1, 4), rng.choice((1, 2, 3, 7, 20, 40))
+        z, y, x = rng.choice((1, 1, 2)), rng.randint(1, 4), rng.choice(STORE_ROWS)
         if self.rich and rng.random() < 0.3:
             z, y, x = rng.choice(((5, 1, 2), (10, 1, 1), (18, 1, 1), (1, 10, 2), (1, 18, 1), (1, 1, 12)))
         fields = self.dram(self.output, (z, y), x * size, self.align) | dict(x_size=x, y_size=y, z_size=z)
@@ -340,7 +393,7 @@ class Generator:
         while True:
             fields |= self.address("a", OUTER_LOOPS, (n, 1, x), cfg.vin_depth)
             if rng.random() < 0.5:
-                fields |= dict(a_n=1, a_x=n)
+                fields |= dict(a_n=1, a_x=n % cfg.vin_depth)
             if softmax_span(cfg) == 1 or fields["a_n"] == 1:  # pairs lie side by side
                 break
         fields |= self.address("dst", OUTER_LOOPS, (n, 1, x), places(cfg, destination))
@@ -367,6 +420,7 @@ class Generator:
         rng, cfg = self.rng, self.cfg
         while True:
             n, x = self.extents(2, 60)
+            n = min(n, NORM_LANES // cfg.block_out)
             destination = rng.choice(choices(cfg, Destination))
             fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
             fields |= dict(a_source=ASource.VIN, b_source=BSource.IMM, destination=destination, rescale_add=0)
@@ -481,6 +535,11 @@ class Generator:
                 if first <= last:
                     start = align * rng.randint(first, last)
                     return dict(dram_addr=start, dram_z=strides[0] % (1 << 32), dram_y=strides[1] % (1 << 32))
+
+
+def _pages(size: int) -> int:
+    """Round up to whole pages of 4096 bytes."""
+    return -(-size // 4096) * 4096
 
 
 def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from celosia.hw.config import Config
 from celosia.hw.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
-from celosia.sim.demand import SPREAD
+from celosia.sim.demand import ALONE, SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
     BEGIN_TO_ASK,
@@ -16,7 +16,7 @@ from celosia.sim.timing.latency import (
     STEP_TO_END,
     UNIT_TO_BEAT,
 )
-from celosia.sim.timing.memory import Engine
+from celosia.sim.timing.memory import Engine, ReadPort
 from celosia.sim.timing.ports import Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -25,7 +25,7 @@ class Listing:
     """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
     while the rows of the one before are listed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine | ReadPort) -> None:
         self._engine = engine
         self._begun = 0  # when the last instruction left the place where it waits
         self._listed = 0  # when its last row had been listed
@@ -34,7 +34,7 @@ class Listing:
 
     def start(self, ready: int, waiting: int = 0) -> int:
         """When the next instruction starts, of which as many wait before it that have not begun."""
-        return max(ready, self._begun, self._jobs[waiting] + 1)
+        return max(ready, self._begun + 1, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
         """The rows of the instruction that started in cycle `start` are next."""
@@ -61,11 +61,11 @@ class Listing:
 class Lane:
     """Rows of DRAM through the engine to the writer, with ROOM beats between them.
 
-    An instruction starts once there is a place for it, has its train sent (`open`), between whose bursts those of fetch
+    An instruction starts once there is a place for it, begins its train (`open`), between whose bursts those of fetch
     may come, and ends (`close`).
     """
 
-    def __init__(self, engine: Engine, ports: list[Port], step_to_end: int) -> None:
+    def __init__(self, engine: ReadPort, ports: list[Port], step_to_end: int) -> None:
         self._engine, self._listing, self._ports, self._step_to_end = engine, Listing(engine), ports, step_to_end
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
@@ -73,7 +73,7 @@ class Lane:
         self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
-        self.turns = -1  # bursts of fetch that may still come between those of the open train; -1: none is open
+        self.is_open = False  # whether a train has begun and not ended
 
     @property
     def port(self) -> int:
@@ -103,36 +103,40 @@ class Lane:
         return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
 
     def open(self, ask: int) -> None:
-        """Send the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
+        """Begin the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
         work, _ = self._started[0]
-        self._first, _ = self._engine.train(ask, work.bursts, round(work.beats * self._engine.channel.beat))
-        self._engine.disturb(self._first)
-        self.turns = work.bursts
+        self._first = self._engine.begin(ask, work.bursts, round(work.beats * self._engine.channel.beat))
+        self.is_open = True
 
     def close(self) -> tuple[Work, int]:
-        """The instruction whose train was open, and its end."""
+        """End the train that is open. Return its instruction and that one's end."""
+        self._engine.finish()
+        self._engine.disturb(self._first)
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
         first, last = self._first, self._engine.ends[-1]
         job = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
-        self._hold_back(end - trail, steps - lead - trail, work.rows, bursts, beats)
+        self._hold_back(end - trail * (1 + work.stall), steps - lead - trail, work.rows, bursts, beats)
         self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
         self._listing.end(job, work.rows, first, last, end)
         if self._started:
             self._listing.begin(self._started[0][1])
-        self.turns = -1
+        self.is_open = False
         return work, end + self._step_to_end
 
     def _written(self, work: Work, begin: int, first: int, last: int) -> int:
         """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
-        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too."""
-        data = work.steps - work.lead - work.trail
-        behind = self._behind(data, work.bursts, work.beats)
-        waits = [(begin, work.steps), (first, work.steps - work.lead), (last, 1 + work.trail + behind)]
+        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too.
+
+        Where padding stalls, the step is the one in the cycle before it is written."""
+        lead, trail, stalled = (pads * (1 + work.stall) for pads in (work.lead, work.trail, work.padding))
+        cycles = work.steps - work.padding + stalled
+        data = cycles - lead - trail
+        waits = [(begin, cycles), (first, cycles - lead), *self._arrivals(work.bursts, data, trail)]
         if not work.port:
             return max(cycle + left - 1 for cycle, left in waits)
         # A step is in front of the port in the next cycle.
@@ -143,12 +147,15 @@ class Lane:
             waits.append((start - 1, work.steps - work.lead - arrived))
         return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
 
-    def _behind(self, steps: int, bursts: int, beats: int) -> int:
-        """Steps by which the writer is behind when the last bunch of a train has come, as far as it began with that."""
-        if steps <= beats:
-            return 0
-        bunch = (bursts - 1) % self._engine.outstanding + 1 if self._engine.waits(bursts, beats) else 1
-        return (steps - beats) * bunch // bursts
+    def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
+        """When the first and last beat of each remembered burst may be written, and the writer's cycles from then on.
+        Those of `data` are spread evenly over the bursts, and `trail` follows them."""
+        engine = self._engine
+        count = min(bursts, len(engine.ends))
+        for number in range(bursts - count, bursts):
+            place = number - bursts
+            yield engine.firsts[place] + BEAT_TO_STEP, data - data * number // bursts + trail
+            yield engine.ends[place] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
@@ -175,7 +182,7 @@ class Load:
     An instruction passes its gate (`accept`) and starts once its lane has a place for it.
     """
 
-    def __init__(self, cfg: Config, engines: Sequence[Engine], ports: list[Port]) -> None:
+    def __init__(self, cfg: Config, engines: Sequence[ReadPort], ports: list[Port]) -> None:
         expands = [cfg.weight_bits < 8 and engine is engines[-1] for engine in engines]
         self.lanes = [Lane(e, ports, STEP_TO_END + EXPAND_STAGES * late) for e, late in zip(engines, expands)]
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
@@ -183,7 +190,7 @@ class Load:
         self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
         self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
         self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
-        self._way = 0  # in which weights came last
+        self._way = ALONE  # in which weights came last: that of the RTL's register after its reset
 
     @property
     def full(self) -> bool:
@@ -204,7 +211,7 @@ class Load:
         if any(lane.full for lane in lanes) or (changes and waiting):  # which waits until all have ended
             return None
         self._issued.popleft()
-        ready = max(ready, self._free, self._told[-1] + 1 if changes else self._told[waiting])
+        ready = max(ready, self._free, self._told[-1] if changes else self._told[waiting])
         start = max(lane.free(ready) for lane in lanes)
         for lane in lanes:
             lane.start(work, start)
@@ -233,7 +240,7 @@ class Load:
 class Store:
     """Units from `out`, packed into beats, and their responses."""
 
-    def __init__(self, engine: Engine, reads: Engine, response: int) -> None:
+    def __init__(self, engine: Engine, reads: ReadPort, response: int) -> None:
         self._engine, self._listing, self._response, self._reads = engine, Listing(engine), response, reads
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * RESPONSES, RESPONSES)
@@ -245,7 +252,9 @@ class Store:
         self._listing.begin(start)
         units = -(-steps // beats)  # of a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
-        slots = max(round(beats * self._engine.channel.beat) + self._share(unit, beats), steps)
+        channel = self._engine.channel
+        hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
+        slots = max(round(beats * channel.beat) + self._share(unit, beats), steps - hidden)
         ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
         first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
         self._listing.end(max(start + 1, self._last), work.rows, first, last, last)

@@ -7,15 +7,8 @@ from collections import deque
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
-from celosia.sim.memory import MemoryModel
-from celosia.sim.timing.latency import (
-    ASK_TO_ADDRESS_FETCH,
-    ASK_TO_ASK_FETCH,
-    BEAT_TO_WORD,
-    FIRST_ASK,
-    WORD_TO_QUEUE,
-)
-from celosia.sim.timing.memory import Engine
+from celosia.sim.timing.latency import BEAT_TO_WORD, FIRST_ASK, REQUEST_TO_ASK, WORD_TO_QUEUE
+from celosia.sim.timing.memory import ReadPort
 from celosia.sim.timing.work import NEVER
 
 
@@ -26,10 +19,9 @@ class Fetch:
     that is full holds up everything behind it.
     """
 
-    def __init__(self, cfg: Config, memory: MemoryModel, load: Engine, units: list[int], address: int) -> None:
+    def __init__(self, cfg: Config, port: ReadPort, units: list[int], address: int) -> None:
         size = instruction_bytes(cfg)
-        self._load, self._channel, self._lead = load, load.channel, ASK_TO_ADDRESS_FETCH + memory.read_latency
-        self._turn = 1 + memory.read_latency
+        self._port = port
         self._parts = max(1, size // cfg.bus_bytes)  # beats of a word
         self._words = max(1, cfg.bus_bytes // size)  # words of a beat
         self._longest = fetch_burst(cfg)
@@ -37,7 +29,7 @@ class Fetch:
         self.beats = -(-len(units) * size // cfg.bus_bytes)
         self._place = address // cfg.bus_bytes % self._longest
         self._promised = 0  # beats asked for
-        self._ask = FIRST_ASK - ASK_TO_ASK_FETCH
+        self._may_ask = FIRST_ASK
         self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
         self._joined: list[int] = []  # when each word was there
         self._valid: list[int] = []  # and when it had been checked
@@ -84,29 +76,15 @@ class Fetch:
         if self._promised == self.beats:
             return NEVER
         gone = self._promised + self._longest - self._room
-        ask = self._ask + ASK_TO_ASK_FETCH
         if gone <= 0:
-            return ask
+            return self._may_ask
         word = -(-gone // self._parts) * self._words - 1
-        return max(ask, self._joined[word]) if word < len(self._joined) else NEVER
+        return max(self._may_ask, self._joined[word]) if word < len(self._joined) else NEVER
 
     def burst(self, ask: int) -> None:
-        """Read a burst. Where LOAD is still asking for a train, the bursts that it has outstanding come first, and
-        those that follow are later by this one."""
+        """Read a burst, asked for in cycle `ask`."""
         beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
-        channel, load = self._channel, self._load
-        slots = round(beats * channel.beat)
-        self._ask = ask
         self._promised += beats
-        first = ask + self._lead
-        if ask < load.asked:  # between bursts of a train
-            queued = ask + ASK_TO_ADDRESS_FETCH + load.outstanding * load.burst
-            first = channel.after(max(first, min(channel.next, queued)), 0)
-            channel.next = channel.after(max(first, channel.next), slots)
-            load.delay(slots)
-        else:
-            first = channel.after(max(first, channel.next, channel.ends[0] + self._turn), 0)
-            channel.next = channel.after(first, slots)
-        last = channel.after(first, slots - 1)
-        channel.ends.append(last)
+        chosen, last = self._port.fetch(ask, round(beats * self._port.channel.beat))
+        self._may_ask = chosen + REQUEST_TO_ASK
         self._arrived.append((self._promised, last))

@@ -6,12 +6,12 @@ the RTL. Depths of queues and stages of the vector unit are in `hw/pipeline.py`.
 
 FIRST_ASK = 4
 """Write of `control` -> first burst of fetch asked for: start, clear, run, limits checked, length of the burst."""
-ASK_TO_ADDRESS_FETCH = 2
-"""Fetch asks -> memory has the address: registers of fetch and of the read channel's arbiter."""
+ASK_TO_REQUEST = 1
+"""Fetch asks -> the read channel's arbiter may choose its request: the register of the request."""
 ASK_TO_ADDRESS = 1
 """An engine of LOAD or STORE asks for a burst -> memory has the address: the register in front of AXI."""
-ASK_TO_ASK_FETCH = 2
-"""Fetch asks -> asks again: the register of its request."""
+REQUEST_TO_ASK = 1
+"""The arbiter has chosen fetch's request -> fetch may ask again."""
 BEAT_TO_WORD = 2
 """Last beat of an instruction -> its word is there: fetch's buffer, the word put together."""
 WORD_TO_QUEUE = 1

@@ -20,8 +20,8 @@ from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch
-from celosia.sim.timing.latency import ASK_TO_ADDRESS, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, check_memory
+from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
+from celosia.sim.timing.memory import Channel, Engine, ReadPort, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -106,11 +106,10 @@ class Machine:
         self._wanted, self._count = wanted, len(wanted.unit)
         reads, writes = [Channel(cfg, memory) for _ in range(cfg.ports)], Channel(cfg, memory)
         window = min(OUTSTANDING, memory.outstanding)
-        lead = ASK_TO_ADDRESS + memory.read_latency
-        engines = [Engine(channel, lead, END_TO_ASK + lead, window) for channel in reads]
+        engines = [ReadPort(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
         write = Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
-        self._fetch = Fetch(cfg, memory, self._read, wanted.unit.tolist(), address)
+        self._fetch = Fetch(cfg, self._read, wanted.unit.tolist(), address)
         acc = Acc()
         self._ports = [Port() for _ in range(VIN_PORT + 1)]
         self._load, self._gemm, self._vector = Load(cfg, engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
@@ -122,7 +121,7 @@ class Machine:
         self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
-        self._lane_ends = [0] * self._count  # of LOAD, before they were told
+        self._lane_ends = [[0] * self._count for _ in engines]  # of each lane of LOAD, before they were told
         self._awake = 0  # mask of the units whose next instruction may pass its gate
         self._until = NEVER  # when VECTOR's instruction that is put off would be through with acc; NEVER: none is
         self._settled = -1  # the one that need not be put off any more
@@ -181,11 +180,12 @@ class Machine:
                 self._close(number)
                 return True
         fetch_asks = fetch.next_ask()
-        if first.turns >= 0:
-            if first.turns and fetch_asks < self._read.asked:
-                first.turns -= 1
+        if first.is_open:
+            if fetch_asks < NEVER:
+                self._read.advance(fetch_asks + ASK_TO_REQUEST)
+            if fetch_asks < NEVER and self._read.left:
                 fetch.burst(fetch_asks)
-            elif until < NEVER and (self._read.ends[-1] >= until or first.port & self._queues[_VECTOR][0].port):
+            elif until < NEVER and (self._read.end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
                 self._close(0)
@@ -193,7 +193,7 @@ class Machine:
         load_asks = first.ask()
         if min(fetch_asks, load_asks) >= until:
             return False
-        if fetch_asks < load_asks:
+        if self._read.fetch_first(fetch_asks, load_asks):
             fetch.burst(fetch_asks)
         else:
             first.open(load_asks)
@@ -202,7 +202,7 @@ class Machine:
     def _close(self, lane: int) -> None:
         """End the instruction whose train is open in that lane of LOAD."""
         work, end = self._load.lanes[lane].close()
-        self._lane_ends[work.number] = max(end, self._lane_ends[work.number])
+        self._lane_ends[lane][work.number] = end
         for told in self._load.end(lane, end):
             self._end(*told)
         self._awake |= 1 << _LOAD
@@ -291,7 +291,6 @@ class Machine:
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         w = self._wanted
         cycles = int(end.max()) + END_TO_DONE
-        until = np.where(w.unit == Unit.LOAD, self._lane_ends, end)
         in_lanes = 1 + (w.weights == SPREAD)
         read = int((w.beats * in_lanes)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
@@ -306,6 +305,7 @@ class Machine:
             held = self._vector.held if unit == Unit.VECTOR else 0
             for lane in range(len(self._load.lanes)) if unit in (Unit.LOAD, Unit.STORE) else ():
                 mine = own & ((w.lane == lane) | (w.weights == SPREAD))
+                until = np.array(self._lane_ends[lane]) if unit == Unit.LOAD else end
                 held += max(0, _covered(start[mine], until[mine]) - int(w.steps[mine].sum()))
             values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})

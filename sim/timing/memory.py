@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from celosia.hw.config import Config
-from celosia.hw.pipeline import MAX_BURST
 from celosia.sim.memory import MemoryModel
-from celosia.sim.timing.latency import END_TO_ASK
+from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK
 from celosia.sim.timing.work import NEVER
 
 
@@ -45,13 +44,22 @@ class Channel:
         turns, rest = divmod(max(0, within - self._refresh) + slots, self._open)
         return (turn + turns) * self._period + self._refresh + rest
 
+    def slots_before(self, cycle: int) -> int:
+        """At least how many slots there are from `next` until then."""
+        cycles = max(0, cycle - self.next)
+        return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
+
+    def refreshes(self, begin: int, end: int, most: int) -> int:
+        """Cycles of the refreshes that begin between these cycles, of each at most `most`."""
+        return (end // self._period - begin // self._period) * min(self._refresh, most) if self._period else 0
+
     def refresh_after(self, cycle: int) -> int:
         """The next cycle in which a refresh begins."""
         return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
 class Engine:
-    """The bursts of LOAD or of STORE on their channel.
+    """The bursts of STORE on their channel.
 
     lead: cycles from asking for a burst to its first beat at the earliest. turn: from the last beat of a burst to the
     first of the one that takes its place among those outstanding.
@@ -60,9 +68,7 @@ class Engine:
     def __init__(self, channel: Channel, lead: int, turn: int, outstanding: int) -> None:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
-        self._bursts, self.burst = 0, MAX_BURST  # of the last train: how many, and slots of each
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
-        self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
         self.asked = -NEVER  # when the last burst was asked for
 
     def train(self, ask: int, bursts: int, slots: int, early: int = 0) -> tuple[int, int]:
@@ -83,7 +89,6 @@ class Engine:
         else:
             last = self._bunches(first, bursts, slots, early)
         channel.next = last + 1
-        self._bursts, self.burst = bursts, slots // bursts
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
@@ -95,20 +100,6 @@ class Engine:
     def waits(self, bursts: int, slots: int) -> bool:
         """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
-
-    def delay(self, cycles: int) -> None:
-        """The last train's bursts that are remembered came later by `cycles`."""
-        for number in range(-min(self._bursts, len(self.ends)), 0):
-            self.ends[number] += cycles
-        self.asked = max(self.asked, self.ends[0] + END_TO_ASK)
-
-    def disturb(self, first: int) -> None:
-        """What the other direction did since cycle `first`, before the last beat, makes that one later."""
-        while self.disturbed and self.disturbed[0][0] <= self.ends[-1]:
-            begin, slots = self.disturbed.popleft()
-            if begin >= first:
-                self.delay(slots)
-                self.channel.next += slots
 
     def _fill(self, bursts: int, first: int, last: int) -> None:
         """Spread the ends of the last bursts evenly."""
@@ -149,3 +140,159 @@ class Engine:
                 last = self._each(start, count, max(count, of_bunch * count // window), early)
                 left -= count
         return last
+
+
+class ReadPort:
+    """The bursts of LOAD's engine on a read channel, and those of fetch between them, in the order of their requests.
+
+    A train of LOAD is placed burst by burst, as far as a burst of fetch may come in between; what repeats itself is
+    skipped in closed form. outstanding: bursts that the engine has under way at once. firsts, ends: first and last
+    beats of LOAD's last bursts. asked: when its last burst was asked for.
+    """
+
+    def __init__(self, channel: Channel, latency: int, outstanding: int) -> None:
+        self.channel, self.outstanding = channel, outstanding
+        self.lead = ASK_TO_ADDRESS + latency
+        """Cycles from asking for a burst to its first beat at the earliest."""
+        self.turn = END_TO_ASK + self.lead
+        """Cycles from the last beat of a burst to the first one of the burst that takes its place."""
+        self._latency = latency
+        self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
+        self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
+        self.asked = -NEVER
+        self._granted = self._taken = -NEVER  # the last request, of either: when it was chosen, when memory took it
+        self._of_fetch = False  # whose it was
+        self._bursts = self._slots = self._placed = 0  # of the train: all bursts, their slots, and bursts placed
+        self._begin = 0  # when its first burst may be asked for
+
+    @property
+    def left(self) -> int:
+        """Bursts of the train that have not been placed."""
+        return self._bursts - self._placed
+
+    @property
+    def next_ask(self) -> int:
+        """When LOAD's next burst may be asked for at the earliest."""
+        return max(self._granted + 1, self._taken, self.ends[-self.outstanding] + END_TO_ASK)
+
+    def begin(self, ask: int, bursts: int, slots: int) -> int:
+        """Begin a train of `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
+        Return the cycle of its first beat."""
+        self._begin, self._bursts, self._slots, self._placed = ask, bursts, slots, 0
+        return self._step()
+
+    def fetch(self, ask: int, slots: int) -> tuple[int, int]:
+        """Place a burst of fetch, which asks in cycle `ask`. Return when its request was chosen, and its last beat."""
+        request = ask + ASK_TO_REQUEST
+        self.advance(request)
+        granted = max(request, self._granted + 1, self._taken)
+        if self._of_fetch and self.left and max(self._begin, self.next_ask) <= granted:
+            self._step()  # after a burst of fetch it is LOAD's turn
+            granted = max(granted, self._granted + 1, self._taken)
+        self._granted, self._of_fetch = granted, True
+        return granted, self._place(granted, slots)[1]
+
+    def fetch_first(self, ask: int, load_ask: int) -> bool:
+        """Whether a burst of fetch, which asks in cycle `ask`, comes before one that LOAD can ask for in `load_ask`."""
+        chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._taken)
+        return chosen < load_ask or (chosen == load_ask and not self._of_fetch)
+
+    def advance(self, until: int = NEVER) -> None:
+        """Place the bursts of the train that are asked for before cycle `until`."""
+        while self.left and max(self._begin, self.next_ask) < until:
+            if self._placed > self.outstanding and self.left > 2 * self.outstanding:
+                self._skip(until)
+            self._step()
+
+    def finish(self) -> int:
+        """Place the rest of the train. Return the cycle of its last beat."""
+        self.advance()
+        return self.ends[-1]
+
+    def end(self) -> int:
+        """When the last beat of the train comes if fetch asks for nothing more."""
+        kept = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
+        channel = self.channel.next, self.channel.ends.copy()
+        last = self.finish()
+        self.__dict__.update(kept)
+        self.channel.next, self.channel.ends = channel
+        return last
+
+    def waits(self, bursts: int, slots: int) -> bool:
+        """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
+        return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
+
+    def delay(self, cycles: int) -> None:
+        """The last train's bursts came later by `cycles`."""
+        for number in range(1, min(self._bursts, len(self.ends)) + 1):
+            self.firsts[-number] += cycles
+            self.ends[-number] += cycles
+        self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
+
+    def disturb(self, first: int) -> None:
+        """What the other direction did since cycle `first`, before the last beat, makes that one later."""
+        while self.disturbed and self.disturbed[0][0] <= self.ends[-1]:
+            begin, slots = self.disturbed.popleft()
+            if begin >= first:
+                self.delay(slots)
+                self.channel.next += slots
+
+    def _step(self) -> int:
+        """Place the next burst of the train; returns the cycle of its first beat."""
+        slots = self._through(self._placed + 1) - self._through(self._placed)
+        self.asked = self._granted = max(self._begin, self.next_ask)
+        self._of_fetch = False
+        first, last = self._place(self._granted, slots)
+        self.firsts.append(first)
+        self.ends.append(last)
+        self._placed += 1
+        return first
+
+    def _through(self, bursts: int) -> int:
+        """Slots of the first bursts of the train."""
+        return self._slots * bursts // self._bursts
+
+    def _place(self, granted: int, slots: int) -> tuple[int, int]:
+        """First and last beat of a burst whose request was chosen then."""
+        channel = self.channel
+        self._taken = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
+        first = channel.after(max(self._taken + self._latency, channel.next), 0)
+        last = channel.after(first, max(1, slots) - 1)
+        channel.next = last + 1
+        channel.ends.append(last)
+        return first, last
+
+    def _skip(self, until: int) -> None:
+        """Place as many bursts as are sure to be asked for before `until`, where their ends follow a rule."""
+        window, left = self.outstanding, self.left - self.outstanding
+        if not self.waits(self._bursts, self._slots):
+            count = left
+            if until < NEVER:
+                count = min(count, self.channel.slots_before(until) * self._bursts // self._slots - 1)
+            if count > 2 * window:
+                begin, gone = self.channel.next, self._through(self._placed)
+                self._placed += count
+                for number in range(self._placed - min(count, len(self.ends)), self._placed):
+                    slots = self._through(number) - gone, self._through(number + 1) - gone - 1
+                    self._ended(*(self.channel.after(begin, slot) for slot in slots))
+            return
+        ends = self.ends
+        period = ends[-1] - ends[-1 - window]
+        if any(ends[-1 - i] - ends[-1 - i - window] != period for i in range(1, window)):
+            return
+        count = min(left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
+        if until < NEVER:
+            count = min(count, (until - self.asked) // period - 1)
+        if count > 0:
+            self._placed += count * window
+            for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
+                self._ended(first + count * period, last + count * period)
+
+    def _ended(self, first: int, last: int) -> None:
+        """Note a burst that was skipped."""
+        self.firsts.append(first)
+        self.ends.append(last)
+        self.channel.ends.append(last)
+        self.channel.next = last + 1
+        self.asked = self._granted = self.ends[-1 - self.outstanding] + END_TO_ASK
+        self._taken = max(self._granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)

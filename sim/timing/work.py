@@ -18,6 +18,8 @@ class Work(NamedTuple):
     steps: int
     lead: int
     trail: int
+    padding: int
+    stall: int
     rows: int
     bursts: int
     beats: int

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from programs import TestProgram, random_program
 
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.config import Config
 from celosia.hw.isa import UNIT_OF, Opcode, formats, instruction_bytes, opcode_of
 from celosia.hw.regs import ERROR_TEXT
 from celosia.sim.compare import first_difference
@@ -36,35 +36,6 @@ TIME_LIMIT = 30_000
 
 class Failure(AssertionError):
     """A case ended in a way that is not allowed."""
-
-
-def random_config(seed: int) -> Config:
-    """A small Config drawn from `seed`; array and bus differ in every way that the hardware allows. Seeds that follow
-    each other have different batches and blocks."""
-    rng = random.Random(f"config {seed}")
-    while True:
-        fields: dict[str, Any] = dict(
-            batch=(1, 2, 1, 4, 8, 16)[seed % 6], block_in=rng.choice((2, 4, 8, 16)), 
-            block_out=2 if seed % 6 > 3 else (2, 4, 8)[seed % 3],
-            bus_bytes=(4, 128, 8, 16, 32, 64)[seed // 2 % 6],
-            inp_depth=rng.choice((32, 64, 128)), wgt_depth=rng.choice((16, 32, 64)),
-            acc_depth=rng.choice((32, 64, 128)), vin_depth=rng.choice((32, 64, 128)),
-            out_depth=rng.choice((32, 64)), par_depth=rng.choice((4, 16)), lut_count=rng.choice((1, 2, 4)),
-            queue_depth=rng.choice((2, 4, 8)), token_bits=rng.choice((2, 3, 8)), packed=rng.random() < 0.5,
-            taps=rng.choice((0, 1, 3, 4, 5)), tap_depth=rng.choice((4, 16)), forward=rng.random() < 0.7,
-            residual_cycles=rng.choice((1, 2, 4)), ports=rng.choice((1, 2)),
-            alu=rng.random() < 0.7, int32=rng.random() < 0.7, pump=rng.choice((1, 2)), softmax=rng.choice((0, 1, 2)),
-            weight_bits=rng.choice((1, 2, 4, 8, 8)), sums=rng.random() < 0.5, norm=rng.choice((0, 1, 2, 8)),
-        )  # fmt: skip
-        most = fields["block_out"] // (2 if fields["taps"] > 1 else 4)
-        fields["softmax"] = min(fields["softmax"], most) if fields["batch"] == 1 else 0
-        fields["norm"] = min(fields["norm"], fields["block_out"]) if fields["batch"] == 1 else 0
-        try:
-            cfg = Config(**fields, name=f"random-{seed}")
-        except ConfigError:
-            continue
-        if cfg.macs_per_cycle <= 64:
-            return cfg
 
 
 def random_memory(rng: random.Random) -> MemoryModel:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import CONFIGS
+from programs import CONFIGS, ROOM, random_config
 
 from celosia.compiler.program import Program, ProgramError
+from celosia.hw.config import Config, field_values
 from celosia.hw.isa import instruction_bytes
+from celosia.hw.legality import why_illegal
+from celosia.hw.scratchpads import scratchpads
 from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.device import Counters, DeviceError
 from celosia.sim.fsim import FunctionalDevice
 from celosia.sim.rtlsim import RtlDevice
 from fuzz import files
 from fuzz import run as fuzz_run
-from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal, random_config
+from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal
 from fuzz.run import Chunk, Journal, Results, chunk, chunks
 
 
@@ -66,10 +70,40 @@ def test_programs_use_what_fields_can_hold() -> None:
         assert used >= 0.9 * possible, opcode
 
 
+WIDEST = [
+    Config(batch=4, block_in=64, block_out=64, bus_bytes=4, queue_depth=2, **ROOM),
+    Config(batch=16, block_in=128, block_out=128, bus_bytes=128, taps=16, forward=True, **ROOM),
+    Config(block_in=128, block_out=128, weight_bits=2, norm=128, softmax=16, taps=3, ports=2, forward=True, **ROOM),
+    Config(block_in=4, block_out=4, softmax=1, forward=True, **dict.fromkeys(ROOM, 16)),
+    Config(block_in=2, block_out=2, wgt_depth=1 << 20),
+]
+"""Entries, shapes and depths at the limits, beyond those of `random_config`."""
+
+
+@pytest.mark.parametrize("cfg", [*WIDEST, *map(random_config, range(24))], ids=lambda cfg: cfg.name)
+def test_programs_are_legal_on_every_config(cfg: Config) -> None:
+    for seed in range(6):
+        for word in case_program(cfg, random.Random(seed)).words():
+            assert why_illegal(cfg, word) is None
+
+
+def test_random_configs_hold_every_value_that_can_be_simulated() -> None:
+    drawn = [random_config(number) for number in range(200)]
+    for field in fields(Config):
+        if field.name in ("name", "trace_depth"):
+            continue
+        values = {getattr(cfg, field.name) for cfg in drawn}
+        affordable = {"block_in": 32, "block_out": 16, "norm": 4, "softmax": 2}
+        limit = 128 if field.name.endswith("_depth") else affordable.get(field.name, 1 << 20)
+        skipped = {3} if field.name in ("norm", "softmax") else set()  # no power of two
+        assert values >= {value for value in field_values(field.name) if value <= limit} - skipped, field.name
+    assert any(cfg.block_out == 64 for cfg in drawn) and any(scratchpads(cfg)["wgt"].spread for cfg in drawn)
+
+
 def test_configs_of_a_run_are_wide_and_narrow() -> None:
     drawn = [random_config(number) for number in range(12)]
-    assert {cfg.batch for cfg in drawn} == {1, 2, 4, 8, 16}
-    assert any(cfg.bus_bytes > instruction_bytes(cfg) for cfg in drawn) and any(cfg.bus_bytes == 4 for cfg in drawn)
+    assert {cfg.batch for cfg in drawn} == {1, 2, 4, 8, 16} and {cfg.bus_bytes for cfg in drawn} >= {4, 8, 16, 32, 64}
+    assert any(cfg.bus_bytes > instruction_bytes(cfg) for cfg in drawn)
 
 
 def test_cases_repeat() -> None:
