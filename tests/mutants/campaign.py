@@ -1,0 +1,321 @@
+"""Each mutant against the checks that can kill it, the cheapest first: unit tests, proofs, random programs.
+
+A mutant is written into a copy of the sources (`Tree`), where every check runs in a process of its own with a time
+limit. What a mutant does not change is not run: tests, proofs and simulators whose text is the same as before.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from celosia.hw.sources import KEPT, sources_digest
+from mutants.draw import Mutant, draw
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "models", "sim", "src", "tests", "docs")
+UNIT_SECONDS, PROOF_SECONDS, FUZZ_SECONDS = 900, 400, 900
+"""Longest time that each kind of check may take for one mutant."""
+LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.py")
+"""Files of tests/hw that test the bench itself, or run whole models."""
+
+PYTEST = ("-m", "pytest", "-q", "-p", "mutants.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
+NO_TESTS = 5
+"""Pytest's exit code where all tests are deselected."""
+
+KILLED, SURVIVED, EQUIVALENT, UNBUILT = "killed", "survived", "equivalent", "unbuilt"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """outcome: KILLED, SURVIVED, EQUIVALENT (no text of any check changes) or UNBUILT (it gives no hardware).
+
+    by: the kind of check that killed it. check: its name. note: its message, or what ran out of time.
+    """
+
+    outcome: str
+    by: str = ""
+    check: str = ""
+    note: str = ""
+    seconds: float = 0.0
+
+
+Stage = tuple[Verdict | None, bool, str]
+"""The verdict of one kind of check, if it has one; whether a text of it changed; what ran out of time."""
+
+
+class Tree:
+    """A copy of the sources in `folder`, its hardware with or without a mutant. Caches of its own lie beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache = folder / "tree", folder / "cache"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, self.folder / name, symlinks=True, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", self.folder)
+        # The digest that a register holds stays, or each mutant would change every text with that register.
+        (self.folder / "hw" / KEPT).write_text(sources_digest(), encoding="ascii")
+
+    def plant(self, mutant: Mutant) -> None:
+        """Write the mutant, and forget what was built of another one."""
+        path = self.folder / "hw" / mutant.file
+        path.write_text(probed(mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
+        for folder in (self.cache / "verilog", self.cache / "simulators", *self._builds()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def restore(self, mutant: Mutant) -> None:
+        """Take the mutant out again."""
+        shutil.copy(ROOT / "hw" / mutant.file, self.folder / "hw" / mutant.file)
+
+    def _builds(self) -> list[Path]:
+        """What the tests of units build, but for Verilator's own code."""
+        return [path for path in (self.folder / "build" / "hw").glob("*") if not path.name.startswith("verilated")]
+
+    def run(self, arguments: list[str], seconds: float, **environment: str) -> tuple[int | None, str]:
+        """Exit code (None after `seconds`) and output of a Python process in this tree."""
+        paths = (self.folder / "src", *(self.folder / "tests" / name for name in ("", "formal", "cosim", "hw")))
+        variables = {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)), "CELOSIA_CACHE": str(self.cache),
+            "MUTANTS_TREE": str(self.folder), "CELOSIA_REHEARSAL": "0", "PYTHONDONTWRITEBYTECODE": "1",
+            "CELOSIA_TEST_SECONDS": "300",
+        }  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, "-W", "ignore", *arguments], cwd=self.folder, env=os.environ | variables | environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=seconds)
+                return process.returncode, output
+            except BaseException as error:
+                os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    return None, process.communicate()[0]
+                raise
+
+
+class Campaign:
+    """Mutants of one seed and their verdicts, kept in `journal`, a file of JSON lines.
+
+    A kill is kept as long as the file of the mutant stays as it is. A survivor is tried again when checks change.
+    """
+
+    def __init__(self, folder: Path, journal: Path, say: Say) -> None:
+        self.folder, self.journal, self.say = folder, journal, say
+        self.checks = _digest_of("tests/hw", "tests/formal", "tests/fuzz", "tests/programs.py")
+        self.known: dict[str, Verdict] = {}
+        if journal.exists():
+            for line in journal.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self.known[entry["key"]] = Verdict(**entry["verdict"])
+        self._base: Tree | None = None
+        self._tree: Tree | None = None
+
+    @property
+    def base(self) -> Tree:
+        """The hardware as it is."""
+        self._base = self._base or Tree(self.folder / "base")
+        return self._base
+
+    @property
+    def tree(self) -> Tree:
+        """Where mutants are planted."""
+        self._tree = self._tree or Tree(self.folder / "mutant")
+        return self._tree
+
+    def keys(self, mutant: Mutant) -> tuple[str, str]:
+        """Of a verdict that stays, and of one that depends on the checks."""
+        source = (ROOT / "hw" / mutant.file).read_bytes()
+        text = f"{hashlib.sha256(source).hexdigest()} {mutant.start} {mutant.stop} {mutant.new}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return key, f"{key} {self.checks}"
+
+    def verdict(self, mutant: Mutant) -> Verdict | None:
+        """What is known of a mutant."""
+        return next((self.known[key] for key in self.keys(mutant) if key in self.known), None)
+
+    def verdicts(self, count: int, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
+        """The first `count` mutants of `seed` that give other hardware, each with what became of it."""
+        decided = 0
+        for mutant in draw(ROOT / "hw", seed):
+            verdict = self.verdict(mutant)
+            if verdict is None:
+                self.say(f"{decided + 1} of {count}: {mutant}")
+                verdict = self.try_mutant(mutant)
+                key = self.keys(mutant)[verdict.outcome == SURVIVED]
+                self.known[key] = verdict
+                self._note(key, mutant, verdict)
+            if verdict.outcome in (KILLED, SURVIVED):
+                decided += 1
+            yield mutant, verdict
+            if decided == count:
+                return
+
+    def known_verdicts(self, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
+        """The mutants of `seed` that have a verdict."""
+        every = ((mutant, self.verdict(mutant)) for mutant in draw(ROOT / "hw", seed))
+        return ((mutant, verdict) for mutant, verdict in every if verdict is not None)
+
+    def _note(self, key: str, mutant: Mutant, verdict: Verdict) -> None:
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(verdict)}
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    # One mutant ------------------------------------------------------------------------------------------------
+
+    def try_mutant(self, mutant: Mutant) -> Verdict:
+        """Run the checks until one fails."""
+        began = time.monotonic()
+        self.tree.plant(mutant)
+        notes, changed = [], False
+        try:
+            for stage in (self._unit, self._proofs, self._fuzz):
+                found, differs, note = stage(mutant)
+                changed = changed or differs
+                if found is not None:
+                    return Verdict(**{**asdict(found), "seconds": round(time.monotonic() - began, 1)})
+                notes += [note] * bool(note)
+        finally:
+            self.tree.restore(mutant)
+        outcome = SURVIVED if changed or notes else EQUIVALENT
+        return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
+
+    def _unit(self, mutant: Mutant) -> Stage:
+        """Unit tests of the components that hold the mutant, file by file."""
+        differs, ends = False, time.monotonic() + UNIT_SECONDS
+        for file in nearest_tests(mutant.file):
+            killed, changed, late = self._unit_file(file, ends - time.monotonic())
+            differs = differs or changed
+            if killed is not None or late:
+                return killed, differs, late
+        return None, differs, ""
+
+    def _unit_file(self, file: str, seconds: float) -> Stage:
+        record = self.folder / "unit.json"
+        record.unlink(missing_ok=True)
+        code, output = self.tree.run([*PYTEST, "-x", file], max(1, seconds), MUTANTS_RECORD=str(record))
+        entries = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        for name, entry in entries.items():
+            if "unbuilt" in entry:
+                return Verdict(UNBUILT, "unit", name, entry["unbuilt"]), True, ""
+            if entry.get("outcome") == "failed":
+                return Verdict(KILLED, "unit", name, entry["message"][-300:]), True, ""
+        if not entries and code not in (None, 0, NO_TESTS):
+            return Verdict(UNBUILT, "unit", file, output[-300:]), True, ""
+        passed = {name: entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
+        return None, self._differ(file, passed), "unit tests out of time" if code is None else ""
+
+    def _differ(self, file: str, passed: dict[str, list[str]]) -> bool:
+        """Whether one of these tests had other Verilog than it has without the mutant."""
+        path = self.folder / "verilog" / f"{Path(file).stem}-{_digest_of('hw', 'tests/hw/bench.py', file)}.json"
+        known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for name, texts in passed.items():
+            if name not in known:
+                record = path.with_suffix(".part")
+                path.parent.mkdir(exist_ok=True)
+                self.base.run(
+                    [*PYTEST, file], UNIT_SECONDS, MUTANTS_RECORD=str(record), MUTANTS_ONLY_VERILOG="1",
+                    MUTANTS_TESTS=json.dumps([name]),
+                )  # fmt: skip
+                known[name] = json.loads(record.read_text(encoding="utf-8"))[name]["verilog"]
+                path.write_text(json.dumps(known), encoding="utf-8")
+            if known[name] != texts:
+                return True
+        return False
+
+    def _proofs(self, mutant: Mutant) -> Stage:
+        return self._stage("proof", "mutants.prove", mutant, PROOF_SECONDS)
+
+    def _fuzz(self, mutant: Mutant) -> Stage:
+        return self._stage("fuzz", "mutants.fuzz", mutant, FUZZ_SECONDS)
+
+    def _stage(self, by: str, module: str, mutant: Mutant, seconds: float) -> Stage:
+        """Run a module that prints JSON lines: {"differs": ...}, {"killed": name, "note": text}."""
+        texts = self.folder / f"{by}-{_digest_of('hw', 'tests/formal', 'tests/programs.py')}.json"
+        code, output = self.tree.run(
+            ["-m", module, mutant.file], seconds, MUTANTS_BASE=str(self.base.folder), MUTANTS_TEXTS=str(texts)
+        )
+        events = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
+        differs = any("differs" in event for event in events)
+        for event in events:
+            if "killed" in event:
+                return Verdict(KILLED, by, event["killed"], event["note"][:300]), True, ""
+            if "unbuilt" in event:
+                return Verdict(UNBUILT, by, event["unbuilt"], event["note"][:300]), True, ""
+        if code:
+            raise RuntimeError(f"{module} failed on {mutant}:\n{output[-3000:]}")
+        return None, differs, f"{by} out of time" if code is None else ""
+
+
+def probed(mutant: Mutant, source: str) -> str:
+    """The source with the mutant, whose function tells when it runs: it sets `builtins.mutant_reached`."""
+    owner = next(
+        node for node in _functions(ast.parse(source)) if node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+    )
+    first = owner.body[1 if ast.get_docstring(owner) and len(owner.body) > 1 else 0]
+    lines = mutant.apply(source).splitlines(keepends=True)
+    lines.insert(first.lineno - 1, f"{' ' * first.col_offset}__import__('builtins').mutant_reached = True\n")
+    return "".join(lines)
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions of a module and the methods of its classes."""
+    for node in tree.body:
+        for part in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(part, ast.FunctionDef):
+                yield part
+
+
+def imports(text: str) -> set[str]:
+    """Files below hw/ that a module imports, wherever in it."""
+    modules = {module for node in ast.walk(ast.parse(text)) for module in _modules(node)}
+    return {module.removeprefix("celosia.hw.").replace(".", "/") + ".py" for module in modules}
+
+
+def _modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("celosia.hw."):
+        return [node.module or ""]
+    return []
+
+
+def nearest_tests(file: str) -> list[str]:
+    """Files of tests/hw that use a file of hw/, those that reach it through the fewest imports first."""
+    hardware = {path.relative_to(ROOT / "hw").as_posix(): path for path in (ROOT / "hw").rglob("*.py")}
+    graph = {name: imports(path.read_text(encoding="utf-8")) & hardware.keys() for name, path in hardware.items()}
+    found: list[tuple[int, int, str]] = []
+    for path in sorted((ROOT / "tests" / "hw").glob("test_*.py")):
+        if path.name in LEFT_OUT:
+            continue
+        reached, steps = imports(path.read_text(encoding="utf-8")) & hardware.keys(), 0
+        distance = None
+        while True:
+            if file in reached and distance is None:
+                distance = steps
+            further = reached.union(*(graph[name] for name in reached))
+            if further == reached:
+                break
+            reached, steps = further, steps + 1
+        if distance is not None:
+            found.append((distance, len(reached), f"tests/hw/{path.name}"))
+    return [name for _, _, name in sorted(found)]
+
+
+def _digest_of(*names: str) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        path = ROOT / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"\n{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
