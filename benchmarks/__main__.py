@@ -2,8 +2,8 @@
 
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
-`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside` and `paper` (long),
-and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`compile_time`, `differential`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside`, `paper`
+and `mutants` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -58,7 +58,8 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "paper", "demo", "figures",
+    "differential", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "paper", "mutants", "demo",
+    "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
 KNOWN_MODELS = tuple(
@@ -131,12 +132,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--images", type=int, help="inputs for each model of `models`")
     parser.add_argument(
-        "--count", type=int, help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS})"
+        "--count",
+        type=int,
+        help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS}), or mutants",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of differential: another one draws other models")
+    parser.add_argument("--seed", type=int, default=1, help="of differential, mutants: another one draws others")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of differential: processes")
     parser.add_argument("--out", type=Path, default=Path("findings"), help="of differential: where findings go")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="of differential: keep verdicts here, and go on")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="of differential, mutants: keep verdicts here, and go on"
+    )
     parser.add_argument(
         "--base",
         metavar="COMMIT",
@@ -307,6 +312,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "export": lambda: export.rows(folder, models, config, say),
         "streams": lambda: streams.rows(folder, models, config, say),
         "beside": beside_rows,
+        "mutants": lambda: hardware.mutants(options.count or hardware.MUTANTS, options.seed, options.resume, say),
         "paper": lambda: paper_rows(folder, options.short, _split(options.charts), say),
         "figures": lambda: (),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from collections import Counter
@@ -55,6 +56,7 @@ def summary(verdicts: list[tuple[Mutant, Verdict]]) -> dict[str, Any]:
 def main(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Mutants that give other hardware.")] = 300,
     seed: Annotated[int, typer.Option(help="Another seed, other mutants.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Mutants at a time.")] = os.cpu_count() or 1,
     resume: Annotated[
         Path | None, typer.Option(help="Keep verdicts in this file, and go on from it (default: in the cache folder).")
     ] = None,
@@ -67,9 +69,10 @@ def main(
     say = CONSOLE.print
     campaign = Campaign(folder, resume or folder / "verdicts.jsonl", lambda text: say(text, highlight=False))
     verdicts = []
-    for mutant, verdict in campaign.known_verdicts(seed) if known else campaign.verdicts(count, seed):
+    for mutant, verdict in campaign.known_verdicts(seed) if known else campaign.verdicts(count, seed, jobs):
         verdicts.append((mutant, verdict))
-        say(f"  {verdict.outcome} {verdict.by} {verdict.check}", highlight=False, markup=False)
+        by = f" by {verdict.by}: {verdict.check}" if verdict.by else ""
+        say(f"{mutant}: {verdict.outcome}{by}", highlight=False, markup=False)
     found = summary(verdicts)
     report(found)
     if output is not None:

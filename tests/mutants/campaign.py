@@ -15,9 +15,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Lock
 
 from celosia.hw.sources import KEPT, sources_digest
 from mutants.draw import Mutant, draw
@@ -30,6 +34,8 @@ LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.
 """Files of tests/hw that test the bench itself, or run whole models."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "mutants.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
+KEPT_BUILDS = ("verilator", "tools", "proofs")
+"""Builds that no mutant changes: Verilator's own code, other tools, and proofs, which are kept by their text."""
 NO_TESTS = 5
 """Pytest's exit code where all tests are deselected."""
 
@@ -72,16 +78,13 @@ class Tree:
         """Write the mutant, and forget what was built of another one."""
         path = self.folder / "hw" / mutant.file
         path.write_text(probed(mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
-        for folder in (self.cache / "verilog", self.cache / "simulators", *self._builds()):
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in (*self.cache.glob("*"), *(self.folder / "build" / "hw").glob("*")):
+            if folder.name not in KEPT_BUILDS and not folder.name.startswith("verilated"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def restore(self, mutant: Mutant) -> None:
         """Take the mutant out again."""
         shutil.copy(ROOT / "hw" / mutant.file, self.folder / "hw" / mutant.file)
-
-    def _builds(self) -> list[Path]:
-        """What the tests of units build, but for Verilator's own code."""
-        return [path for path in (self.folder / "build" / "hw").glob("*") if not path.name.startswith("verilated")]
 
     def run(self, arguments: list[str], seconds: float, **environment: str) -> tuple[int | None, str]:
         """Exit code (None after `seconds`) and output of a Python process in this tree."""
@@ -89,91 +92,62 @@ class Tree:
         variables = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)), "CELOSIA_CACHE": str(self.cache),
             "MUTANTS_TREE": str(self.folder), "CELOSIA_REHEARSAL": "0", "PYTHONDONTWRITEBYTECODE": "1",
-            "CELOSIA_TEST_SECONDS": "300",
+            "CELOSIA_TEST_SECONDS": "600",
         }  # fmt: skip
         with subprocess.Popen(
             [sys.executable, "-W", "ignore", *arguments], cwd=self.folder, env=os.environ | variables | environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
+            RUNNING.add(process)
             try:
                 output, _ = process.communicate(timeout=seconds)
                 return process.returncode, output
-            except BaseException as error:
+            except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    return None, process.communicate()[0]
-                raise
+                return None, process.communicate()[0]
+            finally:
+                RUNNING.discard(process)
 
 
-class Campaign:
-    """Mutants of one seed and their verdicts, kept in `journal`, a file of JSON lines.
+RUNNING: set[subprocess.Popen[str]] = set()
+"""Checks under way, each the leader of a group of processes."""
 
-    A kill is kept as long as the file of the mutant stays as it is. A survivor is tried again when checks change.
-    """
 
-    def __init__(self, folder: Path, journal: Path, say: Say) -> None:
-        self.folder, self.journal, self.say = folder, journal, say
-        self.checks = _digest_of("tests/hw", "tests/formal", "tests/fuzz", "tests/programs.py")
-        self.known: dict[str, Verdict] = {}
-        if journal.exists():
-            for line in journal.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                self.known[entry["key"]] = Verdict(**entry["verdict"])
-        self._base: Tree | None = None
-        self._tree: Tree | None = None
+def end_running() -> None:
+    """End all checks that are under way."""
+    for process in list(RUNNING):
+        os.killpg(process.pid, signal.SIGKILL)
 
-    @property
-    def base(self) -> Tree:
-        """The hardware as it is."""
-        self._base = self._base or Tree(self.folder / "base")
-        return self._base
 
-    @property
-    def tree(self) -> Tree:
-        """Where mutants are planted."""
-        self._tree = self._tree or Tree(self.folder / "mutant")
-        return self._tree
+class Base:
+    """The hardware as it is, and the digests of its Verilog in each test, which are made when they are asked for."""
 
-    def keys(self, mutant: Mutant) -> tuple[str, str]:
-        """Of a verdict that stays, and of one that depends on the checks."""
-        source = (ROOT / "hw" / mutant.file).read_bytes()
-        text = f"{hashlib.sha256(source).hexdigest()} {mutant.start} {mutant.stop} {mutant.new}"
-        key = hashlib.sha256(text.encode()).hexdigest()[:24]
-        return key, f"{key} {self.checks}"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tree, self.lock = folder, Tree(folder / "base"), Lock()
 
-    def verdict(self, mutant: Mutant) -> Verdict | None:
-        """What is known of a mutant."""
-        return next((self.known[key] for key in self.keys(mutant) if key in self.known), None)
+    def verilog(self, file: str, name: str) -> list[str]:
+        """Of the test `name` of a file."""
+        path = self.folder / "verilog" / f"{Path(file).stem}-{_digest_of('hw', 'tests/hw/bench.py', file)}.json"
+        with self.lock:
+            known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if name not in known:
+                record = path.with_suffix(".part")
+                path.parent.mkdir(exist_ok=True)
+                self.tree.run(
+                    [*PYTEST, file], UNIT_SECONDS, MUTANTS_RECORD=str(record), MUTANTS_ONLY_VERILOG="1",
+                    MUTANTS_TESTS=json.dumps([name]),
+                )  # fmt: skip
+                known[name] = json.loads(record.read_text(encoding="utf-8"))[name]["verilog"]
+                path.write_text(json.dumps(known), encoding="utf-8")
+            return known[name]
 
-    def verdicts(self, count: int, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
-        """The first `count` mutants of `seed` that give other hardware, each with what became of it."""
-        decided = 0
-        for mutant in draw(ROOT / "hw", seed):
-            verdict = self.verdict(mutant)
-            if verdict is None:
-                self.say(f"{decided + 1} of {count}: {mutant}")
-                verdict = self.try_mutant(mutant)
-                key = self.keys(mutant)[verdict.outcome == SURVIVED]
-                self.known[key] = verdict
-                self._note(key, mutant, verdict)
-            if verdict.outcome in (KILLED, SURVIVED):
-                decided += 1
-            yield mutant, verdict
-            if decided == count:
-                return
 
-    def known_verdicts(self, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
-        """The mutants of `seed` that have a verdict."""
-        every = ((mutant, self.verdict(mutant)) for mutant in draw(ROOT / "hw", seed))
-        return ((mutant, verdict) for mutant, verdict in every if verdict is not None)
+class Bench:
+    """Where one mutant at a time is tried: a tree with it, and `base`, which all benches share."""
 
-    def _note(self, key: str, mutant: Mutant, verdict: Verdict) -> None:
-        self.journal.parent.mkdir(parents=True, exist_ok=True)
-        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(verdict)}
-        with self.journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    # One mutant ------------------------------------------------------------------------------------------------
+    def __init__(self, folder: Path, base: Base) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.base, self.tree = folder, base, Tree(folder)
 
     def try_mutant(self, mutant: Mutant) -> Verdict:
         """Run the checks until one fails."""
@@ -182,11 +156,11 @@ class Campaign:
         notes, changed = [], False
         try:
             for stage in (self._unit, self._proofs, self._fuzz):
-                found, differs, note = stage(mutant)
+                killed, differs, late = stage(mutant)
                 changed = changed or differs
-                if found is not None:
-                    return Verdict(**{**asdict(found), "seconds": round(time.monotonic() - began, 1)})
-                notes += [note] * bool(note)
+                if killed is not None:
+                    return replace(killed, seconds=round(time.monotonic() - began, 1))
+                notes += [late] * bool(late)
         finally:
             self.tree.restore(mutant)
         outcome = SURVIVED if changed or notes else EQUIVALENT
@@ -215,25 +189,8 @@ class Campaign:
         if not entries and code not in (None, 0, NO_TESTS):
             return Verdict(UNBUILT, "unit", file, output[-300:]), True, ""
         passed = {name: entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
-        return None, self._differ(file, passed), "unit tests out of time" if code is None else ""
-
-    def _differ(self, file: str, passed: dict[str, list[str]]) -> bool:
-        """Whether one of these tests had other Verilog than it has without the mutant."""
-        path = self.folder / "verilog" / f"{Path(file).stem}-{_digest_of('hw', 'tests/hw/bench.py', file)}.json"
-        known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for name, texts in passed.items():
-            if name not in known:
-                record = path.with_suffix(".part")
-                path.parent.mkdir(exist_ok=True)
-                self.base.run(
-                    [*PYTEST, file], UNIT_SECONDS, MUTANTS_RECORD=str(record), MUTANTS_ONLY_VERILOG="1",
-                    MUTANTS_TESTS=json.dumps([name]),
-                )  # fmt: skip
-                known[name] = json.loads(record.read_text(encoding="utf-8"))[name]["verilog"]
-                path.write_text(json.dumps(known), encoding="utf-8")
-            if known[name] != texts:
-                return True
-        return False
+        differs = any(self.base.verilog(file, name) != texts for name, texts in passed.items())
+        return None, differs, "unit tests out of time" if code is None else ""
 
     def _proofs(self, mutant: Mutant) -> Stage:
         return self._stage("proof", "mutants.prove", mutant, PROOF_SECONDS)
@@ -243,9 +200,9 @@ class Campaign:
 
     def _stage(self, by: str, module: str, mutant: Mutant, seconds: float) -> Stage:
         """Run a module that prints JSON lines: {"differs": ...}, {"killed": name, "note": text}."""
-        texts = self.folder / f"{by}-{_digest_of('hw', 'tests/formal', 'tests/programs.py')}.json"
+        texts = self.base.folder / f"{by}-{_digest_of('hw', 'tests/formal', 'tests/programs.py')}.json"
         code, output = self.tree.run(
-            ["-m", module, mutant.file], seconds, MUTANTS_BASE=str(self.base.folder), MUTANTS_TEXTS=str(texts)
+            ["-m", module, mutant.file], seconds, MUTANTS_BASE=str(self.base.tree.folder), MUTANTS_TEXTS=str(texts)
         )
         events = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
         differs = any("differs" in event for event in events)
@@ -257,6 +214,102 @@ class Campaign:
         if code:
             raise RuntimeError(f"{module} failed on {mutant}:\n{output[-3000:]}")
         return None, differs, f"{by} out of time" if code is None else ""
+
+
+class Campaign:
+    """Mutants of one seed and their verdicts, kept in `journal`, a file of JSON lines.
+
+    A kill is kept as long as the file of the mutant stays as it is. A survivor is tried again when checks change.
+    """
+
+    def __init__(self, folder: Path, journal: Path, say: Say) -> None:
+        self.folder, self.journal, self.say = folder, journal, say
+        self.checks = _digest_of("tests/hw", "tests/formal", "tests/fuzz", "tests/programs.py")
+        self.known: dict[str, Verdict] = {}
+        if journal.exists():
+            for line in journal.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self.known[entry["key"]] = Verdict(**entry["verdict"])
+
+    def keys(self, mutant: Mutant) -> tuple[str, str]:
+        """Of a verdict that stays, and of one that depends on the checks."""
+        source = (ROOT / "hw" / mutant.file).read_bytes()
+        text = f"{hashlib.sha256(source).hexdigest()} {mutant.start} {mutant.stop} {mutant.new}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return key, f"{key} {self.checks}"
+
+    def verdict(self, mutant: Mutant) -> Verdict | None:
+        """What is known of a mutant."""
+        return next((self.known[key] for key in self.keys(mutant) if key in self.known), None)
+
+    def known_verdicts(self, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
+        """The mutants of `seed` that have a verdict."""
+        every = ((mutant, self.verdict(mutant)) for mutant in draw(ROOT / "hw", seed))
+        return ((mutant, verdict) for mutant, verdict in every if verdict is not None)
+
+    def verdicts(self, count: int, seed: int, jobs: int = 1) -> Iterator[tuple[Mutant, Verdict]]:
+        """The first `count` mutants of `seed` that give other hardware, each with what became of it, in order. `jobs`
+        of them are tried at a time."""
+        drawn, benches, decided = draw(ROOT / "hw", seed), Benches(self.folder, jobs), 0
+        waiting: deque[tuple[Mutant, Future[Verdict]]] = deque()
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                while decided < count:
+                    while sum(not future.done() for _, future in waiting) < jobs:
+                        mutant = next(drawn, None)
+                        if mutant is None:
+                            break
+                        waiting.append((mutant, pool.submit(self._decide, mutant, benches)))
+                    if not waiting:
+                        return
+                    wait([future for _, future in waiting], return_when=FIRST_COMPLETED)
+                    while waiting and waiting[0][1].done() and decided < count:
+                        mutant, future = waiting.popleft()
+                        decided += future.result().outcome in (KILLED, SURVIVED)
+                        yield mutant, future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                end_running()
+
+    def _decide(self, mutant: Mutant, benches: Benches) -> Verdict:
+        verdict = self.verdict(mutant)
+        if verdict is None:
+            with benches.borrowed() as bench:
+                self.say(f"trying {mutant}")
+                verdict = bench.try_mutant(mutant)
+            key = self.keys(mutant)[verdict.outcome == SURVIVED]
+            self.known[key] = verdict
+            self._note(key, mutant, verdict)
+        return verdict
+
+    def _note(self, key: str, mutant: Mutant, verdict: Verdict) -> None:
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(verdict)}
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class Benches:
+    """Benches for some threads, made when they are first asked for."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self._folder, self._free, self._lock = folder, list(range(jobs)), Lock()
+        self._made: dict[int, Bench] = {}
+        self._base: Base | None = None
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Bench]:
+        """A bench that nobody else uses meanwhile."""
+        with self._lock:
+            self._base = self._base or Base(self._folder)
+            number = self._free.pop(0)
+            if number not in self._made:
+                self._made[number] = Bench(self._folder / f"bench{number}", self._base)
+        try:
+            yield self._made[number]
+        finally:
+            with self._lock:
+                self._free.append(number)
 
 
 def probed(mutant: Mutant, source: str) -> str:

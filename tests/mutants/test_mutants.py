@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 from celosia import hw
-from mutants import campaign as campaign_module
 from mutants.__main__ import diff, reasons, summary
-from mutants.campaign import EQUIVALENT, KILLED, SURVIVED, UNBUILT, Campaign, Stage, Verdict, nearest_tests, probed
+from mutants.campaign import (
+    EQUIVALENT,
+    KILLED,
+    SURVIVED,
+    UNBUILT,
+    Bench,
+    Campaign,
+    Stage,
+    Tree,
+    Verdict,
+    nearest_tests,
+    probed,
+)
 from mutants.draw import Mutant, draw, everything, mutants
 
 HARDWARE = Path(hw.__file__).parent
@@ -101,15 +112,14 @@ def test_a_planted_function_tells_that_it_runs() -> None:
 
 
 def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp_path: Path) -> Campaign:
-    """A campaign without a tree, whose unit tests say what `unit` says, and nothing else kills."""
-    made = Campaign(tmp_path, tmp_path / "verdicts.jsonl", lambda text: None)
-    monkeypatch.setattr(campaign_module.Tree, "__init__", lambda self, folder: None)
-    monkeypatch.setattr(campaign_module.Tree, "plant", lambda self, mutant: None)
-    monkeypatch.setattr(campaign_module.Tree, "restore", lambda self, mutant: None)
-    monkeypatch.setattr(made, "_unit", unit)
-    monkeypatch.setattr(made, "_proofs", lambda mutant: (None, False, ""))
-    monkeypatch.setattr(made, "_fuzz", lambda mutant: (None, False, ""))
-    return made
+    """A campaign without trees, whose unit tests say what `unit` says, and nothing else kills."""
+    monkeypatch.setattr(Tree, "__init__", lambda self, folder: None)
+    monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
+    monkeypatch.setattr(Tree, "restore", lambda self, mutant: None)
+    monkeypatch.setattr(Bench, "_unit", lambda self, mutant: unit(mutant))
+    monkeypatch.setattr(Bench, "_proofs", lambda self, mutant: (None, False, ""))
+    monkeypatch.setattr(Bench, "_fuzz", lambda self, mutant: (None, False, ""))
+    return Campaign(tmp_path, tmp_path / "verdicts.jsonl", lambda text: None)
 
 
 def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
