@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tomllib
 from collections import Counter
@@ -64,6 +65,7 @@ def main(
     output: Annotated[Path | None, typer.Option("--json", help="Write counts and survivors here.")] = None,
 ) -> None:
     """Try random mutants until COUNT of them gave other hardware; exit code 1 where a survivor has no reason."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # checks end with the campaign
     folder = cache_folder() / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
     say = CONSOLE.print

@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 from celosia.hw.sources import KEPT, sources_digest
 from mutants.draw import Mutant, draw
@@ -101,6 +101,8 @@ class Tree:
             RUNNING.add(process)
             try:
                 output, _ = process.communicate(timeout=seconds)
+                if STOPPED.is_set():
+                    raise Stopped
                 return process.returncode, output
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -109,12 +111,18 @@ class Tree:
                 RUNNING.discard(process)
 
 
+class Stopped(Exception):
+    """The campaign ends, and what a check has said does not count."""
+
+
+STOPPED = Event()
 RUNNING: set[subprocess.Popen[str]] = set()
 """Checks under way, each the leader of a group of processes."""
 
 
 def end_running() -> None:
     """End all checks that are under way."""
+    STOPPED.set()
     for process in list(RUNNING):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -155,7 +163,7 @@ class Bench:
         self.tree.plant(mutant)
         notes, changed = [], False
         try:
-            for stage in (self._unit, self._proofs, self._fuzz):
+            for stage in (self._unit, self._proofs, self._whole, self._fuzz):
                 killed, differs, late = stage(mutant)
                 changed = changed or differs
                 if killed is not None:
@@ -167,9 +175,16 @@ class Bench:
         return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
 
     def _unit(self, mutant: Mutant) -> Stage:
-        """Unit tests of the components that hold the mutant, file by file."""
+        """Tests of the components that hold the mutant."""
+        return self._files(nearest_tests(mutant.file))
+
+    def _whole(self, mutant: Mutant) -> Stage:
+        """Tests of the whole accelerator."""
+        return self._files(nearest_tests(mutant.file, whole=True))
+
+    def _files(self, files: list[str]) -> Stage:
         differs, ends = False, time.monotonic() + UNIT_SECONDS
-        for file in nearest_tests(mutant.file):
+        for file in files:
             killed, changed, late = self._unit_file(file, ends - time.monotonic())
             differs = differs or changed
             if killed is not None or late:
@@ -190,7 +205,7 @@ class Bench:
             return Verdict(UNBUILT, "unit", file, output[-300:]), True, ""
         passed = {name: entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
         differs = any(self.base.verilog(file, name) != texts for name, texts in passed.items())
-        return None, differs, "unit tests out of time" if code is None else ""
+        return None, differs, _ended(f"unit tests of {file}", code, (0, NO_TESTS), output)
 
     def _proofs(self, mutant: Mutant) -> Stage:
         return self._stage("proof", "mutants.prove", mutant, PROOF_SECONDS)
@@ -211,9 +226,7 @@ class Bench:
                 return Verdict(KILLED, by, event["killed"], event["note"][:300]), True, ""
             if "unbuilt" in event:
                 return Verdict(UNBUILT, by, event["unbuilt"], event["note"][:300]), True, ""
-        if code:
-            raise RuntimeError(f"{module} failed on {mutant}:\n{output[-3000:]}")
-        return None, differs, f"{by} out of time" if code is None else ""
+        return None, differs, _ended(by, code, (0,), output)
 
 
 class Campaign:
@@ -250,6 +263,7 @@ class Campaign:
     def verdicts(self, count: int, seed: int, jobs: int = 1) -> Iterator[tuple[Mutant, Verdict]]:
         """The first `count` mutants of `seed` that give other hardware, each with what became of it, in order. `jobs`
         of them are tried at a time."""
+        STOPPED.clear()
         drawn, benches, decided = draw(ROOT / "hw", seed), Benches(self.folder, jobs), 0
         waiting: deque[tuple[Mutant, Future[Verdict]]] = deque()
         with ThreadPoolExecutor(jobs) as pool:
@@ -262,7 +276,7 @@ class Campaign:
                         waiting.append((mutant, pool.submit(self._decide, mutant, benches)))
                     if not waiting:
                         return
-                    wait([future for _, future in waiting], return_when=FIRST_COMPLETED)
+                    wait([future for _, future in waiting if not future.done()], return_when=FIRST_COMPLETED)
                     while waiting and waiting[0][1].done() and decided < count:
                         mutant, future = waiting.popleft()
                         decided += future.result().outcome in (KILLED, SURVIVED)
@@ -312,6 +326,13 @@ class Benches:
                 self._free.append(number)
 
 
+def _ended(check: str, code: int | None, well: tuple[int, ...], output: str) -> str:
+    """A sentence where a check did not end well without a verdict, else ""."""
+    if code is None:
+        return f"{check}: out of time"
+    return "" if code in well else f"{check}: ended with code {code}: {output[-300:]}"
+
+
 def probed(mutant: Mutant, source: str) -> str:
     """The source with the mutant, whose function tells when it runs: it sets `builtins.mutant_reached`."""
     owner = next(
@@ -343,8 +364,9 @@ def _modules(node: ast.AST) -> list[str]:
     return []
 
 
-def nearest_tests(file: str) -> list[str]:
-    """Files of tests/hw that use a file of hw/, those that reach it through the fewest imports first."""
+def nearest_tests(file: str, whole: bool = False) -> list[str]:
+    """Files of tests/hw that use a file of hw/, those that reach it through the fewest imports first. whole: those of
+    the whole accelerator, in place of those of its components."""
     hardware = {path.relative_to(ROOT / "hw").as_posix(): path for path in (ROOT / "hw").rglob("*.py")}
     graph = {name: imports(path.read_text(encoding="utf-8")) & hardware.keys() for name, path in hardware.items()}
     found: list[tuple[int, int, str]] = []
@@ -352,6 +374,8 @@ def nearest_tests(file: str) -> list[str]:
         if path.name in LEFT_OUT:
             continue
         reached, steps = imports(path.read_text(encoding="utf-8")) & hardware.keys(), 0
+        if whole != ("top.py" in reached):
+            continue
         distance = None
         while True:
             if file in reached and distance is None:

@@ -16,7 +16,7 @@ from fuzz.run import chunk
 from programs import CONFIGS, VARIED
 
 from celosia.hw.verilog import verilog
-from celosia.sim.build import library
+from celosia.sim.build import BuildError, library
 
 ORDER = sorted(VARIED, key=lambda name: ("softmax" not in name, name))
 """The Config with most parts first."""
@@ -59,14 +59,18 @@ def main() -> None:
             continue
         say(differs=name)
         cfg = CONFIGS[name]
-        library(cfg, quiet=True)
+        try:
+            library(cfg, quiet=True)
+        except BuildError as error:
+            say(unbuilt=name, note=str(error)[-300:])
+            return
         for kind, count in (("legal", LEGAL), ("garbage", GARBAGE)):
             for start in range(0, count, STEP):
                 failures = chunk(kind, cfg, range(start, start + STEP)).failures
                 if failures:
                     say(killed=f"{kind} programs on {name}", note=failures[0])
                     return
-        return
+        return  # one Config is enough
 
 
 if __name__ == "__main__":

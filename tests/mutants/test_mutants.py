@@ -101,6 +101,8 @@ def test_a_mutant_that_does_not_fit_is_refused() -> None:
 def test_the_nearest_tests_come_first() -> None:
     assert nearest_tests("control.py")[0] == "tests/hw/test_control.py"
     assert nearest_tests("vector_unit/norm/root.py")[0] == "tests/hw/test_norm.py"
+    assert "tests/hw/test_top.py" not in nearest_tests("control.py")
+    assert "tests/hw/test_top.py" in nearest_tests("control.py", whole=True)
 
 
 def test_a_planted_function_tells_that_it_runs() -> None:
@@ -117,6 +119,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
     monkeypatch.setattr(Tree, "restore", lambda self, mutant: None)
     monkeypatch.setattr(Bench, "_unit", lambda self, mutant: unit(mutant))
+    monkeypatch.setattr(Bench, "_whole", lambda self, mutant: (None, False, ""))
     monkeypatch.setattr(Bench, "_proofs", lambda self, mutant: (None, False, ""))
     monkeypatch.setattr(Bench, "_fuzz", lambda self, mutant: (None, False, ""))
     return Campaign(tmp_path, tmp_path / "verdicts.jsonl", lambda text: None)
