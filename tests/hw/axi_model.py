@@ -13,7 +13,7 @@ import bench
 Sample = dict[str, int]
 """Values of an AXI port's signals in one cycle, without the prefix."""
 
-ADDRESS = ("id", "addr", "len", "size", "burst", "valid", "ready")
+ADDRESS = ("id", "addr", "len", "size", "burst", "cache", "prot", "valid", "ready")
 READ = (*(f"ar{name}" for name in ADDRESS), "rlast", "rvalid", "rready")
 OKAY, SLVERR, DECERR = 0, 2, 3
 """Response codes. EXOKAY, 1, is legal for exclusive accesses only, and the accelerator makes none."""
@@ -78,6 +78,10 @@ class Checker:
         assert 1 << now[f"{channel}size"] == self.bus_bytes, f"{text}: size {now[f'{channel}size']}"
         assert now[f"{channel}burst"] == 1, f"{text}: not INCR"
         assert now[f"{channel}id"] == 0, f"{text}: ID {now[f'{channel}id']}"
+        assert now[f"{channel}cache"] == 0b0011, (
+            f"{text}: cache {now[f'{channel}cache']:#06b}, not modifiable, bufferable"
+        )
+        assert now[f"{channel}prot"] == 0, f"{text}: protection {now[f'{channel}prot']:#05b}, not unprivileged data"
         assert addr % self.bus_bytes == 0, f"{text}: not aligned to the bus"
         assert addr // 4096 == (stop - 1) // 4096, f"{text}: crosses 4 KB"
         limit = self.base + -(-self.size // self.bus_bytes) * self.bus_bytes

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "models", "sim", "src", "tests", "docs")
 UNIT_SECONDS, PROOF_SECONDS, FUZZ_SECONDS = 900, 400, 900
 """Longest time that each kind of check may take for one mutant."""
-LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.py")
-"""Files of tests/hw that test the bench itself, or run whole models."""
+LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.py", "test_verilog.py")
+"""Files of tests/hw that test the bench itself, run whole models, or look at the Verilog's form."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "mutants.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
 KEPT_BUILDS = ("verilator", "tools", "proofs")
@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """outcome: KILLED, SURVIVED, EQUIVALENT (no text of any check changes) or UNBUILT (it gives no hardware).
+    """outcome: KILLED, SURVIVED, EQUIVALENT (tests elaborate it, and no text changes) or UNBUILT (it gives no hardware).
 
     by: the kind of check that killed it. check: its name. note: its message, or what ran out of time.
     """
@@ -156,10 +156,13 @@ class Bench:
     def __init__(self, folder: Path, base: Base) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.base, self.tree = folder, base, Tree(folder)
+        self.reached = False
+        """Whether a test has elaborated the statement of the mutant."""
 
     def try_mutant(self, mutant: Mutant) -> Verdict:
         """Run the checks until one fails."""
         began = time.monotonic()
+        self.reached = False
         self.tree.plant(mutant)
         notes, changed = [], False
         try:
@@ -171,6 +174,8 @@ class Bench:
                 notes += [late] * bool(late)
         finally:
             self.tree.restore(mutant)
+        if not self.reached:
+            notes.append("no unit test elaborates it")
         outcome = SURVIVED if changed or notes else EQUIVALENT
         return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
 
@@ -204,6 +209,7 @@ class Bench:
         if not entries and code not in (None, 0, NO_TESTS):
             return Verdict(UNBUILT, "unit", file, output[-300:]), True, ""
         passed = {name: entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
+        self.reached = self.reached or bool(passed)
         differs = any(self.base.verilog(file, name) != texts for name, texts in passed.items())
         return None, differs, _ended(f"unit tests of {file}", code, (0, NO_TESTS), output)
 
@@ -334,22 +340,20 @@ def _ended(check: str, code: int | None, well: tuple[int, ...], output: str) -> 
 
 
 def probed(mutant: Mutant, source: str) -> str:
-    """The source with the mutant, whose function tells when it runs: it sets `builtins.mutant_reached`."""
-    owner = next(
-        node for node in _functions(ast.parse(source)) if node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
-    )
-    first = owner.body[1 if ast.get_docstring(owner) and len(owner.body) > 1 else 0]
-    lines = mutant.apply(source).splitlines(keepends=True)
-    lines.insert(first.lineno - 1, f"{' ' * first.col_offset}__import__('builtins').mutant_reached = True\n")
-    return "".join(lines)
-
-
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    """The functions of a module and the methods of its classes."""
-    for node in tree.body:
-        for part in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(part, ast.FunctionDef):
-                yield part
+    """The source with the mutant, whose statement tells when it runs: it sets `builtins.mutant_reached`."""
+    lines = source.splitlines(keepends=True)
+    statements = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt)
+        and node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+        and not isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not lines[node.lineno - 1].lstrip().startswith("elif")  # no statement fits in front of it
+    ]
+    inner = max(statements, key=lambda node: node.lineno)
+    changed = mutant.apply(source).splitlines(keepends=True)
+    changed.insert(inner.lineno - 1, f"{' ' * inner.col_offset}__import__('builtins').mutant_reached = True\n")
+    return "".join(changed)
 
 
 def imports(text: str) -> set[str]:

@@ -7,6 +7,7 @@ import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -236,19 +237,20 @@ def mutants(file: str, source: str) -> list[Mutant]:
     return list(dict.fromkeys(sites.found))
 
 
-def everything(hardware: Path) -> list[Mutant]:
+@cache
+def everything(hardware: Path) -> tuple[Mutant, ...]:
     """All mutants of the files of the hardware in folder `hardware`."""
     found = []
     for path in sorted(hardware.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if is_hardware(source) and path.name != "verilog.py":
             found += mutants(path.relative_to(hardware).as_posix(), source)
-    return found
+    return tuple(found)
 
 
 def draw(hardware: Path, seed: int) -> Iterator[Mutant]:
     """All mutants in an order drawn from `seed`, of one place (same bytes) at most one."""
-    every = everything(hardware)
+    every = list(everything(hardware))
     random.Random(f"mutants {seed}").shuffle(every)
     taken: set[tuple[str, int, int]] = set()
     for mutant in every:

@@ -1,6 +1,6 @@
-"""Pytest plugin of the campaign: runs the tests of a file whose components contain the function of a mutant.
+"""Pytest plugin of the campaign: runs the tests of a file whose components contain the statement of a mutant.
 
-The planted source sets `builtins.mutant_reached` where that function runs (campaign.py). A test that elaborates its
+The planted source sets `builtins.mutant_reached` where that statement runs (campaign.py). A test that elaborates its
 component without it is skipped. MUTANTS_RECORD names the file of JSON for what became of each test, and for the digest
 of its Verilog. With MUTANTS_ONLY_VERILOG there is no simulation, and MUTANTS_TESTS names the tests.
 """
@@ -51,7 +51,7 @@ class Plugin:
         import bench
 
         make_verilog = bench._verilog
-        shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # what lies there tells nothing of the function
+        shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # what lies there tells nothing of the statement
 
         def reached_verilog(make: Any, sim: str) -> str:
             key, entry = identity(make, sim), self.entry(bench.running_test())

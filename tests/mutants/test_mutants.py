@@ -105,12 +105,21 @@ def test_the_nearest_tests_come_first() -> None:
     assert "tests/hw/test_top.py" in nearest_tests("control.py", whole=True)
 
 
-def test_a_planted_function_tells_that_it_runs() -> None:
+def test_a_planted_statement_tells_that_it_runs() -> None:
     for mutant in mutants("a.py", SOURCE):
-        text = probed(mutant, SOURCE)
-        compile(text, "a.py", "exec")
-        assert "):\n        __import__('builtins').mutant_reached = True\n        m = Module()\n" in text
-        assert text.count("mutant_reached") == 1
+        lines = probed(mutant, SOURCE).splitlines(keepends=True)
+        compile("".join(lines), "a.py", "exec")
+        probes = [line for line in lines if "mutant_reached" in line]
+        lines.remove(*probes)
+        assert "".join(lines) == mutant.apply(SOURCE)
+    inner = next(mutant for mutant in mutants("a.py", SOURCE) if "Mux" in mutant.old)
+    lines = probed(inner, SOURCE).splitlines()
+    assert lines.index("            __import__('builtins').mutant_reached = True") == inner.line - 1
+
+
+def test_every_probe_fits_into_the_hardware() -> None:
+    for mutant in everything(HARDWARE)[::40]:
+        compile(probed(mutant, (HARDWARE / mutant.file).read_text(encoding="utf-8")), mutant.file, "exec")
 
 
 def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp_path: Path) -> Campaign:
@@ -118,7 +127,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp
     monkeypatch.setattr(Tree, "__init__", lambda self, folder: None)
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
     monkeypatch.setattr(Tree, "restore", lambda self, mutant: None)
-    monkeypatch.setattr(Bench, "_unit", lambda self, mutant: unit(mutant))
+    monkeypatch.setattr(Bench, "_unit", lambda self, mutant: setattr(self, "reached", True) or unit(mutant))
     monkeypatch.setattr(Bench, "_whole", lambda self, mutant: (None, False, ""))
     monkeypatch.setattr(Bench, "_proofs", lambda self, mutant: (None, False, ""))
     monkeypatch.setattr(Bench, "_fuzz", lambda self, mutant: (None, False, ""))
