@@ -40,6 +40,7 @@ CONFIG = PRESETS["tiny"]
     [
         "registers_hold_what_is_written",
         "nothing_is_taken_during_reset",
+        "control_is_its_first_byte",
         "a_run_ends_when_all_is_quiet",
         "counters_count",
         "counters_ignore_what_the_last_run_left",
@@ -140,6 +141,31 @@ async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
     await bench.cycles(dut, 3)
     await bench.fall(dut)
     assert dut.axil__bvalid.value and dut.axil__rvalid.value
+
+
+@cocotb.test()
+async def control_is_its_first_byte(dut: bench.Dut) -> None:
+    """Start and abort count where the write enables the byte that holds them, whatever else it enables."""
+    bus = await host(dut)
+    offset = REGISTERS["control"].offset
+
+    async def write(value: int, strobe: int) -> None:
+        await bench.rise(dut)
+        dut.axil__awaddr.value, dut.axil__wdata.value, dut.axil__wstrb.value = offset, value, strobe
+        dut.axil__awvalid.value = dut.axil__wvalid.value = dut.axil__bready.value = 1
+        await bench.rise(dut)
+        dut.axil__awvalid.value = dut.axil__wvalid.value = 0
+        await bench.cycles(dut, 5)
+
+    dut.quiet.value = 7
+    await write(CONTROL_START, 0b1110)
+    assert await bus.read("status") == 0 and await bus.read("runs") == 0
+    await write(CONTROL_START, 0b0001)
+    assert await bus.read("status") == STATUS_BUSY and await bus.read("runs") == 1
+    await write(CONTROL_ABORT, 0b1110)
+    assert await bus.read("status") == STATUS_BUSY
+    await write(CONTROL_ABORT, 0b0001)
+    assert await bus.read("status") == STATUS_BUSY | Error.ABORTED << STATUS_ERROR_SHIFT
 
 
 @cocotb.test()

@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """outcome: KILLED, SURVIVED, EQUIVALENT (tests elaborate it, and no text changes) or UNBUILT (it gives no hardware).
+    """outcome: KILLED, SURVIVED, EQUIVALENT (tests elaborate it, and no text differs) or UNBUILT (no hardware).
 
     by: the kind of check that killed it. check: its name. note: its message, or what ran out of time.
     """
