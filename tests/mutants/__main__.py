@@ -75,25 +75,25 @@ def main(
         verdicts.append((mutant, verdict))
         by = f" by {verdict.by}: {verdict.check}" if verdict.by else ""
         say(f"{mutant}: {verdict.outcome}{by}", highlight=False, markup=False)
-    found = summary(verdicts)
-    report(found)
+    counts = summary(verdicts)
+    report(counts)
     if output is not None:
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    raise typer.Exit(int(any(not survivor["reason"] for survivor in found["survivors"])))
+        output.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(int(any(not survivor["reason"] for survivor in counts["survivors"])))
 
 
-def report(found: dict[str, Any]) -> None:
+def report(counts: dict[str, Any]) -> None:
     """Print survivors and counts."""
-    for survivor in found["survivors"]:
+    for survivor in counts["survivors"]:
         CONSOLE.print(f"\nsurvived: {survivor['mutant']}", style="red", highlight=False, markup=False)
         CONSOLE.print(survivor["diff"], highlight=False, markup=False)
         CONSOLE.print(survivor["reason"] or "no reason is known", highlight=False, markup=False)
         if survivor["note"]:
             CONSOLE.print(survivor["note"], highlight=False, markup=False)
-    kinds = ", ".join(f"{number} by {kind}" for kind, number in found["by"].items())
+    kinds = ", ".join(f"{number} by {kind}" for kind, number in counts["by"].items())
     CONSOLE.print(
-        f"\n{found['killed']} of {found['mutants']} mutants killed ({found['percent']}%; {kinds}); left out: "
-        f"{found['equivalent']} that change no Verilog, {found['unbuilt']} that give none; {found['seconds']} s",
+        f"\n{counts['killed']} of {counts['mutants']} mutants killed ({counts['percent']}%; {kinds}); left out: "
+        f"{counts['equivalent']} that change no Verilog, {counts['unbuilt']} that give none; {counts['seconds']} s",
         highlight=False,
     )
 

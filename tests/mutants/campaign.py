@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 
@@ -82,16 +83,18 @@ class Tree:
             if folder.name not in KEPT_BUILDS and not folder.name.startswith("verilated"):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def restore(self, mutant: Mutant) -> None:
-        """Take the mutant out again."""
-        shutil.copy(ROOT / "hw" / mutant.file, self.folder / "hw" / mutant.file)
+    def restore(self, mutant: Mutant, base: Tree) -> None:
+        """Take the mutant out again: its file is as in `base`."""
+        shutil.copy(base.folder / "hw" / mutant.file, self.folder / "hw" / mutant.file)
 
     def run(self, arguments: list[str], seconds: float, **environment: str) -> tuple[int | None, str]:
         """Exit code (None after `seconds`) and output of a Python process in this tree."""
+        if STOPPED.is_set():
+            raise Stopped
         paths = (self.folder / "src", *(self.folder / "tests" / name for name in ("", "formal", "cosim", "hw")))
         variables = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)), "CELOSIA_CACHE": str(self.cache),
-            "MUTANTS_TREE": str(self.folder), "CELOSIA_REHEARSAL": "0", "PYTHONDONTWRITEBYTECODE": "1",
+            "MUTANTS_TREE": str(self.folder), "CELOSIA_REHEARSAL": "0",
             "CELOSIA_TEST_SECONDS": "600",
         }  # fmt: skip
         with subprocess.Popen(
@@ -150,8 +153,8 @@ class Base:
             return known[name]
 
 
-class Bench:
-    """Where one mutant at a time is tried: a tree with it, and `base`, which all benches share."""
+class Worker:
+    """Where one mutant at a time is tried: a tree with it, and `base`, which all workers share."""
 
     def __init__(self, folder: Path, base: Base) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +176,7 @@ class Bench:
                     return replace(killed, seconds=round(time.monotonic() - began, 1))
                 notes += [late] * bool(late)
         finally:
-            self.tree.restore(mutant)
+            self.tree.restore(mutant, self.base.tree)
         if not self.reached:
             notes.append("no unit test elaborates it")
         outcome = SURVIVED if changed or notes else EQUIVALENT
@@ -252,8 +255,7 @@ class Campaign:
 
     def keys(self, mutant: Mutant) -> tuple[str, str]:
         """Of a verdict that stays, and of one that depends on the checks."""
-        source = (ROOT / "hw" / mutant.file).read_bytes()
-        text = f"{hashlib.sha256(source).hexdigest()} {mutant.start} {mutant.stop} {mutant.new}"
+        text = f"{_digest_of(f'hw/{mutant.file}')} {mutant.start} {mutant.stop} {mutant.new}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         return key, f"{key} {self.checks}"
 
@@ -270,7 +272,7 @@ class Campaign:
         """The first `count` mutants of `seed` that give other hardware, each with what became of it, in order. `jobs`
         of them are tried at a time."""
         STOPPED.clear()
-        drawn, benches, decided = draw(ROOT / "hw", seed), Benches(self.folder, jobs), 0
+        drawn, workers, decided = draw(ROOT / "hw", seed), Workers(self.folder, jobs), 0
         waiting: deque[tuple[Mutant, Future[Verdict]]] = deque()
         with ThreadPoolExecutor(jobs) as pool:
             try:
@@ -279,7 +281,7 @@ class Campaign:
                         mutant = next(drawn, None)
                         if mutant is None:
                             break
-                        waiting.append((mutant, pool.submit(self._decide, mutant, benches)))
+                        waiting.append((mutant, pool.submit(self._decide, mutant, workers)))
                     if not waiting:
                         return
                     wait([future for _, future in waiting if not future.done()], return_when=FIRST_COMPLETED)
@@ -291,12 +293,12 @@ class Campaign:
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_running()
 
-    def _decide(self, mutant: Mutant, benches: Benches) -> Verdict:
+    def _decide(self, mutant: Mutant, workers: Workers) -> Verdict:
         verdict = self.verdict(mutant)
         if verdict is None:
-            with benches.borrowed() as bench:
+            with workers.borrowed() as worker:
                 self.say(f"trying {mutant}")
-                verdict = bench.try_mutant(mutant)
+                verdict = worker.try_mutant(mutant)
             key = self.keys(mutant)[verdict.outcome == SURVIVED]
             self.known[key] = verdict
             self._note(key, mutant, verdict)
@@ -309,24 +311,24 @@ class Campaign:
             file.write(json.dumps(entry) + "\n")
 
 
-class Benches:
-    """Benches for some threads, made when they are first asked for."""
+class Workers:
+    """Workers for some threads, made when they are first asked for."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self._folder, self._free, self._lock = folder, list(range(jobs)), Lock()
-        self._made: dict[int, Bench] = {}
+        self._workers: dict[int, Worker] = {}
         self._base: Base | None = None
 
     @contextmanager
-    def borrowed(self) -> Iterator[Bench]:
-        """A bench that nobody else uses meanwhile."""
+    def borrowed(self) -> Iterator[Worker]:
+        """A worker that nobody else uses meanwhile."""
         with self._lock:
             self._base = self._base or Base(self._folder)
             number = self._free.pop(0)
-            if number not in self._made:
-                self._made[number] = Bench(self._folder / f"bench{number}", self._base)
+            if number not in self._workers:
+                self._workers[number] = Worker(self._folder / f"worker{number}", self._base)
         try:
-            yield self._made[number]
+            yield self._workers[number]
         finally:
             with self._lock:
                 self._free.append(number)
@@ -393,7 +395,9 @@ def nearest_tests(file: str, whole: bool = False) -> list[str]:
     return [name for _, _, name in sorted(found)]
 
 
+@cache
 def _digest_of(*names: str) -> str:
+    """Of files and folders as they are when the campaign first asks."""
     digest = hashlib.sha256()
     for name in names:
         path = ROOT / name

@@ -74,7 +74,7 @@ class _Sites(ast.NodeVisitor):
         for line in lines:
             self.starts.append(self.starts[-1] + len(line) + 1)
         self.names: list[str] = []
-        self.found: list[Mutant] = []
+        self.mutants: list[Mutant] = []
 
     # Text ------------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class _Sites(ast.NodeVisitor):
             start, stop = self._span(node)
         old = self.raw[start:stop].decode()
         line = node.lineno
-        self.found.append(Mutant(self.file, ".".join(self.names), line, kind, start, stop, old, new))
+        self.mutants.append(Mutant(self.file, ".".join(self.names), line, kind, start, stop, old, new))
 
     def _operator(self, kind: str, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
         """Replace the operator between two expressions."""
@@ -234,18 +234,18 @@ def mutants(file: str, source: str) -> list[Mutant]:
     """All mutants of one file."""
     sites = _Sites(file, source)
     sites.visit(ast.parse(source))
-    return list(dict.fromkeys(sites.found))
+    return list(dict.fromkeys(sites.mutants))
 
 
 @cache
 def everything(hardware: Path) -> tuple[Mutant, ...]:
     """All mutants of the files of the hardware in folder `hardware`."""
-    found = []
+    every: list[Mutant] = []
     for path in sorted(hardware.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if is_hardware(source) and path.name != "verilog.py":
-            found += mutants(path.relative_to(hardware).as_posix(), source)
-    return tuple(found)
+            every += mutants(path.relative_to(hardware).as_posix(), source)
+    return tuple(every)
 
 
 def draw(hardware: Path, seed: int) -> Iterator[Mutant]:

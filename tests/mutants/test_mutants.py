@@ -14,11 +14,11 @@ from mutants.campaign import (
     KILLED,
     SURVIVED,
     UNBUILT,
-    Bench,
     Campaign,
     Stage,
     Tree,
     Verdict,
+    Worker,
     nearest_tests,
     probed,
 )
@@ -126,11 +126,11 @@ def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp
     """A campaign without trees, whose unit tests say what `unit` says, and nothing else kills."""
     monkeypatch.setattr(Tree, "__init__", lambda self, folder: None)
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
-    monkeypatch.setattr(Tree, "restore", lambda self, mutant: None)
-    monkeypatch.setattr(Bench, "_unit", lambda self, mutant: setattr(self, "reached", True) or unit(mutant))
-    monkeypatch.setattr(Bench, "_whole", lambda self, mutant: (None, False, ""))
-    monkeypatch.setattr(Bench, "_proofs", lambda self, mutant: (None, False, ""))
-    monkeypatch.setattr(Bench, "_fuzz", lambda self, mutant: (None, False, ""))
+    monkeypatch.setattr(Tree, "restore", lambda self, mutant, base: None)
+    monkeypatch.setattr(Worker, "_unit", lambda self, mutant: setattr(self, "reached", True) or unit(mutant))
+    monkeypatch.setattr(Worker, "_whole", lambda self, mutant: (None, False, ""))
+    monkeypatch.setattr(Worker, "_proofs", lambda self, mutant: (None, False, ""))
+    monkeypatch.setattr(Worker, "_fuzz", lambda self, mutant: (None, False, ""))
     return Campaign(tmp_path, tmp_path / "verdicts.jsonl", lambda text: None)
 
 
