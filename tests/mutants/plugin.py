@@ -15,6 +15,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,12 +35,17 @@ def identity(make: Any, sim: str) -> str:
     return f"{sim} {id(make)}"
 
 
+class ElsewhereError(Exception):
+    """The component is elaborated, and the statement of the mutant has not run."""
+
+
 class Plugin:
     """Wraps the functions of `bench` by which each test of a component gets its Verilog and runs."""
 
     def __init__(self) -> None:
         self.record: dict[str, dict[str, Any]] = {}
-        self.verilog: dict[str, tuple[str, bool]] = {}
+        self.verilog: dict[str, str | None] = {}
+        """By component; None where it does not contain the mutant."""
         self.only_verilog = "MUTANTS_ONLY_VERILOG" in os.environ
         names = os.environ.get("MUTANTS_TESTS")
         self.wanted: list[str] | None = json.loads(names) if names else None
@@ -50,6 +56,17 @@ class Plugin:
     def install(self) -> None:
         import bench
 
+        from celosia.hw import verilog
+
+        rtlil_convert = verilog.rtlil.convert
+
+        def convert(*arguments: Any, **options: Any) -> str:
+            text = str(rtlil_convert(*arguments, **options))
+            if not self.only_verilog and not builtins.mutant_reached:  # type: ignore[attr-defined]
+                raise ElsewhereError  # before Yosys, which takes as long again
+            return text
+
+        verilog.rtlil = SimpleNamespace(convert=convert)  # type: ignore[assignment]
         make_verilog = bench._verilog
         shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # what lies there tells nothing of the statement
 
@@ -58,16 +75,28 @@ class Plugin:
             if key not in self.verilog:
                 builtins.mutant_reached = False  # type: ignore[attr-defined]
                 try:
-                    text = make_verilog(make, sim)
+                    self.verilog[key] = make_verilog(make, sim)
+                except ElsewhereError:
+                    self.verilog[key] = None
                 except Exception as error:
                     entry["unbuilt"] = f"{type(error).__name__}: {error}"[:300]
                     raise
-                self.verilog[key] = text, builtins.mutant_reached  # type: ignore[attr-defined]
-            text, reached = self.verilog[key]
-            if not reached and not self.only_verilog:
+            text = self.verilog[key]
+            if text is None:
                 pytest.skip(ELSEWHERE)
             entry["verilog"].append(digest(text))
             return text
+
+        build = bench._build
+
+        def built(text: str, waves: bool) -> Path:
+            try:
+                return Path(build(text, waves))
+            except RuntimeError as error:  # of Verilator or the compiler
+                self.entry(bench.running_test())["unbuilt"] = str(error)[:300]
+                raise
+
+        bench._build = built
 
         def without_simulation(make: Any, test_file: str, **options: Any) -> None:
             reached_verilog(make, options.get("sim") or "verilator")
