@@ -20,7 +20,7 @@ from mutants.draw import Mutant
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 REASONS = Path(__file__).with_name("survivors.toml")
-"""Why survivors that somebody has looked at survive: a table for each, its key as `named` gives it."""
+"""Why survivors that somebody has looked at survive."""
 
 
 def diff(mutant: Mutant) -> str:
@@ -29,8 +29,8 @@ def diff(mutant: Mutant) -> str:
 
 
 def reasons() -> dict[tuple[str, str], str]:
-    """Why known survivors survive, by file and diff."""
-    entries = tomllib.loads(REASONS.read_text(encoding="utf-8"))["survivor"]
+    """The reasons in REASONS, by file and diff."""
+    entries = tomllib.loads(REASONS.read_text(encoding="utf-8")).get("survivor", [])
     return {(entry["file"], entry["diff"].strip()): entry["reason"] for entry in entries}
 
 

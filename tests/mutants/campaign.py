@@ -59,7 +59,8 @@ class Verdict:
 
 
 Stage = tuple[Verdict | None, bool, str]
-"""The verdict of one kind of check, if it has one; whether a text of it changed; what ran out of time."""
+"""The verdict of one kind of check, if it has one; whether a text of it changed; what did not end well."""
+UNDECIDED: Stage = None, False, ""
 
 
 class Tree:
@@ -148,7 +149,10 @@ class Base:
                     [*PYTEST, file], UNIT_SECONDS, MUTANTS_RECORD=str(record), MUTANTS_ONLY_VERILOG="1",
                     MUTANTS_TESTS=json.dumps([name]),
                 )  # fmt: skip
+                if not record.exists():
+                    return []
                 known[name] = json.loads(record.read_text(encoding="utf-8"))[name]["verilog"]
+                record.unlink()
                 path.write_text(json.dumps(known), encoding="utf-8")
             return known[name]
 
@@ -159,13 +163,13 @@ class Worker:
     def __init__(self, folder: Path, base: Base) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.base, self.tree = folder, base, Tree(folder)
-        self.reached = False
-        """Whether a test has elaborated the statement of the mutant."""
+        self.passed: dict[tuple[str, str], list[str]] = {}
+        """File and name of each test that has elaborated the statement of the mutant: digests of its Verilog."""
 
     def try_mutant(self, mutant: Mutant) -> Verdict:
         """Run the checks until one fails."""
         began = time.monotonic()
-        self.reached = False
+        self.passed.clear()
         self.tree.plant(mutant)
         notes, changed = [], False
         try:
@@ -177,8 +181,9 @@ class Worker:
                 notes += [late] * bool(late)
         finally:
             self.tree.restore(mutant, self.base.tree)
-        if not self.reached:
+        if not self.passed:
             notes.append("no unit test elaborates it")
+        changed = changed or any(self.base.verilog(*test) != texts for test, texts in self.passed.items())
         outcome = SURVIVED if changed or notes else EQUIVALENT
         return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
 
@@ -191,13 +196,12 @@ class Worker:
         return self._files(nearest_tests(mutant.file, whole=True))
 
     def _files(self, files: list[str]) -> Stage:
-        differs, ends = False, time.monotonic() + UNIT_SECONDS
+        ends = time.monotonic() + UNIT_SECONDS
         for file in files:
-            killed, changed, late = self._unit_file(file, ends - time.monotonic())
-            differs = differs or changed
-            if killed is not None or late:
-                return killed, differs, late
-        return None, differs, ""
+            stage = self._unit_file(file, ends - time.monotonic())
+            if stage != UNDECIDED:
+                return stage
+        return UNDECIDED
 
     def _unit_file(self, file: str, seconds: float) -> Stage:
         record = self.folder / "unit.json"
@@ -211,10 +215,8 @@ class Worker:
                 return Verdict(KILLED, "unit", name, entry["message"][-300:]), True, ""
         if not entries and code not in (None, 0, NO_TESTS):
             return Verdict(UNBUILT, "unit", file, output[-300:]), True, ""
-        passed = {name: entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
-        self.reached = self.reached or bool(passed)
-        differs = any(self.base.verilog(file, name) != texts for name, texts in passed.items())
-        return None, differs, _ended(f"unit tests of {file}", code, (0, NO_TESTS), output)
+        self.passed |= {(file, name): entry["verilog"] for name, entry in entries.items() if entry["verilog"]}
+        return None, False, _ended(f"unit tests of {file}", code, (0, NO_TESTS), output)
 
     def _proofs(self, mutant: Mutant) -> Stage:
         return self._stage("proof", "mutants.prove", mutant, PROOF_SECONDS)

@@ -14,6 +14,8 @@ from mutants.campaign import (
     KILLED,
     SURVIVED,
     UNBUILT,
+    UNDECIDED,
+    Base,
     Campaign,
     Stage,
     Tree,
@@ -127,11 +129,24 @@ def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp
     monkeypatch.setattr(Tree, "__init__", lambda self, folder: None)
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
     monkeypatch.setattr(Tree, "restore", lambda self, mutant, base: None)
-    monkeypatch.setattr(Worker, "_unit", lambda self, mutant: setattr(self, "reached", True) or unit(mutant))
-    monkeypatch.setattr(Worker, "_whole", lambda self, mutant: (None, False, ""))
-    monkeypatch.setattr(Worker, "_proofs", lambda self, mutant: (None, False, ""))
-    monkeypatch.setattr(Worker, "_fuzz", lambda self, mutant: (None, False, ""))
+
+    def units(self: Worker, mutant: Mutant) -> Stage:
+        self.passed["file", "test"] = ["digest"]
+        return unit(mutant)
+
+    monkeypatch.setattr(Worker, "_unit", units)
+    monkeypatch.setattr(Base, "verilog", lambda self, file, name: ["digest"])
+    for stage in ("_whole", "_proofs", "_fuzz"):
+        monkeypatch.setattr(Worker, stage, lambda self, mutant: UNDECIDED)
     return Campaign(tmp_path, tmp_path / "verdicts.jsonl", lambda text: None)
+
+
+def test_a_mutant_that_no_test_elaborates_survives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is no equivalent one, though no text of a check changes."""
+    run = staged(monkeypatch, lambda mutant: UNDECIDED, tmp_path)
+    monkeypatch.setattr(Worker, "_unit", lambda self, mutant: UNDECIDED)
+    ((_, verdict),) = run.verdicts(1, seed=1)
+    assert verdict.outcome == SURVIVED and verdict.note == "no unit test elaborates it"
 
 
 def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
