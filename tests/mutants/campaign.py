@@ -26,6 +26,7 @@ from threading import Event, Lock
 
 from celosia.hw.sources import KEPT, sources_digest
 from mutants.draw import Mutant, draw
+from mutants.probe import REACHED
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "models", "sim", "src", "tests", "docs")
@@ -67,7 +68,7 @@ class Tree:
     """A copy of the sources in `folder`, its hardware with or without a mutant. Caches of its own lie beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.cache = folder / "tree", folder / "cache"
+        self.folder, self.cache, self.reached = folder / "tree", folder / "cache", folder / "reached"
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in COPIED:
             ignored = shutil.ignore_patterns("__pycache__")
@@ -95,7 +96,7 @@ class Tree:
         paths = (self.folder / "src", *(self.folder / "tests" / name for name in ("", "formal", "cosim", "hw")))
         variables = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)), "CELOSIA_CACHE": str(self.cache),
-            "MUTANTS_TREE": str(self.folder), "CELOSIA_REHEARSAL": "0",
+            REACHED: str(self.reached), "CELOSIA_REHEARSAL": "0",
             "CELOSIA_TEST_SECONDS": "600",
         }  # fmt: skip
         with subprocess.Popen(
@@ -170,6 +171,7 @@ class Worker:
         """Run the checks until one fails."""
         began = time.monotonic()
         self.passed.clear()
+        self.tree.reached.unlink(missing_ok=True)
         self.tree.plant(mutant)
         notes, changed = [], False
         try:
@@ -181,8 +183,8 @@ class Worker:
                 notes += [late] * bool(late)
         finally:
             self.tree.restore(mutant, self.base.tree)
-        if not self.passed:
-            notes.append("no unit test elaborates it")
+        if not self.tree.reached.exists():
+            notes.append("no check elaborates it")
         changed = changed or any(self.base.verilog(*test) != texts for test, texts in self.passed.items())
         outcome = SURVIVED if changed or notes else EQUIVALENT
         return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
@@ -343,8 +345,11 @@ def _ended(check: str, code: int | None, well: tuple[int, ...], output: str) -> 
     return "" if code in well else f"{check}: ended with code {code}: {output[-300:]}"
 
 
+PROBE = "__import__('mutants.probe').probe.reached()"
+
+
 def probed(mutant: Mutant, source: str) -> str:
-    """The source with the mutant, whose statement tells when it runs: it sets `builtins.mutant_reached`."""
+    """The source with the mutant, whose statement tells when it runs: it calls `probe.reached`."""
     lines = source.splitlines(keepends=True)
     statements = [
         node
@@ -356,7 +361,7 @@ def probed(mutant: Mutant, source: str) -> str:
     ]
     inner = max(statements, key=lambda node: node.lineno)
     changed = mutant.apply(source).splitlines(keepends=True)
-    changed.insert(inner.lineno - 1, f"{' ' * inner.col_offset}__import__('builtins').mutant_reached = True\n")
+    changed.insert(inner.lineno - 1, f"{' ' * inner.col_offset}{PROBE}\n")
     return "".join(changed)
 
 

@@ -1,13 +1,12 @@
 """Pytest plugin of the campaign: runs the tests of a file whose components contain the statement of a mutant.
 
-The planted source sets `builtins.mutant_reached` where that statement runs (campaign.py). A test that elaborates its
+The planted source calls `probe.reached` where that statement runs (campaign.py). A test that elaborates its
 component without it is skipped. MUTANTS_RECORD names the file of JSON for what became of each test, and for the digest
 of its Verilog. With MUTANTS_ONLY_VERILOG there is no simulation, and MUTANTS_TESTS names the tests.
 """
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from mutants import probe
 
 ELSEWHERE = "its component does not contain the mutant"
 
@@ -62,7 +63,7 @@ class Plugin:
 
         def convert(*arguments: Any, **options: Any) -> str:
             text = str(rtlil_convert(*arguments, **options))
-            if not self.only_verilog and not builtins.mutant_reached:  # type: ignore[attr-defined]
+            if not self.only_verilog and not probe.was_reached():
                 raise ElsewhereError  # before Yosys, which takes as long again
             return text
 
@@ -73,7 +74,7 @@ class Plugin:
         def reached_verilog(make: Any, sim: str) -> str:
             key, entry = identity(make, sim), self.entry(bench.running_test())
             if key not in self.verilog:
-                builtins.mutant_reached = False  # type: ignore[attr-defined]
+                probe.forget()
                 try:
                     self.verilog[key] = make_verilog(make, sim)
                 except ElsewhereError:

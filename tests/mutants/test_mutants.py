@@ -12,6 +12,7 @@ from mutants.__main__ import diff, reasons, summary
 from mutants.campaign import (
     EQUIVALENT,
     KILLED,
+    PROBE,
     SURVIVED,
     UNBUILT,
     UNDECIDED,
@@ -111,12 +112,12 @@ def test_a_planted_statement_tells_that_it_runs() -> None:
     for mutant in mutants("a.py", SOURCE):
         lines = probed(mutant, SOURCE).splitlines(keepends=True)
         compile("".join(lines), "a.py", "exec")
-        probes = [line for line in lines if "mutant_reached" in line]
+        probes = [line for line in lines if PROBE in line]
         lines.remove(*probes)
         assert "".join(lines) == mutant.apply(SOURCE)
     inner = next(mutant for mutant in mutants("a.py", SOURCE) if "Mux" in mutant.old)
     lines = probed(inner, SOURCE).splitlines()
-    assert lines.index("            __import__('builtins').mutant_reached = True") == inner.line - 1
+    assert lines.index(f"            {PROBE}") == inner.line - 1
 
 
 def test_every_probe_fits_into_the_hardware() -> None:
@@ -126,12 +127,13 @@ def test_every_probe_fits_into_the_hardware() -> None:
 
 def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp_path: Path) -> Campaign:
     """A campaign without trees, whose unit tests say what `unit` says, and nothing else kills."""
-    monkeypatch.setattr(Tree, "__init__", lambda self, folder: None)
+    monkeypatch.setattr(Tree, "__init__", lambda self, folder: setattr(self, "reached", tmp_path / "reached"))
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
     monkeypatch.setattr(Tree, "restore", lambda self, mutant, base: None)
 
     def units(self: Worker, mutant: Mutant) -> Stage:
         self.passed["file", "test"] = ["digest"]
+        self.tree.reached.touch()
         return unit(mutant)
 
     monkeypatch.setattr(Worker, "_unit", units)
@@ -146,7 +148,7 @@ def test_a_mutant_that_no_test_elaborates_survives(monkeypatch: pytest.MonkeyPat
     run = staged(monkeypatch, lambda mutant: UNDECIDED, tmp_path)
     monkeypatch.setattr(Worker, "_unit", lambda self, mutant: UNDECIDED)
     ((_, verdict),) = run.verdicts(1, seed=1)
-    assert verdict.outcome == SURVIVED and verdict.note == "no unit test elaborates it"
+    assert verdict.outcome == SURVIVED and verdict.note == "no check elaborates it"
 
 
 def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
