@@ -11,7 +11,8 @@ PYTEST := $(BIN)/python -m pytest
 # A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore bench-hw fuzz fuzz-schedules prove \
+.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore \
+	bench-hw fuzz fuzz-schedules prove mutants \
 	post-synthesis format clean
 
 help:  ## Print this.
@@ -69,6 +70,10 @@ fuzz: $(INSTALLED)  ## Random programs, garbage and damaged files on random Conf
 fuzz-schedules: $(INSTALLED)  ## Random schedules on LLVM beside numpy, of a fresh seed; N=10000 SEED=1.
 	PYTHONPATH=tests $(BIN)/python -m random_schedules $(if $(filter file,$(origin N)),,--count $(N)) \
 		$(if $(filter file,$(origin SEED)),,--seed $(SEED)) --jobs $(JOBS)
+
+mutants: N := 300
+mutants: $(INSTALLED)  ## Random faults in the hardware, and what finds them: hours; goes on where it was. N=300 SEED=1.
+	PYTHONPATH=tests:tests/formal:tests/cosim $(BIN)/python -m mutants --count $(N) --seed $(SEED)
 
 prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find.
 	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)

@@ -3,7 +3,7 @@
 Prints a table, updates bench/results.json, and records what the docs quote (figures.py). Without a name: everything but
 `language`, `timed`, `gain`, `transformers`, `packed`, `names`, `explore`, `tune`, `hardware`, `simspeed`,
 `compile_time`, `differential`, `quantisers`, `superoptimise`, `four_bits`, `bits`, `export`, `streams`, `beside`,
-`timing` and `paper` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
+`timing`, `mutants` and `paper` (long), and `demo`, which sets up a fresh clone; `figures` measures nothing.
 Exit code 1 where a promise was measured and not kept, 2 where a page quotes what is no figure.
 """
 
@@ -59,8 +59,8 @@ from celosia.sim.memory import ZYNQ_HP
 SECTIONS = (
     "exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build", "cpu", "language", "timed",
     "gain", "transformers", "packed", "names", "explore", "tune", "tune_cpu", "hardware", "simspeed", "compile_time",
-    "differential", "quantisers", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "timing", "paper",
-    "demo",
+    "differential", "quantisers", "superoptimise", "four_bits", "bits", "export", "streams", "beside", "timing",
+    "mutants", "paper", "demo",
     "figures",
 )  # fmt: skip
 DEFAULT_SECTIONS = SECTIONS[: SECTIONS.index("cpu") + 1]
@@ -139,12 +139,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--count",
         type=int,
         help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS}), Configs of timing "
-        f"(default: {hardware.TIMING_CONFIGS})",
+        f"(default: {hardware.TIMING_CONFIGS}), mutants of mutants (default: {hardware.MUTANTS})",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of differential and timing: another one draws other cases")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of differential, timing and mutants: another one draws other cases"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of differential: processes")
     parser.add_argument("--out", type=Path, default=Path("findings"), help="of differential: where findings go")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="of differential: keep verdicts here, and go on")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="of differential, mutants: keep verdicts here, and go on"
+    )
     parser.add_argument(
         "--base",
         metavar="COMMIT",
@@ -323,6 +327,7 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "streams": lambda: streams.rows(folder, models, config, say),
         "beside": beside_rows,
         "timing": lambda: hardware.timing(say, options.count or hardware.TIMING_CONFIGS, options.seed),
+        "mutants": lambda: hardware.mutants(options.count or hardware.MUTANTS, options.seed, options.resume, say),
         "paper": lambda: paper_rows(folder, options.short, _split(options.charts), say),
         "figures": lambda: (),
     }

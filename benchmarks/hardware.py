@@ -126,6 +126,26 @@ def fuzz(say: Say) -> Iterator[Row]:
     yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
 
 
+MUTANTS = 300
+"""Random mutants of a campaign."""
+
+
+def mutants(count: int, seed: int, journal: Path | None, say: Say) -> Iterator[Row]:
+    """make mutants: the share of random faults in hw/ that unit tests, proofs and random programs find."""
+    options = ["--count", str(count), "--seed", str(seed), *(["--resume", str(journal.absolute())] if journal else [])]
+
+    def measure(row: Row) -> Row:
+        found = _report(say, "mutants", ".,formal,cosim", "mutants", *options)
+        kinds = ", ".join(f"{number} by {kind}" for kind, number in found["by"].items())
+        text = f"{found['killed']} of {found['mutants']} killed ({found['percent']}%; {kinds})"
+        open_ = sum(not survivor["reason"] for survivor in found["survivors"])
+        text += f"; {len(found['survivors'])} survivors, {open_} without a reason; {found['seconds']} s"
+        return dataclasses.replace(row, measured=text, met=found["percent"] >= 95 and not open_, details=found)
+
+    command = f"make mutants N={count} SEED={seed}"
+    yield _measured(Row("hardware/mutants", "random mutants of hw/", "95% killed", "", None, command), measure)
+
+
 TIMING_CONFIGS, TIMING_PROGRAMS = 40, 25
 """Random Configs of `timing`, each a simulator, and programs on each."""
 

@@ -118,10 +118,7 @@ class Control(wiring.Component):
             with m.State("CLEAR"):  # halted still, or units would take what is left of the run before
                 m.d.comb += busy.eq(1)
                 m.d.sync += self.halt.eq(0)
-                m.next = "RUN"
-                with m.If(abort):
-                    m.d.sync += [code.eq(Error.ABORTED), self.halt.eq(1)]
-                    m.next = "HALT"
+                m.next = "RUN"  # no abort comes here: it takes a cycle, and the write before was the start
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
                 with m.If(finished & all_quiet):

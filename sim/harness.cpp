@@ -29,7 +29,7 @@ constexpr int UNITS = 4;
 constexpr int WRITES = PORTS;  // number of the channel of writes, behind those of reads
 constexpr uint64_t PAGE = 4096;
 constexpr uint64_t MAX_BURST = 16;
-constexpr unsigned OKAY = 0, SLVERR = 2;
+constexpr unsigned OKAY = 0, SLVERR = 2, DECERR = 3;
 constexpr uint64_t NEVER = ~uint64_t(0);
 const char* const UNIT_NAMES[UNITS] = {"LOAD", "GEMM", "VECTOR", "STORE"};
 
@@ -53,7 +53,7 @@ struct Parameters {
     uint64_t stall;             // probability, in 65536ths, that a channel pauses in a cycle
     uint64_t jitter;            // up to this many cycles are added to each latency
     uint64_t seed;
-    uint64_t error_start;       // beats in [error_start, error_end) are answered with SLVERR
+    uint64_t error_start;       // beats in [error_start, error_end) are answered with SLVERR or DECERR
     uint64_t error_end;
     uint64_t freeze_after;      // from this cycle of a run on memory does nothing ...
     uint64_t freeze_cycles;     // ... for so many cycles
@@ -198,6 +198,7 @@ struct Simulator {
 
     bool pause() { return p.stall && (draw() >> 20 & 0xffff) < p.stall; }
     uint64_t extra() { return p.jitter ? (draw() >> 20) % (p.jitter + 1) : 0; }
+    unsigned failure() { return draw() >> 20 & 1 ? SLVERR : DECERR; }
     bool faulty(uint64_t addr) {
         const uint64_t offset = addr - memory_base;
         return offset + BUS_BYTES > p.error_start && offset < p.error_end;
@@ -229,7 +230,7 @@ struct Simulator {
             std::memset(port.rdata, 0, BUS_BYTES);
         else
             std::memcpy(port.rdata, memory + (addr - memory_base), BUS_BYTES);
-        port.rresp = bad ? SLVERR : OKAY;
+        port.rresp = bad ? failure() : OKAY;
         port.rlast = burst.done + 1 == burst.beats;
         port.rvalid = 1;
         credit -= p.bytes_per_cycle ? BUS_BYTES : 0;
@@ -241,7 +242,7 @@ struct Simulator {
         if (!burst.error)
             for (unsigned i = 0; i < burst.beats * BUS_BYTES; i++)
                 if (burst.strobe[i]) memory[burst.addr - memory_base + i] = burst.data[i];
-        top.M(bresp) = burst.error ? SLVERR : OKAY;
+        top.M(bresp) = burst.error ? failure() : OKAY;
         top.M(bvalid) = 1;
     }
 

@@ -16,8 +16,8 @@ class MemoryModel:
     of the DRAM, all ports and both ways together (0: no limit); each port passes at most one beat a cycle each way, and
     they take turns where the DRAM has less. stall: share of the cycles in which each channel pauses, at random from
     `seed`. jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start,
-    error_end), offsets from the DMA base, are answered with SLVERR; from cycle `freeze_after` of a run on memory does
-    nothing, for `freeze_cycles` or for ever.
+    error_end), offsets from the DMA base, are answered with SLVERR or DECERR, at random from `seed`; from cycle
+    `freeze_after` of a run on memory does nothing, for `freeze_cycles` or for ever.
     """
 
     name: str = "zynq-hp"

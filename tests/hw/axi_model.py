@@ -13,8 +13,10 @@ import bench
 Sample = dict[str, int]
 """Values of an AXI port's signals in one cycle, without the prefix."""
 
-ADDRESS = ("id", "addr", "len", "size", "burst", "valid", "ready")
+ADDRESS = ("id", "addr", "len", "size", "burst", "cache", "prot", "valid", "ready")
 READ = (*(f"ar{name}" for name in ADDRESS), "rlast", "rvalid", "rready")
+OKAY, SLVERR, DECERR = 0, 2, 3
+"""Response codes. EXOKAY, 1, is legal for exclusive accesses only, and the accelerator makes none."""
 WRITE = (*(f"aw{name}" for name in ADDRESS), "wdata", "wstrb", "wlast", "wvalid", "wready", "bvalid", "bready")
 
 
@@ -76,6 +78,10 @@ class Checker:
         assert 1 << now[f"{channel}size"] == self.bus_bytes, f"{text}: size {now[f'{channel}size']}"
         assert now[f"{channel}burst"] == 1, f"{text}: not INCR"
         assert now[f"{channel}id"] == 0, f"{text}: ID {now[f'{channel}id']}"
+        assert now[f"{channel}cache"] == 0b0011, (
+            f"{text}: cache {now[f'{channel}cache']:#06b}, not modifiable, bufferable"
+        )
+        assert now[f"{channel}prot"] == 0, f"{text}: protection {now[f'{channel}prot']:#05b}, not unprivileged data"
         assert addr % self.bus_bytes == 0, f"{text}: not aligned to the bus"
         assert addr // 4096 == (stop - 1) // 4096, f"{text}: crosses 4 KB"
         limit = self.base + -(-self.size // self.bus_bytes) * self.bus_bytes
@@ -124,7 +130,8 @@ class Memory:
 
     latency: cycles from an address to its first beat, and from the last written beat to its response. outstanding:
     bursts that are accepted at once, each way. pause: share of the cycles in which a channel stands still.
-    fails: tells from an address whether the beat (read) or the burst (write) there ends in SLVERR.
+    fails: tells from an address whether the beat (read) or the burst (write) there ends in an error.
+    errors: the response codes of which each error has one, at random.
     first: for writes, what has to come first, "address" or "data"; both are allowed to a subordinate.
     """
 
@@ -137,10 +144,14 @@ class Memory:
     outstanding: int = 8
     pause: float = 0.0
     fails: Callable[[int], bool] = lambda addr: False
+    errors: tuple[int, ...] = (SLVERR, DECERR)
     first: str | None = None
 
     def _signals(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self.dut, f"{self.prefix}__{name}") for name in names}
+
+    def _response(self, addr: int) -> int:
+        return random.choice(self.errors) if self.fails(addr) else OKAY
 
     async def reads(self) -> None:
         s = self._signals(("araddr", "arlen", "arvalid", "arready", "rdata", "rresp", "rlast", "rvalid", "rready"))
@@ -154,7 +165,7 @@ class Memory:
                 _, addr, left = bursts[0]
                 at = addr - self.base
                 s["rdata"].value = int.from_bytes(self.data[at : at + self.bus_bytes], "little")
-                s["rresp"].value = 2 if self.fails(addr) else 0
+                s["rresp"].value = self._response(addr)
                 s["rlast"].value = int(left == 1)
             s["rvalid"].value = int(offered)
             await bench.fall(self.dut)
@@ -204,7 +215,7 @@ class Memory:
                     beats = []
             while addresses and sent:
                 addr = addresses.popleft()
-                answers.append((cycle + self.latency, 2 if self.fails(addr) else 0))
+                answers.append((cycle + self.latency, self._response(addr)))
                 self._store(addr - self.base, sent.popleft())
             cycle += 1
             await bench.rise(self.dut)

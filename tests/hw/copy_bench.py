@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import cocotb
 import numpy as np
-from axi_model import Checker
+from axi_model import DECERR, SLVERR, Checker, Memory
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, formats
@@ -33,6 +33,7 @@ class Machine:
         self.state = State(cfg)
         self.done: list[int] = []
         self.errors: list[int] = []
+        self.models: list[Memory] = []
         self.checker = Checker(cfg.bus_bytes, BASE, dram_bytes)
 
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
@@ -128,8 +129,12 @@ async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None 
         "wraps": {"dram_addr": (1 << 32) - 10 * piece},
         "merged": {"dram_addr": 0, "dram_y": row, "y_size": 8192 // row + 1},
         "slverr": {"dram_addr": 4000},
+        "decerr": {"dram_addr": 4000},
     }
+    responses = {"slverr": SLVERR, "decerr": DECERR}
     for case, bad in cases.items():
+        for model in machine.models:
+            model.errors = (responses.get(case, SLVERR),)
         machine.done.clear()
         machine.errors.clear()
         blocks = [good, good | {"dram_addr": 1000}, good | bad | (elsewhere or {}), *[good | {"dram_addr": 2000}] * 12]
@@ -138,7 +143,7 @@ async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None 
             await bench.fall(dut)
             if machine.errors:
                 break
-        code = machine.failed_burst if case == "slverr" else Error.ADDRESS
+        code = machine.failed_burst if case in responses else Error.ADDRESS
         assert machine.errors == [code | 2 << 4], f"{case}: {machine.errors}"
         for _ in range(random.randint(1, 6)):
             await bench.rise(dut)

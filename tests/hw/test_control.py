@@ -40,11 +40,14 @@ CONFIG = PRESETS["tiny"]
     [
         "registers_hold_what_is_written",
         "nothing_is_taken_during_reset",
+        "control_is_its_first_byte",
         "a_run_ends_when_all_is_quiet",
         "counters_count",
+        "counters_ignore_what_the_last_run_left",
         "the_first_error_is_kept",
         "watchdog",
         "watchdog_ends_a_halt_that_never_becomes_quiet",
+        "watchdog_gives_a_halted_run_its_time_once_more",
         "an_abort_ends_a_run",
         "a_lease_that_is_not_renewed_ends_a_run",
         "registers_of_a_run_are_locked",
@@ -141,6 +144,31 @@ async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
 
 
 @cocotb.test()
+async def control_is_its_first_byte(dut: bench.Dut) -> None:
+    """Start and abort count where the write enables the byte that holds them, whatever else it enables."""
+    bus = await host(dut)
+    offset = REGISTERS["control"].offset
+
+    async def write(value: int, strobe: int) -> None:
+        await bench.rise(dut)
+        dut.axil__awaddr.value, dut.axil__wdata.value, dut.axil__wstrb.value = offset, value, strobe
+        dut.axil__awvalid.value = dut.axil__wvalid.value = dut.axil__bready.value = 1
+        await bench.rise(dut)
+        dut.axil__awvalid.value = dut.axil__wvalid.value = 0
+        await bench.cycles(dut, 5)
+
+    dut.quiet.value = 7
+    await write(CONTROL_START, 0b1110)
+    assert await bus.read("status") == 0 and await bus.read("runs") == 0
+    await write(CONTROL_START, 0b0001)
+    assert await bus.read("status") == STATUS_BUSY and await bus.read("runs") == 1
+    await write(CONTROL_ABORT, 0b1110)
+    assert await bus.read("status") == STATUS_BUSY
+    await write(CONTROL_ABORT, 0b0001)
+    assert await bus.read("status") == STATUS_BUSY | Error.ABORTED << STATUS_ERROR_SHIFT
+
+
+@cocotb.test()
 async def a_run_ends_when_all_is_quiet(dut: bench.Dut) -> None:
     bus = await host(dut)
     for interrupt in (0, 1):
@@ -219,6 +247,28 @@ async def counters_count(dut: bench.Dut) -> None:
 
 
 @cocotb.test()
+async def counters_ignore_what_the_last_run_left(dut: bench.Dut) -> None:
+    """Units still show the last run while `clear` resets them: none of that counts for the new run."""
+    bus = await host(dut)
+    inputs = ("active", "held", "wait_token", "read_beat", "write_beat")
+    for name in inputs:
+        getattr(dut, name).value = (1 << len(getattr(dut, name))) - 1
+    start = cocotb.start_soon(bus.write("control", CONTROL_START))
+    while not dut.clear.value:
+        await bench.fall(dut)
+    await bench.rise(dut)
+    for name in inputs:
+        getattr(dut, name).value = 0
+    await start
+    dut.finished.value = 1
+    await bench.cycles(dut, 5)
+    assert await bus.read("status") == STATUS_DONE
+    for name in COUNTERS:
+        count = await bus.read(f"{name}_lo")
+        assert count > 0 if name == "cycles" else count == 0, f"{name} is {count}"
+
+
+@cocotb.test()
 async def the_first_error_is_kept(dut: bench.Dut) -> None:
     bus = await host(dut)
     for attempt in range(8):
@@ -292,6 +342,26 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
 
 
 @cocotb.test()
+async def watchdog_gives_a_halted_run_its_time_once_more(dut: bench.Dut) -> None:
+    """After the watchdog has ended a run it starts anew: the units have as long again to become quiet."""
+    bus = await host(dut)
+    for attempt in range(2):
+        dut.quiet.value = 7
+        await bus.begin(watchdog=80)
+        while not dut.halt.value:
+            await bench.fall(dut)
+        expired = Error.WATCHDOG << STATUS_ERROR_SHIFT
+        await bench.cycles(dut, 60)
+        assert await bus.read("status") == STATUS_BUSY | expired
+        await bench.cycles(dut, 30)
+        assert await bus.read("status") == STATUS_DONE | STATUS_STUCK | expired
+        dut.quiet.value = 15
+        await bench.cycles(dut, 3)
+        assert await bus.read("status") == STATUS_DONE | expired
+        assert await bus.read("runs") == attempt + 1
+
+
+@cocotb.test()
 async def an_abort_ends_a_run(dut: bench.Dut) -> None:
     bus = await host(dut)
     dut.oldest.value = 0xFEDCBA98
@@ -314,7 +384,7 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
     await bus.write("control", CONTROL_ABORT)  # too late: it has ended well
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE
-    # One right behind the other: the abort comes while the pipeline is reset.
+    # One right behind the other: the abort is written while the pipeline is reset.
     dut.finished.value = 0
     await bench.rise(dut)
     dut.axil__bready.value, dut.axil__wstrb.value = 1, 15
@@ -326,6 +396,13 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         assert dut.axil__awready.value and dut.axil__wready.value
         await bench.rise(dut)
     dut.axil__awvalid.value = dut.axil__wvalid.value = 0
+    dut.quiet.value = 7
+    for _ in range(6):
+        await bench.cycles(dut, 1)
+        await bench.fall(dut)
+        assert dut.busy.value and dut.halt.value and not dut.run.value
+        await bench.rise(dut)
+    dut.quiet.value = 15
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
 

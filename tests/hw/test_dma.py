@@ -19,15 +19,16 @@ BASE = 0xFE_0000_1000
 # The checker, without hardware -------------------------------------------------------------------------------
 
 GOOD_AR: Sample = {
-    "arid": 0, "araddr": 0x1000, "arlen": 15, "arsize": 3, "arburst": 1, "arvalid": 1, "arready": 1,
-    "rlast": 0, "rvalid": 0, "rready": 1,
+    "arid": 0, "araddr": 0x1000, "arlen": 15, "arsize": 3, "arburst": 1, "arcache": 3, "arprot": 0, "arvalid": 1,
+    "arready": 1, "rlast": 0, "rvalid": 0, "rready": 1,
 }  # fmt: skip
 
 
 def write_samples(length: int, beats: int) -> list[Sample]:
     """A write burst of `length + 1` beats of which `beats` are sent, the last one with WLAST."""
     idle = {
-        "awid": 0, "awaddr": 0x1000, "awlen": length, "awsize": 3, "awburst": 1, "awvalid": 0, "awready": 1,
+        "awid": 0, "awaddr": 0x1000, "awlen": length, "awsize": 3, "awburst": 1, "awcache": 3, "awprot": 0,
+        "awvalid": 0, "awready": 1,
         "wdata": 0, "wstrb": 255, "wlast": 0, "wvalid": 0, "wready": 1, "bvalid": 0, "bready": 1,
     }  # fmt: skip
     return [idle | {"awvalid": 1}, *(idle | {"wvalid": 1, "wlast": int(i == beats - 1)} for i in range(beats))]
@@ -55,6 +56,8 @@ def test_checker_accepts_what_is_legal() -> None:
         ({"arsize": 2}, "size 2"),
         ({"arburst": 0}, "not INCR"),
         ({"arid": 1}, "ID 1"),
+        ({"arcache": 0}, "cache 0b0000"),
+        ({"arprot": 1}, "protection 0b001"),
     ],
 )
 def test_checker_finds_bad_bursts(fault: Sample, words: str) -> None:

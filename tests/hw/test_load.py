@@ -192,7 +192,6 @@ class Load(copy_bench.Machine):
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
         await super().start(pause)
         cocotb.start_soon(self._scratchpads(pause))
-        self.models = []
         data = bytearray(self.dram)
         for port in PORTS[: self.cfg.ports]:
             cocotb.start_soon(check(self.dut, port, READ, Checker(self.cfg.bus_bytes, BASE, len(self.dram))))

@@ -110,6 +110,7 @@ class Store(copy_bench.Machine):
         else:
             model = Memory(self.dut, self.found, self.cfg.bus_bytes, "axi", BASE, pause=pause, **memory)
             cocotb.start_soon(model.writes())
+            self.models.append(model)
 
     def _cocotbext(self, pause: float) -> None:
         from cocotbext.axi import AxiRamWrite, AxiWriteBus

@@ -163,17 +163,18 @@ def test_failing_instructions_are_named(device: RtlDevice, faulty: Instruction, 
 
 
 @pytest.mark.rtl
-def test_bus_errors(device: RtlDevice) -> None:
-    device.use(MemoryModel(error_start=4100, error_end=4101))
+@pytest.mark.parametrize("seed", [0, 4])  # the first error is a DECERR, a SLVERR
+def test_bus_errors(device: RtlDevice, seed: int) -> None:
+    device.use(MemoryModel(error_start=4100, error_end=4101, seed=seed))
     run(device, STORE, but(LOAD, dram_addr=4104))
     with pytest.raises(DeviceError, match="instruction 2: an error response to an AXI read"):
         run(device, STORE, but(LOAD, dram_addr=4104), LOAD)
     works(device)
-    device.use(MemoryModel(error_start=8200, error_end=8201))
+    device.use(MemoryModel(error_start=8200, error_end=8201, seed=seed))
     with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI write"):
         run(device, LOAD, STORE)
     works(device)
-    device.use(MemoryModel(error_start=64, error_end=128))
+    device.use(MemoryModel(error_start=64, error_end=128, seed=seed))
     with pytest.raises(DeviceError, match="an error response to an AXI read"):
         run(device, LOAD, LOAD)  # fetching the second instruction
     works(device)
@@ -400,10 +401,11 @@ def test_errors_on_the_second_port(two: RtlDevice) -> None:
     with pytest.raises(DeviceError, match="instruction 2: a DRAM address outside the DMA limits"):
         run(two, LOAD, STORE, far, LOAD)
     works(two)
-    two.use(MemoryModel(error_start=4100, error_end=4101))
-    with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI read"):
-        run(two, but(LOAD, dram_addr=4200), WEIGHTS, but(LOAD, dram_addr=4200))
-    works(two)
+    for seed in (0, 4):  # a DECERR, a SLVERR
+        two.use(MemoryModel(error_start=4100, error_end=4101, seed=seed))
+        with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI read"):
+            run(two, but(LOAD, dram_addr=4200), WEIGHTS, but(LOAD, dram_addr=4200))
+        works(two)
 
 
 @pytest.mark.rtl

@@ -103,12 +103,17 @@ def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) 
     if record.exists():
         return _read(record)
     before = _processor_time()
-    text = _build(proof, mutant, case)
-    folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
-    with locked(folder.with_suffix(".lock")):  # two processes never try the same one at once
-        result = _try(proof, folder, text, steps, method, before)
+    result = decide(proof, build(proof, mutant, case), steps, method, before)
     _write(record, result)
     return result
+
+
+def decide(proof: Property, text: str, steps: int, method: Method, before: float | None = None) -> Result:
+    """Try `proof` on a design that `build` gave. before: processor time when its work began, by default now."""
+    before = _processor_time() if before is None else before
+    folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
+    with locked(folder.with_suffix(".lock")):  # two processes never try the same one at once
+        return _try(proof, folder, text, steps, method, before)
 
 
 def _try(proof: Property, folder: Path, text: str, steps: int, method: Method, before: float) -> Result:
@@ -175,7 +180,8 @@ def _processor_time() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
+def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
+    """The design of a property as RTLIL, or its offending paths. ProofError where it cannot be built."""
     command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name, "" if case is None else str(case)]
     if mutant:
         command += [mutant.file, mutant.old, mutant.new]

@@ -6,7 +6,7 @@ from amaranth import Mux, Signal, Value
 
 from celosia.hw.config import PRESETS
 from celosia.hw.control import Control
-from celosia.hw.regs import REGISTERS, Access
+from celosia.hw.regs import CONTROL_ABORT, REGISTERS, Access
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, Inside, implies
 
@@ -85,4 +85,29 @@ def lease() -> Harness:
     late = h.register(renewed, "renewed_before")
     counted = (since == idle) | (since == idle + 1)
     h.ensure(implies(dut.run & ~lapsed & ~late & (limit != 0), counted), "counts_cycles")
+    return h
+
+
+@prove(
+    "an abort ends the run",
+    Mutant(CONTROL, ", (Error.ABORTED, abort)", ""),
+    Mutant(CONTROL, "m.d.sync += aborted.eq(abort)", "m.d.sync += aborted.eq(abort & self.run)"),
+    Mutant(CONTROL, "& bus.wstrb[0] & ~abort)", "& bus.wstrb[0])"),
+)
+def abort() -> Harness:
+    """An abort that is written during a run has halted it two cycles later, unless it was over by then. None is
+    written in the cycle of a start, so none comes while the pipeline is reset."""
+    h, dut, inside = _control()
+    busy = inside["busy"]
+    bits = (dut.axil.wdata & CONTROL_ABORT).any() & dut.axil.wstrb[0]
+    written = inside["write"] & _place(dut.axil.awaddr, "control") & bits
+    h.ensure(implies(written, ~inside["start"]), "starts_nothing")
+    h.ensure(implies(dut.clear, ~inside["abort"]), "none_during_reset")
+    due = h.register(h.register(written & busy, "aborted_before"), "due")
+    h.ensure(implies(due, dut.halt | ~busy | dut.clear), "is_halted")
+    # Invariants: the states of a run are told by `clear`, `run` and `halt`.
+    h.ensure(implies(busy & ~dut.run, dut.clear | dut.halt), "is_reset_or_halted")
+    h.ensure(implies(dut.clear, busy & ~dut.run), "is_reset_before_it_runs")
+    h.ensure(inside["abort"] == h.register(written, "written_before"), "takes_a_cycle")
+    h.ensure(implies(dut.clear, h.register(inside["start"], "started_before")), "is_started")
     return h

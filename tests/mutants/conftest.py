@@ -1,0 +1,6 @@
+"""Lets these tests import mutants and proofs."""
+
+import sys
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "formal")]

@@ -1,0 +1,77 @@
+"""Random programs on hardware with a mutant: python -m mutants.fuzz FILE, in the tree with the mutant.
+
+Takes the first Config whose Verilog the mutant changes. Prints JSON lines, see campaign.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fuzz.run import chunk
+from programs import CONFIGS, VARIED
+
+from celosia.hw.verilog import verilog
+from celosia.sim.build import BuildError, library
+
+ORDER = sorted(VARIED, key=lambda name: ("softmax" not in name, name))
+"""The Config with most parts first."""
+LEGAL, GARBAGE, STEP = 150, 50, 25
+
+
+def say(**event: str) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def digest(name: str) -> str:
+    """Of the Verilog of a Config."""
+    return hashlib.sha256(verilog(CONFIGS[name], simulation=True).encode()).hexdigest()[:24]
+
+
+def before(name: str) -> str:
+    """The digest without the mutant."""
+    path = Path(os.environ["MUTANTS_TEXTS"])
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    if name not in known:
+        tree = os.environ["MUTANTS_BASE"]
+        paths = os.pathsep.join(f"{tree}/{folder}" for folder in ("src", "tests", "tests/cosim"))
+        command = [sys.executable, "-W", "ignore", "-c", f"from mutants.fuzz import digest; print(digest({name!r}))"]
+        environment = os.environ | {"PYTHONPATH": paths, "CELOSIA_CACHE": f"{tree}/../cache"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
+        known[name] = done.stdout.strip()
+        path.write_text(json.dumps(known))
+    return known[name]
+
+
+def main() -> None:
+    """Run legal programs, then garbage, until one ends differently than it must."""
+    for name in ORDER:
+        try:
+            same = digest(name) == before(name)
+        except Exception as error:
+            say(unbuilt=name, note=f"{type(error).__name__}: {error}"[-300:])
+            return
+        if same:
+            continue
+        say(differs=name)
+        cfg = CONFIGS[name]
+        try:
+            library(cfg, quiet=True)
+        except BuildError as error:
+            say(unbuilt=name, note=str(error)[-300:])
+            return
+        for kind, count in (("legal", LEGAL), ("garbage", GARBAGE)):
+            for start in range(0, count, STEP):
+                failures = chunk(kind, cfg, range(start, start + STEP)).failures
+                if failures:
+                    say(killed=f"{kind} programs on {name}", note=failures[0])
+                    return
+        return  # one Config is enough
+
+
+if __name__ == "__main__":
+    main()
