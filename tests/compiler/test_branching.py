@@ -47,7 +47,7 @@ def joined_in_the_middle() -> onnx.ModelProto:
     return net.ending(net.conv(net.conv(net.concat(other, part, y), 48, 1), 19, 1))
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", some(CONFIGS, ["pynq"]))
 def test_layers_that_depend_on_each_others_places(config: str) -> None:
     assert_exact(joined_in_the_middle(), config)
 
