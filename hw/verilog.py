@@ -32,12 +32,14 @@ TOP = "celosia_top"
 
 _CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*\n)*? +parameter \\CLK_ENABLE 1\n)")
 """Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
-_MEMORY = re.compile(r"^  reg (?:\[\d+:0\] )?(?P<name>\w+) \[(?P<last>\d+):0\];\n(?!  initial )", re.MULTILINE)
+_NAME = r"\\\S+ |\w+"
+"""An identifier of Verilog, with the space behind an escaped one."""
+_MEMORY = re.compile(rf"^  reg (?:\[\d+:0\] )?(?P<name>{_NAME}) \[(?P<last>\d+):0\];\n(?!  initial )", re.MULTILINE)
 """The declaration of a memory without what it holds at first."""
 _MADE = re.compile(r"\\\$auto\$ff\.cc:\d+:slice\$\d+|\b_\d+_\b")
 """Registers that Yosys makes: some bits of one whose others are constant, and what was read of a memory."""
-_BITS = re.compile(r"assign (?:\{ )?(?P<whole>\w+) ?\[[^=;]* = (?P<made>\\\$auto\$ff\S+) ")
-_READ = re.compile(r"^ +(?P<made>_\d+_) <= (?P<memory>\w+)\[", re.MULTILINE)
+_BITS = re.compile(rf"assign (?:\{{ )?(?P<whole>{_NAME}) ?\[[^=;]* = (?P<made>\\\$auto\$ff\S+) ")
+_READ = re.compile(rf"^ +(?P<made>_\d+_) <= (?P<memory>{_NAME})\[", re.MULTILINE)
 
 
 class VerilogError(RuntimeError):
@@ -122,7 +124,7 @@ def _without_zeros() -> Iterator[None]:
 def _with_zeros(memory: re.Match[str]) -> str:
     """The declaration of a memory that holds nothing at first, and a loop that fills it with zeros."""
     name, last = memory["name"], memory["last"]
-    index = f"{name}_index"
+    index = re.sub(r"\W", "_", name.strip()) + "_index"  # Yosys unrolls no loop over an escaped name
     loop = f"for ({index} = 0; {index} <= {last}; {index} = {index} + 1) {name}[{index}] = 0;"
     return f"{memory[0]}  integer {index};\n  initial {loop}\n"
 
@@ -130,13 +132,18 @@ def _with_zeros(memory: re.Match[str]) -> str:
 def _with_names(module: str) -> str:
     """The text of a module in which registers that Yosys has made are called WHOLE_bits and MEMORY_read, with a number
     from the second one on."""
-    wanted = {bits["made"]: f"{bits['whole']}_bits" for bits in _BITS.finditer(module)}
-    wanted |= {read["made"]: f"{read['memory']}_read" for read in _READ.finditer(module)}
+    wanted = {bits["made"]: _longer(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
+    wanted |= {read["made"]: _longer(read["memory"], "_read") for read in _READ.finditer(module)}
     names, counts = dict[str, str](), Counter[str]()
     for made, name in wanted.items():
         counts[name] += 1
-        names[made] = name if counts[name] == 1 else f"{name}{counts[name]}"
+        names[made] = name if counts[name] == 1 else _longer(name, str(counts[name]))
     return _MADE.sub(lambda use: names.get(use[0], use[0]), module)
+
+
+def _longer(name: str, end: str) -> str:
+    """An identifier with `end` behind it."""
+    return name.rstrip() + end + (" " if name.startswith("\\") else "")
 
 
 def _way_out(what: str) -> str:

