@@ -100,14 +100,18 @@ class Control(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         values = {name: Signal(32, name=f"value_{name}") for name in self._present}
-        busy, done, stuck = Signal(), Signal(), Signal()
+        busy = Signal()
+        done = Signal()
+        stuck = Signal()
         start, abort, renewed = self._registers(m, values, locked=busy | stuck)
-        code, index, runs = Signal(ERROR_BITS), Signal(INDEX_BITS), Signal(32)
+        code = Signal(ERROR_BITS)
+        index = Signal(INDEX_BITS)
+        runs = Signal(32)
         m.d.comb += [self.irq.eq(done & values["irq_enable"][0]), self.busy.eq(busy), self.error.eq(self.halt)]
         self._values(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
         self._counters(m, values, busy)
-        expired = self._timer(m, values["watchdog"], self._moved(m))
-        lapsed = self._timer(m, values["lease"], renewed)
+        expired = self._timer(m, "watchdog", values["watchdog"], self._moved(m))
+        lapsed = self._timer(m, "lease", values["lease"], renewed)
         finished, all_quiet, errors = self._ends(m)
         m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
         with m.FSM():
@@ -181,7 +185,9 @@ class Control(wiring.Component):
     def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
         """What ends a run: everything is fetched, everything is quiet, or one of the errors. Registers, for it comes
         late from all parts, and leads to many others."""
-        finished, all_quiet, errors = Signal(), Signal(), []
+        finished = Signal()
+        all_quiet = Signal()
+        errors = []
         error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
         m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
         for source, pulse in zip(ERROR_SOURCES, self.errors):
@@ -194,7 +200,8 @@ class Control(wiring.Component):
         """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a
         run, end one, and renew its lease."""
         bus = self.axil
-        write, read = Signal(), Signal()
+        write = Signal()
+        read = Signal()
         reading = Signal()  # a read takes its address in one cycle and gives its answer in the next
         awake = Signal()  # 0 during reset
         m.d.sync += awake.eq(1)
@@ -216,7 +223,10 @@ class Control(wiring.Component):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
 
-        start, abort, aborted, renewed = Signal(), Signal(), Signal(), Signal()
+        start = Signal()
+        abort = Signal()
+        aborted = Signal()
+        renewed = Signal()
         m.d.sync += aborted.eq(abort)  # a register, for it comes late, and leads to what is kept of an error
         with m.Switch(bus.awaddr[2:]):
             for register in self._present.values():
@@ -243,10 +253,11 @@ class Control(wiring.Component):
             m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
-    def _timer(self, m: Module, limit: Value, progress: Value) -> Value:
+    def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
         """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""
-        idle = Signal(32)
-        expired, moved = Signal(), Signal()
+        idle = Signal(32, name=f"{name}_idle")
+        expired = Signal(name=f"{name}_expired")
+        moved = Signal(name=f"{name}_moved")
         restart = moved | expired | self.clear
         m.d.sync += [
             moved.eq(progress),  # registers: `progress` comes late, and resets 32 others

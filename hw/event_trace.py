@@ -45,8 +45,10 @@ class EventTrace(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         host = self.registers
-        now, place = Signal(32), Signal(range(self._depth))
-        entry, waiting = Signal(data.StructLayout({"event": 32, "cycle": 32})), Signal(len(SOURCES))
+        now = Signal(32)
+        place = Signal(range(self._depth))
+        entry = Signal(data.StructLayout({"event": 32, "cycle": 32}))
+        waiting = Signal(len(SOURCES))
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
             queue = HeadFifo(entry.shape(), WAITING)
             m.submodules[source] = ResetInserter(self.clear)(queue)
@@ -67,7 +69,8 @@ class EventTrace(wiring.Component):
             m.d.sync += [now.eq(FIRST), place.eq(0), host.count.eq(0)]
         for name, value in (("event", host.event), ("cycle", host.cycle)):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
-            write, read = ring.write_port(), ring.read_port()
+            write = ring.write_port()
+            read = ring.read_port()
             m.d.comb += [
                 write.en.eq(waiting.any()),
                 write.addr.eq(place),

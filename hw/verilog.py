@@ -8,8 +8,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import amaranth
 from amaranth import Elaboratable
@@ -28,6 +33,14 @@ TOP = "celosia_top"
 
 _CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*\n)*? +parameter \\CLK_ENABLE 1\n)")
 """Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
+_NAME = r"\\\S+ |\w+"
+"""An identifier of Verilog, with the space behind an escaped one."""
+_MEMORY = re.compile(rf"^  reg (?:\[\d+:0\] )?(?P<name>{_NAME}) \[(?P<last>\d+):0\];\n(?!  initial )", re.MULTILINE)
+"""The declaration of a memory without what it holds at first."""
+_MADE = re.compile(r"\\\$auto\$ff\.cc:\d+:slice\$\d+|\b_\d+_\b")
+"""Registers that Yosys makes: some bits of one whose others are constant, and what was read of a memory."""
+_BITS = re.compile(rf"assign (?:\{{ )?(?P<whole>{_NAME}) ?\[[^=;]* = (?P<made>\\\$auto\$ff\S+) ")
+_READ = re.compile(rf"^ +(?P<made>_\d+_) <= (?P<memory>{_NAME})\[", re.MULTILINE)
 
 
 class VerilogError(Sentences, RuntimeError):
@@ -71,7 +84,7 @@ def convert(
     attributes = (
         "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
     )
-    with seldom_collected():
+    with seldom_collected(), _without_zeros():
         text = rtlil.convert(component, name=name, emit_src=False, platform=platform)
     if simulation:
         text = _CLOCKED_READ.sub(lambda port: f"{port[1]}{'1' * int(port[2])}{port[3]}", text)
@@ -81,7 +94,6 @@ def convert(
         proc -norom
         opt
         {"flatten; opt_clean -purge; attrmap -remove hdlname" if flat else ""}
-        memory_collect
         attrmap {attributes}
         attrmap -modattr {attributes}
         write_verilog -norename
@@ -93,7 +105,46 @@ def convert(
     if done.returncode:
         what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise VerilogError(f"Yosys cannot write {name}: {what}{_way_out(what)}")
-    return done.stdout
+    text = done.stdout if simulation else _MEMORY.sub(_with_zeros, done.stdout)
+    return "".join(map(_with_names, re.split(r"(?m)(?=^module )", text)))
+
+
+@contextmanager
+def _without_zeros() -> Iterator[None]:
+    """Have Amaranth leave out what memories hold at first where it is zeros: it makes an object of each bit."""
+    emit = rtlil.ModuleEmitter.emit_memory
+
+    def emit_others(emitter: rtlil.ModuleEmitter, index: int, memory: Any) -> None:
+        if any(memory.init):
+            emit(emitter, index, memory)
+
+    with patch.object(rtlil.ModuleEmitter, "emit_memory", emit_others):
+        yield
+
+
+def _with_zeros(memory: re.Match[str]) -> str:
+    """The declaration of a memory that holds nothing at first, and a loop that fills it with zeros."""
+    name, last = memory["name"], memory["last"]
+    index = re.sub(r"\W", "_", name.strip()) + "_index"  # Yosys unrolls no loop over an escaped name
+    loop = f"for ({index} = 0; {index} <= {last}; {index} = {index} + 1) {name}[{index}] = 0;"
+    return f"{memory[0]}  integer {index};\n  initial {loop}\n"
+
+
+def _with_names(module: str) -> str:
+    """The text of a module in which registers that Yosys has made are called WHOLE_bits and MEMORY_read, with a number
+    from the second one on."""
+    wanted = {bits["made"]: _longer(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
+    wanted |= {read["made"]: _longer(read["memory"], "_read") for read in _READ.finditer(module)}
+    names, counts = dict[str, str](), Counter[str]()
+    for made, name in wanted.items():
+        counts[name] += 1
+        names[made] = name if counts[name] == 1 else _longer(name, str(counts[name]))
+    return _MADE.sub(lambda use: names.get(use[0], use[0]), module)
+
+
+def _longer(name: str, end: str) -> str:
+    """An identifier with `end` behind it."""
+    return name.rstrip() + end + (" " if name.startswith("\\") else "")
 
 
 def _way_out(what: str) -> str:

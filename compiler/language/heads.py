@@ -108,7 +108,10 @@ class HeadLayers(LoweredKernel):
     def form(self, array: ArrayArgument) -> Form:
         side = self.sides[array][0]
         if side.beside and (side.pixels != "rows" or side.columns % self.cfg.group):
-            raise OnCpu(f"the columns of {array.name} are several heads, which the host would have to take apart")
+            raise OnCpu(
+                f"the columns of {array.name} are several heads, which the host would have to take apart; "
+                "pass each head as an array"
+            )
         return self._form(array)
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:

@@ -73,7 +73,9 @@ class _Operator:
             raise OnCpu(f"it launches {len(launches)} kernels; the accelerator takes an operator of one")
         (launch,) = launches
         if launch.kernel.target != "accelerator":
-            raise OnCpu(f"its kernel {launch.kernel.name} has the target {launch.kernel.target!r}")
+            raise OnCpu(
+                f'its kernel {launch.kernel.name} has the target {launch.kernel.target!r}; give it "accelerator"'
+            )
         with _reasons():
             traced, given = launch.kernel.trace(launch.grid, launch.values)
         arrays: dict[ArrayArgument, Values] = {array: launch.arrays[number] for array, number in given.items()}
@@ -90,7 +92,7 @@ class _Operator:
             elif array is kernel.y and arrays[array] is outputs[0]:
                 kernel.acts[array] = p.activation(node.outputs[0], form)
             else:
-                raise OnCpu(f"{array.name} of its kernel is no input or output of the operator")
+                raise OnCpu(f"{array.name} of its kernel is no input or output of the operator; pass it as one")
         for array in changing.intersection(kernel.constants):
             raise OnCpu(f"{array.name} of its kernel varies; the accelerator takes it as a constant")
         with _reasons():
@@ -109,7 +111,7 @@ class _Operator:
             return np.ascontiguousarray(fixed)
         dims = None if value is None else shape(value)
         if dims is None or value is None or value.dtype is None:
-            raise OnCpu("an input is left out, or its shape is not known")
+            raise OnCpu("an input is left out, or its shape is not known; give it one that is fixed")
         return np.zeros(dims, value.dtype.numpy())
 
 

@@ -31,6 +31,8 @@ BUSY = 1.01
 MOST = 16
 """Convolutions among which is chosen."""
 Cycles = NDArray[np.float64]
+Link = tuple[int, list[int], int]
+"""A layer, the layers that write what it reads, and the first layer that reads what it writes, or their number."""
 
 
 def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
@@ -38,17 +40,35 @@ def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> t
     fewer cycles, by the timing model. As they are where one of them fits no tiling: whoever builds the launch says so,
     and asks again without it."""
     try:
-        found = _hosts(cfg, planner, layers) if is_on("beside") else {}
-        behind = {host: _best(cfg, planner, layers, host, own) for host, own in found.items()}
+        places = _places(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
     except Untileable:
-        behind = {}
-    moved = {number for own in behind.values() for number in own}
-    order = [n for number in range(len(layers)) if number not in moved for n in (number, *behind.get(number, ()))]
-    return order, {layers[number].name for number in moved}
+        places = list(range(len(layers)))
+    order = sorted(range(len(layers)), key=lambda number: (places[number], places[number] != number, number))
+    return order, {layers[number].name for number, place in enumerate(places) if place != number}
 
 
-def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, list[int]]:
-    """Convolutions, and what may stand behind each: behind that which has most room for it, and stands behind none."""
+def _places(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> list[int]:
+    """For each layer the number of the convolution behind which it stands, or its own.
+
+    `_hosts` assumes that every layer goes where it may. The hosts decide one after the other, from the first to the
+    last: a layer that stays where it is keeps those that read it from standing behind an earlier host.
+    """
+    links = list(_links(cfg, planner, layers))
+    makers_of = {number: makers for number, makers, _ in links}
+    places = list(range(len(layers)))
+    for host, own in sorted(_hosts(cfg, planner, layers, links).items()):
+        may = list[int]()
+        for number in own:
+            if all(maker in may or places[maker] <= host for maker in makers_of[number]):
+                may.append(number)
+        for number in _best(cfg, planner, layers, host, may) if may else ():
+            places[number] = host
+    return places
+
+
+def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequence[Link]) -> dict[int, list[int]]:
+    """Convolutions, and what may stand behind each if everything else stands where it may: behind that which has most
+    room for it, and stands behind none."""
     products = [
         number for number, layer in enumerate(layers)
         if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
@@ -56,7 +76,7 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> dict[int, 
     room: dict[int, Cycles] = {}
     found: dict[int, list[int]] = {}
     places = list(range(len(layers)))
-    for number, makers, reader in _links(cfg, planner, layers):
+    for number, makers, reader in links:
         feeding = {places[maker] for maker in makers}
         first = max(feeding, default=0)
         choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
@@ -108,7 +128,7 @@ def _without_products(cfg: Config, layers: Sequence[Layer], host: int, own: Sequ
     return tuple(left)
 
 
-def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[tuple[int, list[int], int]]:
+def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[Link]:
     """Each layer that does not keep gemm busy, the layers that make what it reads, and the first that reads what it
     makes, or their number."""
     touching: dict[Storage, list[int]] = {}

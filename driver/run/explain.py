@@ -304,7 +304,6 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
     if bound == "store":
         return f"{cfg.bus_bytes} bytes a cycle leave: a wider bus_bytes, or blocks of layers (forward = true)"
     if bound == "latency":
-        return (
-            f"units wait for each other, {UNITS[int(np.argmax(time.busy))]} works most: a batch gives them more at once"
-        )
+        most = UNITS[int(np.argmax(time.busy))]
+        return f"units wait for each other, {most} works most: `celosia tune` looks for a faster schedule"
     return None

@@ -49,9 +49,15 @@ class Aligner(wiring.Component):
         word_bits = exact_log2(self._bus_bytes)
         row, beat = self.row.payload, self.beat.payload
         # The oldest beat is held here, the one after it is `beat`.
-        held, holds = Reg(beat_layout(self._bus_bytes)), Signal()
-        inside, following, present = Signal(), Reg(self._facts), Signal(self._facts)
-        next_beat, crosses, row_end, take = Signal(), Signal(), Signal(), Signal()
+        held = Reg(beat_layout(self._bus_bytes))
+        holds = Signal()
+        inside = Signal()
+        following = Reg(self._facts)
+        present = Signal(self._facts)
+        next_beat = Signal()
+        crosses = Signal()
+        row_end = Signal()
+        take = Signal()
         m.d.comb += [
             present.eq(Mux(inside, following, row.unit)),
             next_beat.eq(present.stop[word_bits]),  # the unit reaches the end of the held beat,

@@ -49,12 +49,16 @@ class Splitter(wiring.Component):
         page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
         burst_bits = (MAX_BURST - 1).bit_length()
 
-        valid, refused, final, stuck = Signal(), Reg(), Reg(), Signal()
+        valid = Signal()
+        refused = Reg()
+        final = Reg()
+        stuck = Signal()
         word = Reg(OFFSET_BITS - word_bits)  # number of the next beat's bus word
         left = Reg(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
         # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
-        length, ends = Reg(burst_bits), Reg()
+        length = Reg(burst_bits)
+        ends = Reg()
 
         def burst(word: Value, left: Value) -> list[object]:
             """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
@@ -74,7 +78,9 @@ class Splitter(wiring.Component):
             self.split.payload.refused.eq(refused),
             self.row.ready.eq((~valid | (self.split.ready & last)) & ~self.halt & ~stuck & ~(valid & refused)),
         ]
-        row, next_word, next_left = self.row.payload, Signal.like(word), Signal.like(left)
+        row = self.row.payload
+        next_word = Signal.like(word)
+        next_left = Signal.like(left)
         with m.If(self.split.ready & valid):
             m.d.sync += [valid.eq(~last), stuck.eq(refused)]
         with m.If(self.halt):
@@ -165,7 +171,8 @@ class ReadEngine(wiring.Component):
             beats.o.ready.eq(self.beat.ready | self.halt),
         ]
 
-        taken, freed = Signal(range(MAX_BURST + 1)), Signal()
+        taken = Signal(range(MAX_BURST + 1))
+        freed = Signal()
         m.d.comb += freed.eq(beats.o.valid & beats.o.ready)
         with m.If(split.valid & split.ready):
             m.d.comb += taken.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
@@ -256,8 +263,11 @@ class WriteEngine(wiring.Component):
         """The beats of bursts of such lengths to W."""
         axi = self.axi
         count = Signal(4)
-        w_free, w_load, w_last = Signal(), Signal(), Signal()
-        word, strobe = (Signal.like(port, reset_less=True) for port in (axi.wdata, axi.wstrb))
+        w_free = Signal()
+        w_load = Signal()
+        w_last = Signal()
+        word = Signal.like(axi.wdata, name="word", reset_less=True)
+        strobe = Signal.like(axi.wstrb, name="strobe", reset_less=True)
         m.d.comb += [
             axi.wdata.eq(word),
             axi.wstrb.eq(strobe),
@@ -280,7 +290,8 @@ class WriteEngine(wiring.Component):
     def _responses(self, m: Module, order: StreamFifo) -> None:
         """Responses of B, and rows that are refused, in their order, to `answer`."""
         axi = self.axi
-        refused_now, answered = order.o.valid & order.o.payload.refused, Signal()
+        refused_now = order.o.valid & order.o.payload.refused
+        answered = Signal()
         failed = axi.bresp != RESP_OKAY
         m.d.comb += [
             axi.bready.eq(order.o.valid & ~order.o.payload.refused),

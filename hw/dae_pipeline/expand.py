@@ -46,7 +46,8 @@ class PackHeads(wiring.Component):
         m = Module()
         ahead, behind = self._packing.units
         begins = Signal(init=1)  # a head comes next
-        word, number = Signal(range(max(2, ahead))), Signal(range(max(2, behind)))
+        word = Signal(range(max(2, ahead)))
+        number = Signal(range(max(2, behind)))
         words = [Reg(len(self.unit.payload.data), name=f"head{i}") for i in range(ahead)]
         takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
         own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # units of the same groups
@@ -94,13 +95,17 @@ class WeightExpander(wiring.Component):
         m = Module()
         write, wgt, data_ = self.write, self.wgt, self.write.data[: self._grain]
         for stage in range(EXPAND_STAGES):
-            enable, addr, mask = Signal(name=f"enable{stage}"), Reg(len(wgt.addr)), Reg(len(wgt.mask))
+            enable = Signal(name=f"enable{stage}")
+            addr = Reg(len(wgt.addr), name=f"addr{stage}")
+            mask = Reg(len(wgt.mask), name=f"mask{stage}")
             m.d.sync += [enable.eq(write.en), addr.eq(write.addr), mask.eq(write.mask)]
-            write = WritePort(len(addr), len(wgt.data), self._grain).create()
+            write = WritePort(len(addr), len(wgt.data), self._grain).create(path=(f"write{stage}",))
             m.d.comb += [write.en.eq(enable), write.addr.eq(addr), write.mask.eq(mask)]
         # What is looked up, or written; what is found, beside what passes as it is; one of the two.
-        expand, expanded = Reg(), Reg()
-        plain, passed = Reg(self._grain), Reg(self._grain)
+        expand = Reg()
+        expanded = Reg()
+        plain = Reg(self._grain)
+        passed = Reg(self._grain)
         m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
         nibbles = len(data_) // NIBBLE_BITS
         each = len(self.choices) // CHOICE_BITS
@@ -119,7 +124,9 @@ class WeightExpander(wiring.Component):
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
         """What these entries of book hold, two cycles later. Each block RAM looks up two of them, one through the port
         that writes it."""
-        fills, word, size = Signal(), Reg(len(self.book.data)), self._book.address_bits
+        fills = Signal()
+        word = Reg(len(self.book.data))
+        size = self._book.address_bits
         m.d.comb += self.book.ready.eq(1)
         m.d.sync += [fills.eq(self.book.en & self.book.mask[0]), word.eq(self.book.data)]
         attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count

@@ -74,9 +74,12 @@ class Fetch(wiring.Component):
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
         """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is known not to be so,
         from the second cycle of `run` to the first one after it, in which nothing is left to do."""
-        bad, checked, allowed = Signal(), Signal(), Signal()
+        bad = Signal()
+        checked = Signal()
+        allowed = Signal()
         unaligned = self.instr_addr % max(word_bytes, self._cfg.bus_bytes) != 0
-        fitting, outside = Signal(32), Signal()  # instructions between the first one and the limit
+        fitting = Signal(32)  # instructions between the first one and the limit
+        outside = Signal()
         space = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
         ends = self.instr_addr + self.instr_count * word_bytes  # one sum, and no quotient before the comparison
         m.d.comb += [
@@ -102,7 +105,8 @@ class Fetch(wiring.Component):
         position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
         # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most, and
         # `left` is set anew only where nothing is going.
-        length, more = Signal(range(longest + 1)), Signal()
+        length = Signal(range(longest + 1))
+        more = Signal()
         m.d.sync += [length.eq(Mux(left < longest - position, left, longest - position)), more.eq(going & (left != 0))]
         asks = Signal()
         room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
@@ -138,7 +142,8 @@ class Fetch(wiring.Component):
 
     def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Puts the beats of a word together; the next one is begun while the last one leaves."""
-        beat, joined = beats.payload, Reg(len(word.payload.data))
+        beat = beats.payload
+        joined = Reg(len(word.payload.data))
         parts = len(joined) // len(beat.data)
         count = Signal(range(parts + 1))
         m.d.comb += [
@@ -170,9 +175,16 @@ class Fetch(wiring.Component):
 
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
         """Checks the word and, in the cycle after, puts it into the queue of its unit."""
-        index, last = Signal(32), Signal()  # of the word that waits for its queue; it is none of the program's any more
-        holds, instr, error, legal = Signal(), Reg(len(word.payload.data)), Reg(), Reg()
-        goes, accepted, is_legal = Signal(), Signal(), Signal()
+        # Of the word that waits for its queue: its number, and whether it is none of the program's any more.
+        index = Signal(32)
+        last = Signal()
+        holds = Signal()
+        instr = Reg(len(word.payload.data))
+        error = Reg()
+        legal = Reg()
+        goes = Signal()
+        accepted = Signal()
+        is_legal = Signal()
         queues, belongs = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
             unit = UNIT_OF[opcode]

@@ -63,17 +63,19 @@ class HeadFifo(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        head, holds, free = Reg(len(Value.cast(self.i.payload))), Signal(), Signal()
-        level, produce, consume = (
-            Signal(range(self._places + 1)),
-            Signal(range(self._places)),
-            Signal(range(self._places)),
-        )
-        push, pop = Signal(), Signal()
+        head = Reg(len(Value.cast(self.i.payload)))
+        holds = Signal()
+        free = Signal()
+        level = Signal(range(self._places + 1))
+        produce = Signal(range(self._places))
+        consume = Signal(range(self._places))
+        push = Signal()
+        pop = Signal()
         # Many wait for `ready`: where the highest bit of the level says full, no logic is before it.
         full_is_a_bit = self._places & (self._places - 1) == 0
         m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
-        to, of = ring.write_port(), ring.read_port(domain="comb")
+        to = ring.write_port()
+        of = ring.read_port(domain="comb")
         m.d.comb += [
             self.i.ready.eq(~level[-1] if full_is_a_bit else level != self._places),
             free.eq(~holds | self.o.ready),

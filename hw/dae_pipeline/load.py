@@ -124,7 +124,8 @@ class Lane(wiring.Component):
         """An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
         Returns when."""
         f = self.instr.payload.fields
-        cfg, accept = self._cfg, Signal()
+        cfg = self._cfg
+        accept = Signal()
         shift = by_buffer(cfg, self._buffers, f, partial(element_shift, cfg))
         block, cut = rows.block.payload, f.spread if self._spread else Const(0)
         expand = f.expand if self._expands else Const(0)
@@ -156,7 +157,8 @@ class Lane(wiring.Component):
         row, shift_bits = rows.payload, len(places.i.payload.shift)
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.
-        unit_shift, last = Signal(shift_bits), Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
+        unit_shift = Signal(shift_bits)
+        last = Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
         stop = Signal.like(aligner.stop(row.offset, unit_shift))
         m.d.comb += [
             asked.i.valid.eq(rows.valid & places.i.ready & ~self.halt),
@@ -204,7 +206,8 @@ class Load(wiring.Component):
         m = Module()
         parts = [Lane(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
         # From an error on, all stand still.
-        failed, stop = Signal(), Signal()
+        failed = Signal()
+        stop = Signal()
         errors = Cat(lane.error.valid for lane in parts)
         m.d.comb += stop.eq(self.halt | errors.any() | failed)
         with m.If(self.halt):
@@ -240,7 +243,8 @@ class Load(wiring.Component):
         write, the first one's bytes might stay."""
         if not scratchpads(self._cfg)["wgt"].spread:
             return Const(0)
-        spread, is_wgt = Signal(), instr.fields.buffer == Buffer.WGT
+        spread = Signal()
+        is_wgt = instr.fields.buffer == Buffer.WGT
         with m.If(goes & is_wgt):
             m.d.sync += spread.eq(instr.fields.spread)
         return is_wgt & (instr.fields.spread != spread) & ~order.empty

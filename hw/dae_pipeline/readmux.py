@@ -40,7 +40,9 @@ class ReadMux(wiring.Component):
         m.submodules.owners = owners = StreamFifo(1, self._outstanding)
 
         # A chosen burst goes to a register, where it stays until AXI takes it.
-        load_next, pick_load, ask = Signal(), Signal(), Signal()
+        load_next = Signal()
+        pick_load = Signal()
+        ask = Signal()
         may_ask = (~axi.arvalid | axi.arready) & owners.i.ready
         burst = Reg(burst_layout)
         m.d.comb += [

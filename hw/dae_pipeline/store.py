@@ -48,14 +48,21 @@ class Packer(wiring.Component):
         row = self.row.payload
         count = Signal.like(row.units, init=1)  # of its units with the next one
         # Within a row: where its next unit goes, whether that fills its word, and whether it is the last one.
-        inside, place, next_fills, last = Signal(), Signal(word_bits), Signal(), Signal()
+        inside = Signal()
+        place = Signal(word_bits)
+        next_fills = Signal()
+        last = Signal()
         flush = Signal()  # the row has ended within the word that is held
         held = Signal(write_beat_layout(bus))  # the bytes of the word so far; zeros elsewhere
 
         first = Mux(inside, place, row.first)
         stop = Signal(word_bits + 1)
-        bytes_, strobe = Signal(16 * bus), Signal(2 * bus)
-        row_end, fills, crosses, take = Signal(), Signal(), Signal(), Signal()
+        bytes_ = Signal(16 * bus)
+        strobe = Signal(2 * bus)
+        row_end = Signal()
+        fills = Signal()
+        crosses = Signal()
+        take = Signal()
         m.d.comb += [
             stop.eq(first + self.unit_bytes),
             fills.eq(1 if self.unit_bytes == bus else Mux(inside, next_fills, row.fills)),
@@ -112,7 +119,8 @@ class Reader(wiring.Component):
         piece_shift = exact_log2(self._cfg.out_pieces)
 
         # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
-        full, selected = Signal(), Signal(max(1, piece_shift + self._step_shift))
+        full = Signal()
+        selected = Signal(max(1, piece_shift + self._step_shift))
         free = ~full | self.unit.ready
         m.d.comb += [
             self.out.en.eq(walker.step.valid & free),
@@ -159,7 +167,8 @@ class Store(wiring.Component):
         cfg = self._cfg
 
         # From an error on, all stand still; the parts that need not answer to the bus are reset.
-        failed, stop = Signal(), Signal()
+        failed = Signal()
+        stop = Signal()
         rows, reader = Rows(exact_log2(cfg.piece_bytes)), Reader(cfg)
         packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - exact_log2(reader.unit_bytes))
         jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)

@@ -28,7 +28,8 @@ class Semaphore(wiring.Component):
         room = Signal(self._bits, init=(1 << self._bits) - 1)
         tokens = Signal(self._bits)
         # Whether a count is not 0: registers, for an instruction's way through its gate begins here.
-        some_room, some_token = Signal(init=1), Signal()
+        some_room = Signal(init=1)
+        some_token = Signal()
         m.d.comb += [self.has_room.eq(some_room), self.has_token.eq(some_token)]
         for count, some, up, down in (
             (room, some_room, self.take, self.reserve), (tokens, some_token, self.put, self.take),
@@ -73,7 +74,8 @@ class Tokens(wiring.Component):
         for (source, target), semaphore in semaphores.items():
             m.submodules[f"{source.name}_to_{target.name}".lower()] = semaphore
 
-        waiting, passes = Signal(len(Unit)), Signal(len(Unit))
+        waiting = Signal(len(Unit))
+        passes = Signal(len(Unit))
         for unit, queue, instr, done in zip(Unit, self.queues.each, self.passed.each, self.done.each):
             fields = queue.payload.fields
             others = [other for other in Unit if other != unit]
@@ -96,24 +98,29 @@ class Tokens(wiring.Component):
         m.d.comb += self.wait_token.eq(waiting)
 
         # A watchdog has waited long before it asks: there is time for a register after each comparison.
-        last, waiters = Signal(INDEX_BITS), []
+        last = Signal(INDEX_BITS)
+        waiters = []
         for unit, queue in zip(Unit, self.queues.each):
             index = queue.payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
-            waiters.append(self._register(m, waiting[unit], index))
+            waiters.append(self._register(m, f"waiter_{unit.name.lower()}", waiting[unit], index))
+        level = 0
         while len(waiters) > 1:
-            waiters = [self._older(m, *pair) for pair in zip(waiters[::2], waiters[1::2])]
+            pairs = enumerate(zip(waiters[::2], waiters[1::2]))
+            waiters = [self._older(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
+            level += 1
         m.d.sync += self.oldest.eq(Mux(waiters[0].waits, waiters[0].index, last))
         return m
 
-    def _register(self, m: Module, waits: Value, index: Value) -> data.View[data.StructLayout]:
-        waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}))
+    def _register(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
+        waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}), name=name)
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
 
     def _older(
-        self, m: Module, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
+        self, m: Module, name: str, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
     ) -> data.View[data.StructLayout]:
         """The older one of two that may wait, a cycle later."""
-        return self._register(m, a.waits | b.waits, Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index))
+        older = Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index)
+        return self._register(m, name, a.waits | b.waits, older)

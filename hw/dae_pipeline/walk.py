@@ -48,7 +48,9 @@ class Rows(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        busy, begin, ends = Signal(), Signal(), Signal()
+        busy = Signal()
+        begin = Signal()
+        ends = Signal()
         waiting, block, plane_size, merged = self._wait(m, begin)
         y_step, z_step, offset, plane = (
             Reg(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
@@ -56,7 +58,9 @@ class Rows(wiring.Component):
         bytes_ = Reg(self.bytes_bits)
         rows, rows_left, planes_left = (Reg(YZ_BITS, name=name) for name in ("rows", "rows_left", "planes_left"))
         # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
-        last_row, last_plane, single = Reg(), Reg(), Reg()
+        last_row = Reg()
+        last_plane = Reg()
+        single = Reg()
 
         m.d.comb += [
             begin.eq(waiting & (~busy | ends)),
@@ -119,7 +123,9 @@ class Rows(wiring.Component):
         """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
         the block, elements of its planes, and whether its rows are one."""
         block = Signal.like(self.block.payload, reset_less=True)
-        new, waiting, merged = self.block.payload, Signal(), Reg()
+        new = self.block.payload
+        waiting = Signal()
+        merged = Reg()
         touch = (new.x_size << new.shift) == new.y_step
         plane_size = Reg(X_BITS + YZ_BITS)
         # Not as soon as the one that waits begins: much depends on `ready`, and little on a cycle between two blocks.
@@ -160,10 +166,14 @@ class Halves(wiring.Component):
         row, half, shift, low = self.row.payload, self.half.payload, self._shift, self._low
         # Of the next half, unless it is a row's first: where it begins, but for its place in a bus word, and whether it
         # is the last.
-        inside, last = Signal(), Signal()
-        begin, left = Signal(OFFSET_BITS - low), Signal(len(row.bytes) - shift)
-        here, following = Signal.like(begin), Signal.like(begin)
-        count, is_last = Signal.like(left), Signal()
+        inside = Signal()
+        last = Signal()
+        begin = Signal(OFFSET_BITS - low)
+        left = Signal(len(row.bytes) - shift)
+        here = Signal.like(begin)
+        following = Signal.like(begin)
+        count = Signal.like(left)
+        is_last = Signal()
         m.d.comb += [
             here.eq(Mux(inside, begin, row.offset[low:])),
             count.eq(Mux(inside, left, row.bytes[shift:])),
@@ -258,7 +268,8 @@ class Walker(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        job, busy = Reg(self.job_layout), Signal()
+        job = Reg(self.job_layout)
+        busy = Signal()
         x, y, z = (Index(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
         step, step_last, single_step = (Reg(bits, name=name) for name, bits in (
             ("step", self._step_bits), ("step_last", 1), ("single_step", 1),
@@ -282,7 +293,8 @@ class Walker(wiring.Component):
         walked = (step, step_last, element, row, plane)
         following = [Signal(each.shape(), name=f"next_{each.name}") for each in walked]
         next_step, next_step_last, next_element, next_row, next_plane = following
-        next_outside, next_last_step = x.next_outside | y.next_outside, Signal()
+        next_outside = x.next_outside | y.next_outside
+        next_last_step = Signal()
         m.d.comb += [next_.eq(each) for next_, each in zip(following, walked)]
         m.d.comb += next_last_step.eq(next_outside | next_step_last)
         kept: list[object] = []

@@ -140,7 +140,8 @@ class Writer(wiring.Component):
             }), PARTING,
         )  # fmt: skip
         self._take(m, plan, leaving, self._units(m, plan, leaving))
-        write, failed = leaving.o.payload, Signal()
+        write = leaving.o.payload
+        failed = Signal()
         ports_ = self.pads | self._expander(m, write)
         taken = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
         m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
@@ -163,8 +164,9 @@ class Writer(wiring.Component):
         if not self.expands:
             return self.done, self.error
         now: tuple[Any, Any] = (self.done, self.error)
-        for _ in range(EXPAND_STAGES):
-            earlier = Pulse(done_layout).create(), Pulse(error_layout).create()
+        for stage in range(EXPAND_STAGES):
+            done = Pulse(done_layout).create(path=(f"done{stage}",))
+            earlier = done, Pulse(error_layout).create(path=(f"error{stage}",))
             for later, pulse in zip(now, earlier):
                 m.d.sync += [later.valid.eq(pulse.valid), later.payload.eq(pulse.payload)]
             now = earlier
@@ -187,7 +189,10 @@ class Writer(wiring.Component):
     def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo, units: stream.Interface) -> None:
         """A step, with its unit where it is not padding, to those that leave."""
         cfg = self._cfg
-        out, to, moves, error = plan.o.payload, leaving.i.payload, Signal(), Signal(ERROR_BITS)
+        out = plan.o.payload
+        to = leaving.i.payload
+        moves = Signal()
+        error = Signal(ERROR_BITS)
         m.d.comb += [
             moves.eq(plan.o.valid & (out.outside | units.valid) & leaving.i.ready),
             plan.o.ready.eq(moves),

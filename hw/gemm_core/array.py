@@ -64,7 +64,8 @@ class Array(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # Bit i: of stage i. The stages are those of pairs, the tree's, and the last one, of the sums.
-        valid, first = Signal(self.latency - 1), Signal(self.latency - 1)
+        valid = Signal(self.latency - 1)
+        first = Signal(self.latency - 1)
         m.d.sync += [valid.eq((valid << 1) | self.valid), first.eq((first << 1) | self.first)]
 
         if isinstance(platform, Modelled):

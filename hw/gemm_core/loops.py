@@ -80,14 +80,18 @@ class Loops(wiring.Component):
         outer = depth - len(self.reduction)
         new, step = self.instr.payload, self.step.payload
 
-        busy, first = Signal(), Reg()
+        busy = Signal()
+        first = Reg()
         held = Reg(self.fields)
         at_last = Reg(depth)
         # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
         # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
         # themselves, made a step ahead, like all_done.
-        rise, goes_on = Reg(depth), Reg(depth)
-        reduction_done, all_done, renew = Signal(), Reg(), Signal()
+        rise = Reg(depth)
+        goes_on = Reg(depth)
+        reduction_done = Signal()
+        all_done = Reg()
+        renew = Signal()
         m.d.comb += [
             reduction_done.eq(rise[outer - 1] if outer else all_done),
             self.step.valid.eq(busy & ~self.halt),

@@ -53,8 +53,11 @@ class Combine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        a, reduced, v = Reg(signed(32)), Reg(signed(32)), Reg(signed(32))
-        residual, b = Reg(signed(8)), Reg(signed(32))
+        a = Reg(signed(32))
+        reduced = Reg(signed(32))
+        v = Reg(signed(32))
+        residual = Reg(signed(8))
+        b = Reg(signed(32))
         m.d.comb += [self.residual.eq(residual), self.v.eq(v)]
 
         with m.If(self.enable[0]):

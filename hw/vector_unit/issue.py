@@ -96,7 +96,10 @@ class Issue:
         of |= {"tap": TAP_LOOPS} if self._cfg.taps else {}
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
         m.submodules.loops = self.loops = loops = Loops(VECTOR_LOOPS, operands, reduction=("r", "s"))
-        may_start, accept, waits, behind = Signal(), Signal(), Signal(), Const(0)
+        may_start = Signal()
+        accept = Signal()
+        waits = Signal()
+        behind = Const(0)
         to_vin = fields.destination == Destination.VIN
         to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
@@ -182,7 +185,9 @@ class Issue:
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
         # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike.
-        there, alike, coming = Signal(), Reg(), self._constants(~self.current)
+        there = Signal()
+        alike = Reg()
+        coming = self._constants(~self.current)
         m.d.comb += there.eq(offered & self.alone & ~self.rows_under_way[1])
         told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]
         m.d.sync += Cat(told).eq(Cat(there, *(before & there for before in told[:-1])))

@@ -29,7 +29,8 @@ class Bypass(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.ring = ring = Memory(shape=self._shape, depth=self._places, init=[])
-        to, of = ring.write_port(), ring.read_port(domain="comb")
+        to = ring.write_port()
+        of = ring.read_port(domain="comb")
         head, tail, next_tail = (Signal(range(self._places), name=name) for name in ("head", "tail", "next_tail"))
         oldest = Signal.like(of.data, reset_less=True)
         m.d.comb += [to.en.eq(self.push), to.addr.eq(head), to.data.eq(self.i), of.addr.eq(next_tail)]

@@ -48,8 +48,10 @@ class Landing(wiring.Component):
         m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=QUEUED, init=[])
         put, arrived, goes, written = (Signal(range(QUEUED), name=n) for n in ("at_put", "at_arrived", "goes", "at"))
         waiting = Signal(range(QUEUED + 1))
-        to, of = entries.write_port(), entries.read_port(domain="comb")
-        to_place, of_place = places.write_port(), places.read_port(domain="comb")
+        to = entries.write_port()
+        of = entries.read_port(domain="comb")
+        to_place = places.write_port()
+        of_place = places.read_port(domain="comb")
         m.d.comb += [
             to.en.eq(self.put), to.addr.eq(put), to.data.eq(self.data), of.addr.eq(written),
             to_place.en.eq(self.arrive), to_place.addr.eq(arrived), to_place.data[0].eq(self.end),

@@ -96,7 +96,9 @@ class Requantise(wiring.Component):
     def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
         """Stages 1 and 2: the conversion to float32 keeps 24 significant bits; others are rounded off, ties to even.
         Returns these bits, and how many are rounded off."""
-        integer, drop, half = Reg(32), Reg(4), Reg(8)
+        integer = Reg(32)
+        drop = Reg(4)
+        half = Reg(8)
         with m.If(self.enable[1]):
             m.d.sync += [integer.eq(magnitude), multiplier[1].eq(multiplier[0]), drop.eq(0), half.eq(0)]
             for bits in range(1, 9):
@@ -104,7 +106,8 @@ class Requantise(wiring.Component):
                     below = 1 << (bits - 1)
                     m.d.sync += [drop.eq(bits), half.eq(Mux(magnitude[bits], below, below - 1))]
         kept = Signal(25)
-        significand, less = Reg(24), Reg(4)
+        significand = Reg(24)
+        less = Reg(4)
         m.d.comb += kept.eq((integer + half)[:32] >> drop)
         with m.If(self.enable[2]):
             m.d.sync += [
@@ -117,7 +120,9 @@ class Requantise(wiring.Component):
     def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
         """Stages 3 and 4. One DSP block takes all but the lowest bits of the multiplier. What was rounded off lessens
         the shift; where that runs out, the product is at least 2^23 and saturates, or is 0."""
-        by_low, by_high, product = Reg(24 + LOW_BITS), Reg(48 - LOW_BITS), Reg(48)
+        by_low = Reg(24 + LOW_BITS)
+        by_high = Reg(48 - LOW_BITS)
+        product = Reg(48)
         with m.If(self.enable[3]):
             m.d.sync += [
                 by_low.eq(logic_product(significand, multiplier[:LOW_BITS])),
@@ -133,8 +138,11 @@ class Requantise(wiring.Component):
         above these, a register of its own, for it comes last."""
         bits, by_bits, by_bytes = _INT + _FRACTION, shift[:3], shift[3:]
         # Shifted by bytes, with the bits in front that single bits move into it; and whether any lie below, or above.
-        moved, below, above = Signal(bits + 7), Signal(), Signal()
-        quotient, over = Reg(bits + 1), Reg()
+        moved = Signal(bits + 7)
+        below = Signal()
+        above = Signal()
+        quotient = Reg(bits + 1)
+        over = Reg()
         with m.Switch(by_bytes):
             for number in range(8):
                 with m.Case(number):
@@ -158,7 +166,9 @@ class Requantise(wiring.Component):
         leading one: an odd quotient goes up from that much below one half, an even one only beyond that much above it.
         """
         point = _FRACTION + 1
-        slack, rounded, nearest = Signal(signed(_INT + 4)), Signal(_INT + point + 1), Reg(_INT + 1)
+        slack = Signal(signed(_INT + 4))
+        rounded = Signal(_INT + point + 1)
+        nearest = Reg(_INT + 1)
         below = _smear(m, quotient[point - 1 :])
         m.d.comb += [
             slack.eq((below ^ (below >> 1)) << 2),

@@ -44,10 +44,17 @@ class RescaleAdd(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit, so that there is a half behind the point.
-        of_v, of_b = Reg(signed(33)), Reg(signed(33))
-        low_v, low_b, by_low = Reg(_LOW), Reg(_LOW), Signal(_LOW + 1)
-        scaled, total = Reg(signed(LOW_BITS + 34)), Reg(signed(50))
-        near, up, nearest, result = Reg(signed(_NEAR)), Reg(), Signal(signed(10)), Reg(signed(8))
+        of_v = Reg(signed(33))
+        of_b = Reg(signed(33))
+        low_v = Reg(_LOW)
+        low_b = Reg(_LOW)
+        by_low = Signal(_LOW + 1)
+        scaled = Reg(signed(LOW_BITS + 34))
+        total = Reg(signed(50))
+        near = Reg(signed(_NEAR))
+        up = Reg()
+        nearest = Signal(signed(10))
+        result = Reg(signed(8))
         m.d.comb += self.result.eq(result)
 
         # A DSP block takes 25 bits of a scale, and the sum.
@@ -66,7 +73,10 @@ class RescaleAdd(wiring.Component):
 
         # Moved by bytes, it is its lowest bits, of which a result is made, whichever bits are to go; its sign; whether
         # bits between them are not the sign; and whether any below them was 1.
-        moved, negative, wide, lost = Reg(_NEAR + 8), Reg(), Reg(), Reg()
+        moved = Reg(_NEAR + 8)
+        negative = Reg()
+        wide = Reg()
+        lost = Reg()
         sign = total[-1]
         differ = [(total[low : low + 8] ^ sign.replicate(8)).any() for low in range(len(moved), 49, 8)]
         lowest = [total[low : low + 8].any() for low in range(0, 50, 8)]
@@ -78,7 +88,8 @@ class RescaleAdd(wiring.Component):
                 lost.eq((Cat(lowest) & ones(self.bytes)).any()),
             ]
 
-        shifted, below = Signal(_NEAR + 1), ones(self.bits)
+        shifted = Signal(_NEAR + 1)
+        below = ones(self.bits)
         others = moved[_NEAR:] ^ negative.replicate(8)  # what is not the sign, of those that may be in front of `near`
         beyond = wide | (others & Cat(~below, 1)).any()
         m.d.comb += shifted.eq(moved >> self.bits)

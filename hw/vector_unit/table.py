@@ -46,9 +46,13 @@ class Tables(wiring.Component):
 
         # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
         # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
-        left, many, over, held = Signal(rows), Signal(), Signal(), Signal()
+        left = Signal(rows)
+        many = Signal()
+        over = Signal()
+        held = Signal()
         whole = load.mask[0] & load.mask[1] if rows > 1 else Const(0)  # neighbours: LOAD's steps say so at once
-        entry, data = (Signal.like(port, reset_less=True) for port in (load.addr, load.data))
+        entry = Signal.like(load.addr, name="entry", reset_less=True)
+        data = Signal.like(load.data, name="data", reset_less=True)
         row = Signal(row_bits)
         # Of one grain, or of all from one on: the lowest is the one without another below it.
         rest = (left & (left << 1))[:rows]
@@ -72,13 +76,16 @@ class Tables(wiring.Component):
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if tables > 1 else Cat(table_row)
 
-        enable, place, write = Signal(), Signal.like(Cat(address(row, entry))), Reg(grain)
+        enable = Signal()
+        place = Signal.like(Cat(address(row, entry)))
+        write = Reg(grain)
         m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(data.word_select(row, grain))]
         for lane in range(cfg.lanes):
             index = self.index.word_select(lane, 8)
             memory = Memory(shape=grain, depth=tables * rows, init=[])
             m.submodules[f"lane{lane}"] = memory
-            to, of = memory.write_port(), memory.read_port()
+            to = memory.write_port()
+            of = memory.read_port()
             byte = Reg(byte_bits, name=f"byte{lane}")
             m.d.comb += [
                 to.en.eq(enable),

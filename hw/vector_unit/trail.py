@@ -49,7 +49,8 @@ class Trail:
     def count(self, m: Module, next_one: Value, accept: Value, output: Value) -> None:
         """Entries that may be written: those in front of the rows, and of the rows. next_one: loops take another
         instruction, if one is offered: accept. output: the step of an entry is taken."""
-        more, free = Mux(self.over, self.entries, 0), Signal.like(self._free)
+        more = Mux(self.over, self.entries, 0)
+        free = Signal.like(self._free)
         m.d.comb += free.eq(Mux(self.comes, 0, self._free + more))
         m.d.sync += self._free.eq(free)
         with m.If(next_one):

@@ -101,7 +101,8 @@ class Vector(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        finish, rows_finish = Signal(), Signal() if cfg.softmax else Const(0)
+        finish = Signal()
+        rows_finish = Signal() if cfg.softmax else Const(0)
         issue = Issue(cfg, max(self._targets) + 1)
         items = Items(m, cfg, issue.constants, issue.now, issue.current)
         step = issue.steps(m, self, finish, rows_finish)
@@ -343,7 +344,8 @@ class Vector(wiring.Component):
             m.d.comb += [self.vin.en.eq(norm.vin.en), self.vin.addr.eq(norm.vin.addr)]
         acc, offset, reduce, binary = (items[name] for name in ("acc", "offset", "reduce", "binary"))
         row, facts = norm.row, [Reg(norm.row.shape(), name=f"row_{name}") for name in ("offset", "reduce", "binary")]
-        a_offset, b_constant = Reg(row.offset.shape()), Reg(signed(32))
+        a_offset = Reg(row.offset.shape())
+        b_constant = Reg(signed(32))
         with m.If(acc.valid):
             m.d.sync += [facts[0].eq(row), a_offset.eq(Mux(acc.at("norm"), row.offset, acc.at("a_offset")))]
             m.d.sync += facts[0].twice.eq(row.twice & acc.at("norm"))

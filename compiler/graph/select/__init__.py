@@ -17,13 +17,13 @@ from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import NO_WAY, Form, OnCpu, natural_form
 from celosia.compiler.graph.select.matrices import is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
 from celosia.compiler.graph.select.norm import norm
 from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
-from celosia.compiler.graph.select.reasons import is_float, why_on_cpu
+from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
 from celosia.compiler.graph.select.softmax import softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
@@ -95,7 +95,8 @@ def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) 
         try:
             _place(placement, node, refused, opset, in_floats)
         except (OnCpu, WindowError) as reason:
-            placement.selection.cpu[node] = str(reason)
+            change = EXPORT if isinstance(reason, WindowError) else NO_WAY
+            placement.selection.cpu[node] = with_change(str(reason), change)
     place_parts(placement)
     return placement.selection
 
@@ -105,20 +106,21 @@ def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int,
         return
     if (own := custom(node)) is not None:
         if node in refused:
-            raise OnCpu(refused[node])
+            raise OnCpu(with_change(refused[node], TILING))
         own.place(p, node)
         return
     if not is_op(node, *BUILDERS):
-        raise OnCpu("a view on the host" if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
+        view = "a view on the host; it moves no bytes, and nothing needs to change"
+        raise OnCpu(view if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
     if node in refused:
-        raise OnCpu(refused[node])
+        raise OnCpu(with_change(refused[node], TILING))
     x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
         in_any_type = is_op(node, "Concat", "Clip", *CHOOSING_OPS)
         other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
         raise OnCpu(why_on_cpu(node, opset, in_floats) if in_any_type else other)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
-        raise OnCpu("its indices output is used")
+        raise OnCpu(f"its indices output is used; {NO_WAY}")
     if attribute(node, "channels_last", 0):
         raise OnCpu("channels last; export it as NCHW")
     BUILDERS[node.op_type](p, node)

@@ -63,12 +63,17 @@ def take_columns(p: Placement, node: ir.Node) -> None:
     for axis, places in cut_axes(node, sizes):
         sizes[axis] = places
     if not _becomes_columns(y):
-        raise OnCpu("nothing puts the columns that it takes beside others")
+        raise OnCpu("nothing puts the columns that it takes beside others; join them with Concat along the last axis")
     *others, columns = sizes
     if any(len(places) != size for places, size in zip(others, shape_of(x))):
-        raise OnCpu("it takes some of the rows, or of the matrices, that the accelerator holds")
+        raise OnCpu(
+            "it takes some of the rows, or of the matrices, that the accelerator holds; take columns of all of them"
+        )
     if columns.step != 1 or columns.start % group or not columns or len(columns) % group:
-        raise OnCpu(f"it takes columns of matrices that are no whole groups of {group}")
+        raise OnCpu(
+            f"it takes columns of matrices that are no whole groups of {group}; "
+            "begin at a multiple of that, and take a multiple of it"
+        )
     source, form = p.selection.written[p.source(x)], matrices_form(p.cfg, y, "rows")
     whole, layers = p.activation(y, form), list[Layer]()
     for number in range(matrix_counts("rows", shape_of(x))[0]):

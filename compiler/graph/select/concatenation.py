@@ -86,7 +86,8 @@ def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> For
     zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
     if zeros > len(lanes):
         raise OnCpu(
-            f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up"
+            f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up; "
+            "make its channels a multiple of that"
         )
     p.gaps[y] = lanes
     return replace(form, dims=(form.dims[0], int(begins[-1]), *form.dims[2:]))

@@ -53,7 +53,7 @@ def conv(p: Placement, node: ir.Node) -> None:
     weights = symmetric(weights, constant(node.inputs[5]))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
-        raise OnCpu(f"{groups} groups do not divide its channels")
+        raise OnCpu(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     window = window_of(windows_of(node, taps))
     bias = bias_of(node, 8)
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
@@ -124,10 +124,13 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         )
     spread, groups = spread_of(node, array_of(node.inputs[3]).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
-        raise OnCpu(f"{groups} groups do not divide its channels")
+        raise OnCpu(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     phases = [_phases(spread, axis) for axis in (0, 1)]
     if len(phases[0]) * len(phases[1]) > MOST_PHASES:
-        raise OnCpu(f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}")
+        raise OnCpu(
+            f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}; "
+            "give it a smaller stride"
+        )
     kernels = (
         weights.reshape(groups, -1, *weights.shape[1:])
         .swapaxes(1, 2)
@@ -217,7 +220,7 @@ def gemm(p: Placement, node: ir.Node) -> None:
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
         raise OnCpu("transA or alpha; fold them into its matrix")
     if shape_of(value)[-1] != len(matrix):
-        raise OnCpu(f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply")
+        raise OnCpu(f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply; export matrices that do")
     bias = None if matmul else bias_of(node, 6)
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:

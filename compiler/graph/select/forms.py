@@ -12,9 +12,14 @@ from celosia.compiler.layer import Window
 from celosia.compiler.program.host.sizes import taken
 from celosia.compiler.program.model import FormInfo
 
+NO_WAY = "no setting changes that, only another operator in its place"
+"""Of a reason for which there is no way out."""
+HOST_INPUT = "the host has its input; quantise the operator that makes it, so that the accelerator has it"
+OTHER_ROWS = "its rows are not in the last two axes as the accelerator holds them; reshape its input to [rows, columns]"
+
 
 class OnCpu(Exception):
-    """An operator that stays on the CPU; the message is the reason."""
+    """An operator that stays on the CPU; the message is the reason, `;`, and what changes it, or NO_WAY."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,9 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
     """The shape of a tensor with elements. OnCpu if unknown."""
     dims = shape(value)
     if dims is None:
-        raise OnCpu(f"the shape of {value.name!r} is not static")
+        raise OnCpu(f"the shape of {value.name!r} is not static; give the sizes of the inputs with `--shape`")
     if 0 in dims:
-        raise OnCpu(f"{value.name!r} is empty")
+        raise OnCpu(f"{value.name!r} is empty; leave the operator out of the model")
     return dims
 
 
@@ -60,7 +65,7 @@ def natural_form(value: ir.Value, rows: bool = False) -> Form:
         return Form((dims[0], dims[1], 1, dims[2]))
     if len(dims) >= 1 and (rows or len(dims) == 2):
         return Form((math.prod(dims[:-1]), dims[-1], 1, 1))
-    raise OnCpu(f"{value.name!r} has {len(dims)} dimensions")
+    raise OnCpu(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
 
 
 def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
@@ -71,14 +76,14 @@ def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
         if given is None and len(node.inputs) > number and node.inputs[number] is not None:
             array = constant(node.inputs[number])
             if array is None:
-                raise OnCpu(f"its {name} are not constant")
+                raise OnCpu(f"its {name} are not constant; export them as initializers")
             given = array.reshape(-1).tolist()
         lists.append(given)
     starts, ends, axes, steps = lists
     assert starts is not None and ends is not None
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
-        raise OnCpu("its axes or steps are impossible")
+        raise OnCpu("its axes or steps are impossible; export axes that its input has, and steps other than 0")
     return [
         (axis % len(whole), taken(len(whole[axis]), start, end, step))
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import OTHER_ROWS, Form, OnCpu, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -22,7 +22,7 @@ def norm(p: Placement, node: ir.Node) -> None:
     cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
     assert x is not None
     if not cfg.norm:
-        raise OnCpu("a normalisation on the accelerator takes a Config with norm")
+        raise OnCpu("a normalisation on the accelerator takes a Config with norm; give it one, as norm = 1")
     form, count = _form(p, x)
     epsilon, bias, scale = int(scalar_of(node.inputs[3])), array_of(node.inputs[4]), array_of(node.inputs[5])
     requantise = Requantise(bias, *numerics.fold_scale(scale), stored_zero(node.inputs[7]))
@@ -57,7 +57,7 @@ def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
         count = matrix_counts("rows", dims)[0]
         if count <= MOST_PRODUCTS:
             return held, count
-        raise OnCpu(f"it has {count} matrices, more than {MOST_PRODUCTS}")
+        raise OnCpu(f"it has {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples at once")
     if held.fold or held != natural_form(x, rows=True):
-        raise OnCpu("its rows are no pixels of the accelerator")
+        raise OnCpu(OTHER_ROWS)
     return held, 1

@@ -76,7 +76,7 @@ def requantisation(
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
     if not weights.size:
-        raise OnCpu("it has no weights")
+        raise OnCpu("it has no weights; leave it out of the model")
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
         raise OnCpu(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
@@ -108,7 +108,7 @@ def window_of(found: Windows) -> Window:
 def image_axes(rank: int) -> tuple[int, ...]:
     """Which of images, channels, rows and columns the axes of a tensor are in its natural form."""
     if rank not in (2, 3, 4):
-        raise OnCpu(f"a tensor of {rank} dimensions")
+        raise OnCpu(f"a tensor of {rank} dimensions; reshape it to one with two to four")
     return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]
 
 

@@ -40,7 +40,10 @@ def average(p: Placement, node: ir.Node) -> None:
     window = window_of(windows)
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
-        raise OnCpu(f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}")
+        raise OnCpu(
+            f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}; "
+            "pad its input before it, so that fewer windows are cut off"
+        )
     note = "" if pool or _is_exact(node, prod(size)) else f"{IN_FLOATS}; one can differ by one step"
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
@@ -72,7 +75,7 @@ class _Run:
 def _runs(counts: list[int]) -> list[_Run]:
     """Neighbours of equal count."""
     if 0 in counts:
-        raise OnCpu("a window lies in the padding alone")
+        raise OnCpu("a window lies in the padding alone; give it less padding")
     runs: list[_Run] = []
     for o, count in enumerate(counts):
         if runs and runs[-1].count == count:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from celosia.compiler.graph.norms import NORMS, WHY
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
+from celosia.compiler.graph.select.forms import NO_WAY
+from celosia.compiler.graph.select.views import SAME_BYTES
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use
 
+CHOSEN = ("placed on the CPU",)
+"""Reasons that are the user's own choice."""
 FLOAT = "it is float"
 QUANTISE = "`celosia quantize` makes an int8 model"
 PAIR = "QuantizeLinear and DequantizeLinear"
@@ -27,9 +33,16 @@ MISMATCH = (
     "8-bit type, and a bias to int32 in steps of the operands' scales"
 )
 BY_BLOCKS = {
-    "QuantizeBlocks": "each block of each row has a scale of its own, which is known when it runs",
-    "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats",
+    "QuantizeBlocks": "each block of each row has a scale of its own, which is known when it runs; quantise statically",
+    "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats; quantise without blocks",
 }
+WHOLE_IMAGE = "write it as MaxPool with a kernel of all rows and columns, and quantise its input and result alike"
+INSTEAD = {"GlobalMaxPool": WHOLE_IMAGE, "ReduceMax": f"over rows and columns, {WHOLE_IMAGE}"}
+"""What computes the same as an operator that the accelerator has not, and runs there."""
+EXPORT = "export the model with attributes that fit its shapes"
+"""What changes the reason of an operator whose attributes are wrong."""
+TILING = "give the Config deeper scratchpads or other units, or the layer fewer channels or a smaller window"
+"""What changes the reason of a layer that fits no tiling."""
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 
@@ -39,26 +52,31 @@ def is_float(graph: ir.Graph) -> bool:
     return not any("DequantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in graph)
 
 
+def with_change(reason: str, change: str) -> str:
+    """`reason` with what changes it, where it does not say that itself or name whose choice it is."""
+    return reason if "; " in reason or reason in CHOSEN or reason.startswith("weighed:") else f"{reason}; {change}"
+
+
 def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
     """The reason, and what to do where something can be done. in_floats: of a model without quantised tensors."""
     if is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return _why_conversion(node)
     kind = node.outputs[0].dtype
     if kind is not None and kind not in (*FLOATS, *BYTES):
-        return f"it computes {kind.name.lower()}, which is for the CPU"
+        return f"it computes {kind.name.lower()}, and the accelerator bytes; {NO_WAY}"
     if node.op_type in ("Block", "Unblock"):
-        return "it arranges floats for the float operators beside it"
+        return "it arranges floats for the float operators around it; quantise those"
     if node.op_type == "MatMulIntegerToFloat":
         return RESULT
     if node.op_type in BY_BLOCKS:
         return BY_BLOCKS[node.op_type]
     if node.meta.get(WHY):
-        return f"{FLOAT}, and stays so: {node.meta[WHY]}"
+        return with_change(f"{FLOAT}, and stays so: {node.meta[WHY]}", NO_WAY)
     if is_op(node, *NORMS) and not in_floats:
         return 'it is onnxruntime\'s, in floats; rounding="correct" makes it integers, for a Config with norm, too'
-    op = node.op_type.removeprefix("Blocked")
-    if op not in QUANTISABLE or node.domain not in ("", "ai.onnx", "celosia", "com.microsoft"):
-        return f"the accelerator has no {op}; the CPU computes it, unless other operators take its place"
+    if not _has_integers(node):
+        op = node.op_type.removeprefix("Blocked")
+        return f"the accelerator has no {op}; {INSTEAD.get(op, f'the CPU computes it, and {NO_WAY}')}"
     return f"{FLOAT}; {QUANTISE}" if in_floats else _why_float(node, opset)
 
 
@@ -67,8 +85,32 @@ def _why_conversion(node: ir.Node) -> str:
         return "its scale is not constant; quantise statically (`celosia quantize` does)"
     x, y = node.inputs[0], node.outputs[0]
     if y.is_graph_output() or (x is not None and x.is_graph_input()):
-        return "the model's border: the host turns floats into bytes and back"
+        return (
+            "the model's border: the host turns floats into bytes and back; a model of int8 inputs and outputs has none"
+        )
+    for other in _float_neighbours(node):
+        if not _has_integers(other):
+            return f"it stands between bytes and {other.op_type}, which is in floats; {NO_WAY}"
     return "it stands between a float operator and bytes; quantise that operator, too"
+
+
+def _float_neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    """What makes the floats of a QuantizeLinear, or reads those of a DequantizeLinear, but for what arranges them."""
+    waiting, makes = [node], node.op_type == "QuantizeLinear"
+    while waiting:
+        at = waiting.pop()
+        maker = at.inputs[0].producer() if at.inputs[0] is not None else None
+        for other in [maker] if makes else [use.node for use in at.outputs[0].uses()]:
+            if other is not None and (other.op_type in ("Block", "Unblock") or is_op(other, *SAME_BYTES)):
+                waiting.append(other)
+            elif other is not None:
+                yield other
+
+
+def _has_integers(node: ir.Node) -> bool:
+    """Whether there is an integer operator for a float one."""
+    known = node.domain in ("", "ai.onnx", "celosia", "com.microsoft")
+    return known and node.op_type.removeprefix("Blocked") in QUANTISABLE
 
 
 def _why_weights(node: ir.Node, opset: int) -> str:

@@ -81,9 +81,13 @@ class NormEngine(wiring.Component):
 
     def _add_up(self, m: Module, walk: NormWalk, moments: NormMoments) -> None:
         """A part of an entry, two cycles behind its step; but for the first one nothing is read then."""
-        valid, lanes, imm = Signal(), self._cfg.norm, self._taken.imm[: exact_log2(self._cfg.block_out)]
+        valid = Signal(name="part_valid")
+        lanes = self._cfg.norm
+        imm = self._taken.imm[: exact_log2(self._cfg.block_out)]
         inside = Cat(1, ones(~imm))
-        number, ends, marks = Reg(len(walk.number)), Reg(), Reg(2)
+        number = Reg(len(walk.number), name="part_number")
+        ends = Reg()
+        marks = Reg(2)
         m.d.sync += [
             valid.eq(walk.active), number.eq(walk.number), ends.eq(walk.ends), marks.eq(Cat(walk.first, walk.last)),
             moments.valid.eq(valid), Cat(moments.first, moments.last).eq(marks),
@@ -94,7 +98,9 @@ class NormEngine(wiring.Component):
 
     def _count(self, m: Module, variance: NormVariance, factors: NormFactors) -> None:
         """The lanes of a row; and shifted up until the highest bit is 1, a bit a cycle, before they are wanted so."""
-        count, high, spare = Reg(len(variance.count)), Reg(len(factors.count)), Reg(len(factors.spare))
+        count = Reg(len(variance.count))
+        high = Reg(len(factors.count))
+        spare = Reg(len(factors.spare))
         all_lanes = Signal(len(count))
         m.d.comb += [
             all_lanes.eq((self._taken.extent_n << exact_log2(self._cfg.block_out)) - self._taken.imm),
@@ -107,8 +113,10 @@ class NormEngine(wiring.Component):
 
     def _keep(self, m: Module, factors: NormFactors) -> None:
         m.submodules.rows = rows = Memory(shape=row_layout, depth=NORM_ROWS, init=[])
-        put, get = rows.write_port(), rows.read_port(domain="comb")
-        last, at = Reg(len(self.number)), Signal(len(self.number))
+        put = rows.write_port()
+        get = rows.read_port(domain="comb")
+        last = Reg(len(self.number), name="last_number")
+        at = Signal(len(self.number))
         m.d.comb += [
             put.en.eq(factors.done), put.addr.eq(at), put.data.eq(factors.row), get.addr.eq(self.wanted),
             self.row.eq(get.data), self.ends.eq(factors.done & (at == last)),

@@ -53,8 +53,11 @@ class NormFactors(wiring.Component):
         step = Signal(range(end + 2))
         m.d.comb += self.done.eq(step == end + 1)
         m.d.sync += step.eq(Mux(self.take, 1, Mux(self.done, 0, step + (step != 0))))
-        root, of_count, wide = Reg(ROOT_BITS), Reg(COUNT_BITS), Reg(_WIDE_BITS)
-        mean, places = Reg(self.mean.shape()), Reg(PLACES_BITS)
+        root = Reg(ROOT_BITS)
+        of_count = Reg(COUNT_BITS)
+        wide = Reg(_WIDE_BITS)
+        mean = Reg(self.mean.shape())
+        places = Reg(PLACES_BITS)
         multiplies = step <= COUNT_BITS
         with m.If(self.take):
             m.d.sync += [root.eq(self.root), of_count.eq(self.count), wide.eq(0)]
@@ -69,7 +72,9 @@ class NormFactors(wiring.Component):
 
     def _rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
         """rest * root at the place of the lanes' products: lifted, then down by as many places as it is too high."""
-        bits, down, lifted = Reg(REST_BITS), Reg(PLACES_BITS), Reg(signed(_WIDE_BITS + _LIFT))
+        bits = Reg(REST_BITS)
+        down = Reg(PLACES_BITS)
+        lifted = Reg(signed(_WIDE_BITS + _LIFT))
         high = lifted[_LIFT:].as_signed()
         with m.If(self.take):
             over = self.places > MOST_PLACES
@@ -87,8 +92,11 @@ class NormFactors(wiring.Component):
     def _row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
         """The factor to nearest, but for one that would have another bit; and how far values are shifted for it."""
         low = _WIDE_BITS - 2 - FACTOR_BITS  # the highest bit that is rounded off, where the one above all is 0
-        over, cut, nearest = wide[-1], Signal(FACTOR_BITS + 1), Signal(FACTOR_BITS + 2)
-        shift, offset = Signal(4), Signal(signed(VALUE_BITS + 1))
+        over = wide[-1]
+        cut = Signal(FACTOR_BITS + 1)
+        nearest = Signal(FACTOR_BITS + 2)
+        shift = Signal(4)
+        offset = Signal(signed(VALUE_BITS + 1))
         m.d.comb += [
             cut.eq(Mux(over, wide[low + 1 :], wide[low:-1])),
             nearest.eq(cut + 1),

@@ -32,8 +32,12 @@ class InverseRoot(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         step = Signal(range(ROOT_BITS + 2))
-        word, thrice = Reg(WORD_BITS), Reg(WORD_BITS + 2)
-        left, part, rest, fits = Reg(_LEFT_BITS), Reg(_LEFT_BITS), Signal(signed(_LEFT_BITS + 1)), Signal()
+        word = Reg(WORD_BITS)
+        thrice = Reg(WORD_BITS + 2)
+        left = Reg(_LEFT_BITS)
+        part = Reg(_LEFT_BITS)
+        rest = Signal(signed(_LEFT_BITS + 1))
+        fits = Signal()
         m.d.comb += [rest.eq(left - part), fits.eq(~rest[-1]), self.done.eq(step == ROOT_BITS + 1)]
         with m.If(self.take):
             m.d.sync += [step.eq(1), left.eq(1 << 32), part.eq(self.word), word.eq(self.word)]

@@ -59,8 +59,10 @@ class NormVariance(wiring.Component):
     def _products(self, m: Module, step: Signal) -> Signal:
         """The variance without epsilon, from the highest bits of both factors on."""
         total = Reg(signed(_VARIANCE_BITS - EPSILON_SHIFT))
-        magnitude, squares = Reg(SUM_BITS), Reg(SQUARES_BITS)
-        of_sum, of_count = Reg(SUM_BITS), Reg(SUM_BITS)
+        magnitude = Reg(SUM_BITS)
+        squares = Reg(SQUARES_BITS)
+        of_sum = Reg(SUM_BITS)
+        of_count = Reg(SUM_BITS)
         with m.If(self.take):
             size = Mux(self.sum[-1], -self.sum, self.sum)
             m.d.sync += [
@@ -76,7 +78,9 @@ class NormVariance(wiring.Component):
 
     def _divide(self, m: Module, step: Signal) -> None:
         """(2 sum + count) / (2 count), rounded down, with 2^8 added so that it is not negative."""
-        rest, divisor, quotient = Reg(SUM_BITS + 3), Reg(COUNT_BITS + VALUE_BITS), Reg(VALUE_BITS)
+        rest = Reg(SUM_BITS + 3)
+        divisor = Reg(COUNT_BITS + VALUE_BITS)
+        quotient = Reg(VALUE_BITS)
         less = Signal(signed(len(rest) + 1))
         m.d.comb += [
             less.eq(rest - divisor), self.mean.eq(Cat(quotient[:-1], ~quotient[-1])),

@@ -50,7 +50,9 @@ class NormWalk(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         fields, number = self.fields, self.number
-        taken, begins, over = Reg(fields.shape()), Signal(), Signal()
+        taken = Reg(fields.shape())
+        begins = Signal()
+        over = Signal()
         whole: Value = number.all() if self._parts > 1 else Const(1)
         first = Reg()  # the entry is
         m.d.comb += [
@@ -61,7 +63,8 @@ class NormWalk(wiring.Component):
             with m.If(self.active):
                 m.d.sync += number.eq(number + 1)
         self._rows(m, taken, over, begins)
-        line, entries = Reg(len(self.addr)), Reg(len(fields.extent_n))
+        line = Reg(len(self.addr))
+        entries = Reg(len(fields.extent_n))
         next_line = (line + taken.a_x)[: len(line)]
         with m.If(self.start):
             m.d.sync += [taken.eq(fields), line.eq(fields.a_base), self.addr.eq(fields.a_base)]
@@ -78,8 +81,11 @@ class NormWalk(wiring.Component):
 
     def _rows(self, m: Module, taken: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
         """When the next one begins: behind the one that is over, or when it is its time."""
-        left, cycles = Reg(len(self.fields.extent_x)), Reg(range(NORM_STEPS))
-        waits, more, time = Signal(), Signal(), Signal()
+        left = Reg(len(self.fields.extent_x))
+        cycles = Reg(range(NORM_STEPS))
+        waits = Signal()
+        more = Signal()
+        time = Signal()
         m.d.comb += [
             more.eq(left != 0), time.eq(cycles == NORM_STEPS - 1), begins.eq(((over & more) | waits) & time),
         ]  # fmt: skip

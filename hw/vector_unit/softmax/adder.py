@@ -57,8 +57,15 @@ class PairAdder(wiring.Component):
         """The mantissa with the larger exponent, the other one, by how much the exponents differ, whether that is more
         than 31, and the larger exponent."""
         total, addend = self.total, self.addend
-        down, up, by, less = Signal(EXPONENT + 1), Signal(EXPONENT), Signal(EXPONENT), Signal()
-        large, small, shift, far, e = Reg(MANTISSA), Reg(MANTISSA), Reg(5), Reg(), Reg(EXPONENT)
+        down = Signal(EXPONENT + 1)
+        up = Signal(EXPONENT)
+        by = Signal(EXPONENT)
+        less = Signal()
+        large = Reg(MANTISSA)
+        small = Reg(MANTISSA)
+        shift = Reg(5)
+        far = Reg()
+        e = Reg(EXPONENT)
         m.d.comb += [
             down.eq(total.e - addend.e), up.eq(addend.e - total.e), by.eq(Mux(down[-1], up, down)),
             less.eq(self.first | (down[-1] & ~self.nothing)),
@@ -77,14 +84,12 @@ class PairAdder(wiring.Component):
     ) -> tuple[Signal, ...]:
         """The small one down by the lower bits of what its exponent asks for, with one bit behind those of the large
         one; and whether others are lost of it in the end."""
-        same, shifted, by_16, nowhere, lost, same_e = (
-            Reg(MANTISSA),
-            Reg(MANTISSA + 1),
-            Reg(),
-            Reg(),
-            Reg(),
-            Reg(EXPONENT),
-        )
+        same = Reg(MANTISSA)
+        shifted = Reg(MANTISSA + 1)
+        by_16 = Reg()
+        nowhere = Reg()
+        lost = Reg()
+        same_e = Reg(EXPONENT)
         below = ones(shift)[1 : MANTISSA + 1] | far.replicate(MANTISSA)
         m.d.sync += [
             same.eq(large),
@@ -100,15 +105,20 @@ class PairAdder(wiring.Component):
         self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
     ) -> tuple[Signal, ...]:
         """Their sum, with the bit behind: what is left of the shift takes no more logic in front of a carry chain."""
-        total, still_lost, same_e = Reg(MANTISSA + 2), Reg(), Reg(EXPONENT)
+        total = Reg(MANTISSA + 2)
+        still_lost = Reg()
+        same_e = Reg(EXPONENT, name="sum_e")
         small = Mux(far, 0, Mux(by_16, shifted >> 16, shifted))
         m.d.sync += [total.eq(Cat(0, large) + small), still_lost.eq(lost), same_e.eq(e)]
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
         """Down by one bit where the sum has one more, and to the nearest."""
-        carry, kept, rounded = total[-1], Signal(MANTISSA), Signal(MANTISSA + 1)
-        mantissa, exponent = Reg(MANTISSA), Reg(EXPONENT)
+        carry = total[-1]
+        kept = Signal(MANTISSA)
+        rounded = Signal(MANTISSA + 1)
+        mantissa = Reg(MANTISSA)
+        exponent = Reg(EXPONENT)
         half, below = Mux(carry, total[1], total[0]), lost | (carry & total[0])
         m.d.comb += [
             kept.eq(Mux(carry, total[2:], total[1:])),

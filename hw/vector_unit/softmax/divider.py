@@ -58,7 +58,9 @@ class PairDivider(wiring.Component):
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:
         """By how much the share's exponent is ahead, -1 to 8 where the quotient is told from it. nothing: it is 0."""
-        ahead, word, by = Signal(signed(EXPONENT + 1)), Reg(MANTISSA), Reg(4)
+        ahead = Signal(signed(EXPONENT + 1))
+        word = Reg(MANTISSA)
+        by = Reg(4)
         nothing, large = Reg(name="nothing"), Reg(name="large")
         m.d.comb += ahead.eq(self.share.e - self.e)
         with m.If(self.take):
@@ -73,7 +75,9 @@ class PairDivider(wiring.Component):
     def _align(self, m: Module, word: Signal, by: Signal) -> tuple[Value, Value]:
         """The dividend, twice the quotient times the divisor, of -1 to 8 bits and one more; its upper bits are the
         first remainder."""
-        some, by_fours, dividend = Reg(MANTISSA + 3), Reg(2), Reg(MANTISSA + QUOTIENT_BITS)
+        some = Reg(MANTISSA + 3)
+        by_fours = Reg(2)
+        dividend = Reg(MANTISSA + QUOTIENT_BITS)
         m.d.sync += [some.eq(word << by[:2]), by_fours.eq(by[2:])]
         with m.Switch(by_fours):
             for number, shift in ((3, -3), (0, 1), (1, 5), (2, 9)):
@@ -98,7 +102,8 @@ class PairDivider(wiring.Component):
     def _slack(self, m: Module, whole: Value) -> Signal:
         """Half a unit in the quotient's last place, as the last remainder is counted: as many of the divisor's upper
         bits as the quotient has in front of its point."""
-        divisor, slack = self.divisors[QUOTIENT_BITS - 1], Reg(_WHOLE)
+        divisor = self.divisors[QUOTIENT_BITS - 1]
+        slack = Reg(_WHOLE)
         parts = []
         for bits in range(1, _WHOLE + 1):
             leading = whole[bits - 1] & ~whole[bits:].any()
@@ -115,8 +120,12 @@ class PairDivider(wiring.Component):
         """Whether float32 have no better way to tell the quotient from an integer and a half: a remainder of one sign
         or the other is at most `slack`. Whether the fraction is a half or more, and the quotient without it, inverted.
         """
-        up, total, positive = Signal(_REST), Signal(_WHOLE + 2), ~rest[-1]
-        tie, half, whole = Reg(), Reg(), Reg(_WHOLE)
+        up = Signal(_REST)
+        total = Signal(_WHOLE + 2)
+        positive = ~rest[-1]
+        tie = Reg()
+        half = Reg()
+        whole = Reg(_WHOLE)
         m.d.comb += [
             up.eq(rest ^ positive.replicate(_REST)),
             total.eq(Cat(1, slack) + Cat(positive, up[:_WHOLE])),
@@ -130,7 +139,9 @@ class PairDivider(wiring.Component):
 
     def _result(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
         """To the nearest integer, + zero_point, and clipped."""
-        moved, result, total = Reg(signed(_WHOLE + 2)), Reg(signed(8)), Signal(_WHOLE + 3)
+        moved = Reg(signed(_WHOLE + 2))
+        result = Reg(signed(8))
+        total = Signal(_WHOLE + 3)
         # What `whole` lacks to 2^9, with the zero point.
         negative, no_more = self.zero_point[-1], ~Mux(tie, ~whole[0], half)
         upper = Cat(self.zero_point, negative, ~negative, 0)

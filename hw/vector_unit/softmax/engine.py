@@ -129,7 +129,9 @@ class SoftmaxEngine(wiring.Component):
     def _take(self, m: Module) -> None:
         """Instructions: `taken` is the last one, `took` the cycle behind that in which it came."""
         self._taken, self._took = taken, took = Reg(self.fields.shape(), name="taken"), Signal(name="took")
-        free, alike, second = Signal(), Reg(), Signal()
+        free = Signal()
+        alike = Reg()
+        second = Signal()
         m.d.comb += [free.eq(~second & self._find.through & ~self.finish), self.room.eq(self.busy & free & alike)]
         m.d.sync += [
             took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in ROWS_ALIKE).all()),
@@ -152,7 +154,10 @@ class SoftmaxEngine(wiring.Component):
         """
         m.submodules.find, m.submodules.fill, m.submodules.divide = walks = self._find, self._fill, self._divide
         find, fill, divide = walks
-        beat, ahead, found, begin = Signal(exact_log2(self._parts)), Signal(), Signal(), Signal()
+        beat = Signal(exact_log2(self._parts))
+        ahead = Signal()
+        found = Signal()
+        begin = Signal()
         finds = find.on & find.ends
         for walk in walks:
             m.d.comb += [walk.fields.eq(self._taken), walk.took.eq(self._took)]
@@ -207,7 +212,9 @@ class SoftmaxEngine(wiring.Component):
 
     def _keep(self, m: Module, beat: Signal) -> None:
         """Each part of an entry to the lane of its row, while the buffer's other half is added up."""
-        fill, buffer, of_lane = self._fill, Signal(), exact_log2(self._cfg.softmax)
+        fill = self._fill
+        buffer = Signal()
+        of_lane = exact_log2(self._cfg.softmax)
         m.d.sync += buffer.eq(buffer ^ (fill.on & fill.bottom))
         keeps = self._later(m, fill.active, "keeps", PART_STAGES)
         places = self._later(m, Cat(fill.row, beat, buffer), "place", PART_STAGES, fresh=False)
@@ -239,7 +246,8 @@ class SoftmaxEngine(wiring.Component):
     def _steps(self, m: Module, beat: Signal) -> tuple[list[Any], list[Any]]:
         """What is known of a part that is divided in each stage, and whether there is one."""
         divide, stages = self._divide, SHARE_STAGES + DIVIDE_STAGES
-        step, each = Signal(step_layout(self._cfg)), self._parts // self._span
+        step = Signal(step_layout(self._cfg))
+        each = self._parts // self._span
         m.d.comb += [
             step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
             step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(each)] == (DIVIDE_TURN - 1) % each),
@@ -250,7 +258,9 @@ class SoftmaxEngine(wiring.Component):
     def _look_up(self, m: Module, largest: RowLargest, beat: Signal, marks: list[Any], divides: list[Any]) -> None:
         """Elements to the dividers, each row's with its largest byte, and its sum as their divisor."""
         m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(largest.number), init=[])
-        put, of_row, less = memory.write_port(), memory.read_port(domain="comb"), Reg(8)
+        put = memory.write_port()
+        of_row = memory.read_port(domain="comb")
+        less = Reg(8)
         entry = self._entry(m, self._divide.active & (beat == DIVIDE_TURN), "divide")
         part = self._part(m, entry, marks[PART_STAGES - 1].part)
         m.d.comb += [
@@ -258,7 +268,9 @@ class SoftmaxEngine(wiring.Component):
             of_row.addr.eq(marks[PART_STAGES - 1].row),
         ]  # fmt: skip
         m.d.sync += less.eq(of_row.data)
-        row, of_lane, leaves = marks[SHARE_STAGES - 1].row, exact_log2(self._cfg.softmax), Signal()
+        row = marks[SHARE_STAGES - 1].row
+        of_lane = exact_log2(self._cfg.softmax)
+        leaves = Signal()
         before = marks[SHARE_STAGES - 2]
         m.d.sync += leaves.eq(divides[SHARE_STAGES - 2] & before.first & (before.part == 0))
         self._divisor = Reg(pair_layout)
@@ -274,7 +286,8 @@ class SoftmaxEngine(wiring.Component):
         """Each row's divisor goes through the stages beside its shares."""
         count = self._cfg.softmax
         divisors = self._later(m, self._divisor.m, "divisor", TO_DIVISION + QUOTIENT_BITS - 1, fresh=False)
-        step, beyond = marks[SHARE_STAGES - 1], Reg(count)
+        step = marks[SHARE_STAGES - 1]
+        beyond = Reg(count)
         m.d.sync += beyond.eq(Mux(step.last, ~inside.word_select(step.part, count), 0))
         for number, lane in enumerate(self._lanes):
             m.d.comb += [
@@ -286,7 +299,12 @@ class SoftmaxEngine(wiring.Component):
     def _write(self, m: Module, marks: list[Any], divides: list[Any]) -> None:
         """Results, as soon as an entry is complete."""
         step, comes, f = marks[-1], divides[-1], self._taken
-        line, turns, end, due, waits, begins = Reg(len(f.dst_x)), Reg(), Reg(), Signal(), Signal(), Signal()
+        line = Reg(len(f.dst_x))
+        turns = Reg()
+        end = Reg()
+        due = Signal()
+        waits = Signal()
+        begins = Signal()
         turn = step.last & step.part[exact_log2(self._parts // self._span) :].all()
         with m.If(comes):
             m.d.sync += self.data.eq(Cat(self.data, *(lane.result for lane in self._lanes))[-len(self.data) :])

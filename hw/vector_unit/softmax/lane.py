@@ -62,7 +62,8 @@ class SoftmaxLane(wiring.Component):
         m = Module()
         m.submodules.adder, m.submodules.divider = adder, divider = PairAdder(), PairDivider()
         m.submodules.totals = totals = Memory(shape=pair_layout, depth=SUMS, init=[])
-        put, total = totals.write_port(), totals.read_port(domain="comb")
+        put = totals.write_port()
+        total = totals.read_port(domain="comb")
         power = self._look_up(m, "powers", 0, self._distance(m))
         share = self._look_up(m, "shares", 1, self.element + self.less)
         m.d.comb += [
@@ -82,9 +83,12 @@ class SoftmaxLane(wiring.Component):
         # The largest bytes, with every bit inverted: what is to be added.
         largest = Memory(shape=8, depth=SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
-        keep, kept = parts.write_port(), parts.read_port(domain="comb")
-        put, of_row = largest.write_port(), largest.read_port(domain="comb")
-        element, less = Reg(8), Reg(8)
+        keep = parts.write_port()
+        kept = parts.read_port(domain="comb")
+        put = largest.write_port()
+        of_row = largest.read_port(domain="comb")
+        element = Reg(8)
+        less = Reg(8)
         lane, row = self.number[: len(self.byte)], self.number[len(self.byte) :]
         m.d.comb += [
             keep.en.eq(self.keep), keep.addr.eq(self.kept_at), keep.data.eq(self.part), kept.addr.eq(self.look_at),
@@ -97,7 +101,9 @@ class SoftmaxLane(wiring.Component):
     def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:
         """What one half of the table has for an element at this distance, two cycles later."""
         m.submodules[name] = table = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth // 2, init=[])
-        to, of, found = table.write_port(), table.read_port(), Reg(pair_layout, name=f"{name}_found")
+        to = table.write_port()
+        of = table.read_port()
+        found = Reg(pair_layout, name=f"{name}_found")
         addr = self.load.addr
         m.d.comb += [
             to.en.eq(self.load.en & self.load.mask & (addr[-1] == half)), to.addr.eq(addr[:-1]),

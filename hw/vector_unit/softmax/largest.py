@@ -45,7 +45,8 @@ class RowLargest(wiring.Component):
             now_valid = Signal(name=f"valid{level}")
             m.d.sync += now_valid.eq(valid)
             with m.If(valid):
-                values = [self._larger(m, level, *pair) for pair in zip(values[::2], values[1::2], inside[1::2])]
+                pairs = enumerate(zip(values[::2], values[1::2], inside[1::2]))
+                values = [self._larger(m, f"level{level}_{number}", *pair) for number, pair in pairs]
                 m.d.sync += kept.eq(Cat(*inside[::2], facts))
             inside, facts, valid = list(kept[: len(inside) // 2]), kept[len(inside) // 2 :], now_valid
         first, last, row = facts[0], facts[1], facts[2:]
@@ -57,8 +58,8 @@ class RowLargest(wiring.Component):
         m.d.sync += self.found.eq(valid & last)
         return m
 
-    def _larger(self, m: Module, level: int, low: Value, high: Value, counts: Value) -> Signal:
+    def _larger(self, m: Module, name: str, low: Value, high: Value, counts: Value) -> Signal:
         """Of two lanes; the upper one only where it counts."""
-        larger = Reg(signed(8), name=f"level{level}")
+        larger = Reg(signed(8), name=name)
         m.d.sync += larger.eq(Mux(counts & (high > low), high, low))
         return larger

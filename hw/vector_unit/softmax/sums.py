@@ -40,7 +40,10 @@ class SoftmaxSums(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        key, over, buffer, turn = Signal(len(self.last_key)), Signal(), Signal(), Signal()
+        key = Signal(len(self.last_key))
+        over = Signal()
+        buffer = Signal()
+        turn = Signal()
         inside, others = key[: self._entry_bits], self.last_key[self._entry_bits :]
         m.d.comb += [
             turn.eq(self.look & self.slot.all()), self.first.eq(key == 0), self.nothing.eq(over),

@@ -69,7 +69,10 @@ class TileWalk(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        over, due, waits, comes = Signal(), Signal(), Signal(), self.comes
+        over = Signal()
+        due = Signal()
+        waits = Signal()
+        comes = self.comes
         m.d.comb += [
             self.ends.eq(self.last & self.bottom), over.eq(self.on & self.ends),
             comes.eq((self.took | waits) & (~due | (over & ~self.more))), self.through.eq(~(self.took | waits | due)),
@@ -90,7 +93,8 @@ class TileWalk(wiring.Component):
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
         """Whether this is a row's first entry, and whether its last: registers, found a step ahead."""
-        entries, left = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span), Reg(EXTENT_BITS)
+        entries = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span)
+        left = Reg(EXTENT_BITS)
         with m.If(comes | (on & self.last)):
             m.d.sync += [left.eq(entries), self.first.eq(1), self.last.eq(entries == 1)]
         with m.Elif(on):
@@ -98,7 +102,8 @@ class TileWalk(wiring.Component):
 
     def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
         """Whether a row is the tile's last one, and whether other tiles follow."""
-        last, others = self.fields.extent_x - 1, Reg(EXTENT_BITS)
+        last = self.fields.extent_x - 1
+        others = Reg(EXTENT_BITS)
         end, tiles = others[: self._in_tile], others[self._in_tile :]
         row, tile = self.row[: self._in_tile], self.row[self._in_tile :]
         m.d.comb += self.bottom.eq(row.all() | (~self.more & (row == end) & self._by_row))
@@ -117,7 +122,9 @@ class TileWalk(wiring.Component):
 
     def _addresses_by_row(self, m: Module, comes: Value) -> None:
         """A tile begins where the next row does."""
-        line, target, f = Reg(len(self.addr)), Signal(len(self.addr) + 1), self.fields
+        line = Reg(len(self.addr))
+        target = Signal(len(self.addr) + 1)
+        f = self.fields
         follows = ~self.ends | self.more
         # Of two neighbours the second one may lie there alone, if it is the row's.
         within = self.addr.all() & ~(self.last & f.extent_n[0]) if self._span > 1 else Const(0)

@@ -1,0 +1,165 @@
+"""Blocks with branches, whose layers move behind convolutions: the order is one in which each reads what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from oracle import opened
+from thorough import some
+
+import celosia
+from celosia.compiler.launch import order
+from celosia.compiler.launch.order import beside_products
+from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Window, inputs
+from celosia.compiler.tensorize.plan import Planner
+from celosia.hw.config import PRESETS, Config
+
+from .branching import Blocks, random_blocks
+from .layers import requantise, residual
+
+CONFIGS = ["pynq", "wide", "ultra96", "tiny"]
+
+
+def assert_exact(model: onnx.ModelProto, config: str, seed: int = 0) -> None:
+    """The functional simulator gives onnxruntime's bytes; `compile` has verified what each instruction reads."""
+    session, rng = opened(model, int8=True), np.random.default_rng(seed)
+    given = {}
+    for entry in session.get_inputs():
+        dtype = np.int8 if entry.type == "tensor(int8)" else np.uint8
+        bounds = np.iinfo(dtype)
+        given[entry.name] = rng.integers(bounds.min, bounds.max + 1, entry.shape).astype(dtype)
+    outputs = celosia.Runtime(celosia.compile(model, config, check=False)).run(given).outputs
+    for want, (name, got) in zip(session.run(None, given), outputs.items(), strict=True):
+        np.testing.assert_array_equal(got, want, f"{name} of blocks {seed} on {config}")
+
+
+def joined_in_the_middle() -> onnx.ModelProto:
+    """A C2f block in which the addition and the concatenation could each move in front of what the other one waits for:
+    its first part is an input of the network, and the others are halves of a convolution of 40 channels."""
+    net = Blocks(0, shared=True, unsigned=False)
+    net.inputs[:] = [replace(net.inputs[0], channels=16, rows=8, columns=8)]
+    part = net.slice(net.conv(net.inputs[0], 40, 1), 20, 40)
+    y = net.add(part, net.conv(net.conv(part, 20, 3), 20, 3))
+    other = net.other_input(part, 20)
+    return net.ending(net.conv(net.conv(net.concat(other, part, y), 48, 1), 19, 1))
+
+
+@pytest.mark.parametrize("config", some(CONFIGS, ["pynq"]))
+def test_layers_that_depend_on_each_others_places(config: str) -> None:
+    assert_exact(joined_in_the_middle(), config)
+
+
+CASES = [(config, seed) for seed in range(100) for config in CONFIGS]
+
+
+@pytest.mark.parametrize(("config", "seed"), some(CASES, [(config, seed) for seed, config in enumerate(CONFIGS)]))
+def test_random_blocks(config: str, seed: int) -> None:
+    model, kinds = random_blocks(seed)
+    assert kinds
+    assert_exact(model, config, seed)
+
+
+class Layers:
+    """Random layers of one launch, of images of 8 x 8; layers of their own write parts of what others read whole."""
+
+    def __init__(self, cfg: Config, seed: int) -> None:
+        self.cfg, self.rng = cfg, np.random.default_rng(seed)
+        self.layers: list[Layer] = []
+        self.acts = [self._new(2 * cfg.group)]
+
+    def grow(self, count: int) -> list[Layer]:
+        """At least so many layers, in an order in which they can run."""
+        while len(self.layers) < count:
+            x, kind = self._any(), int(self.rng.integers(5))
+            if kind == 0:
+                self.acts.append(self._pool(x))
+            elif kind < 3:
+                self.acts.append(self._conv(x, self._new(self.cfg.group * int(self.rng.integers(1, 4)))))
+            elif kind == 3:
+                self.acts.append(self._add(x, self._any(x.channels), self._new(x.channels)))
+            else:
+                self._parts()
+        return self.layers
+
+    def _parts(self) -> None:
+        """Layers that write a group of channels each, perhaps of what others have written before them."""
+        group, count = self.cfg.group, int(self.rng.integers(2, 4))
+        whole = self._new(count * group)
+        for number in range(count):
+            y = whole.region((1, group, 8, 8), number, whole.pixels)
+            x = self._any()
+            if self.rng.integers(2) and x.channels == group:
+                self._add(x, self._any(group), y)
+            else:
+                self._conv(x, y)
+            if self.rng.integers(2):
+                self.acts.append(y)
+        self.acts.append(whole)
+
+    def _new(self, channels: int) -> Activation:
+        return Activation.alone(self.cfg, f"t{len(self.layers)}", 1, channels, 8, 8)
+
+    def _any(self, channels: int = 0) -> Activation:
+        """A late one rather than an early one."""
+        acts = [act for act in self.acts if channels in (0, act.channels)]
+        return acts[-min(int(self.rng.geometric(0.4)), len(acts))]
+
+    def _put(self, layer: Layer) -> Activation:
+        self.layers.append(layer)
+        return layer.y
+
+    def _conv(self, x: Activation, y: Activation) -> Activation:
+        kernel = (1, 3)[int(self.rng.integers(2))]
+        weights = np.ones((y.channels, x.channels, kernel, kernel), np.int8)
+        window = Window((kernel, kernel), pads=(kernel // 2,) * 4)
+        scale = requantise(self.rng, y.channels, 1000)
+        return self._put(Conv(str(len(self.layers)), x, y, weights, scale, window))
+
+    def _add(self, a: Activation, b: Activation, y: Activation) -> Activation:
+        return self._put(Map(str(len(self.layers)), a, y, Epilogue(residual=residual(self.rng, b))))
+
+    def _pool(self, x: Activation) -> Activation:
+        window = Window((3, 3), pads=(1, 1, 1, 1))
+        return self._put(Pool(str(len(self.layers)), x, self._new(x.channels), window))
+
+
+def too_early(cfg: Config, layers: list[Layer], numbers: list[int]) -> list[tuple[int, int]]:
+    """Layers that stand in front of one that writes what they read, and that one."""
+    place = {number: at for at, number in enumerate(numbers)}
+    reads = [(reader, act) for reader, layer in enumerate(layers) for act in inputs(layer)]
+    return [
+        (reader, maker) for reader, act in reads for maker in range(reader)
+        if layers[maker].y.overlaps(cfg, act) and place[maker] > place[reader]
+    ]  # fmt: skip
+
+
+def each_host_alone(cfg: Config, planner: Planner, layers: list[Layer]) -> list[int]:
+    """The order in which no host knows what the others decide: the planted fault."""
+    links = list(order._links(cfg, planner, layers))
+    behind = {
+        host: order._best(cfg, planner, layers, host, own)
+        for host, own in order._hosts(cfg, planner, layers, links).items()
+    }
+    moved = {number for own in behind.values() for number in own}
+    rest = [number for number in range(len(layers)) if number not in moved]
+    return [number for first in rest for number in (first, *behind.get(first, ()))]
+
+
+@pytest.mark.parametrize("seeds", some([range(30), range(30, 600)], [range(30)]))
+def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the hosts decide: the cycles by which they do are drawn."""
+    moved, alone = 0, 0
+    for seed in seeds:
+        cfg = PRESETS[CONFIGS[seed % len(CONFIGS)]]
+        cycles = np.random.default_rng(seed)
+        monkeypatch.setattr(order, "once", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
+        layers, planner = Layers(cfg, seed).grow(24), Planner(cfg)
+        numbers, names = beside_products(cfg, planner, layers)
+        assert sorted(numbers) == list(range(len(layers)))
+        assert not too_early(cfg, layers, numbers), f"seed {seed}"
+        moved += len(names)
+        alone += bool(too_early(cfg, layers, each_host_alone(cfg, planner, layers)))
+    assert moved > len(seeds) and alone
