@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,8 @@ from typer.core import TyperGroup
 
 from celosia.hw.plain import lines, printable
 
-OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, UNCHECKED = range(9)
+INTERRUPTED = 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
 EXIT_CODES = """\b
 Exit codes:
@@ -30,6 +32,7 @@ Exit codes:
   5  a fault of celosia itself
   6  the accelerator does not fit the device
   7  a tensor or output differs from onnxruntime's
+  8  the check of the compiled model failed itself: nothing is known of the Program
   130  interrupted
   143  ended by SIGTERM
 """
@@ -88,7 +91,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
 
 def explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
-    from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 
     for code, classes in _sentences().items():
         if isinstance(error, classes):
@@ -102,6 +105,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return RUN_FAILED, "there is not enough memory for this model"
     if isinstance(error, SelfCheckError):
         return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
+    if isinstance(error, CheckFailed):
+        return UNCHECKED, f"{error}; go on without it with --no-check (check=False in Python), and report the model"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
 
@@ -109,6 +114,11 @@ def explained(error: Exception) -> tuple[int, str]:
 def say(text: str, error: bool = False) -> None:
     """A line, or several, on standard output or standard error, that no terminal obeys."""
     typer.echo(lines(text), err=error)
+
+
+def _say_warning(message: Warning | str, *where: object) -> None:
+    """As `warnings.showwarning`, as one sentence."""
+    say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
 class Commands(TyperGroup):
@@ -132,7 +142,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
         try:
-            function(*args, **options)
+            with warnings.catch_warnings():
+                warnings.showwarning = _say_warning
+                function(*args, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
