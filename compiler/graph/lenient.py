@@ -85,11 +85,17 @@ def _clear_comments(proto: ModelProto) -> None:
 
 
 def _name_domains(proto: ModelProto) -> None:
-    """Without "ai.onnx", the other name of ONNX's own domain "". What onnxruntime has there of its own is its own."""
+    """Without "ai.onnx", the other name of ONNX's own domain "", and with one version of each domain. What onnxruntime
+    has there of its own is its own."""
     for entry in (*nodes(proto.graph), *proto.opset_import):
         if entry.domain == "ai.onnx":
             entry.domain = ""
-    opset = next((entry.version for entry in proto.opset_import if entry.domain == ""), 0)
+    opsets = {entry.domain: entry for entry in proto.opset_import}
+    if len(opsets) < len(proto.opset_import):  # the last one of a domain counts
+        kept = list(opsets.values())
+        del proto.opset_import[:]
+        proto.opset_import.extend(kept)
+    opset = opsets[""].version if "" in opsets else 0
     for node in nodes(proto.graph):
         if node.domain == "" and opset in OF_ONNXRUNTIME.get(node.op_type, ()):
             node.domain = "com.microsoft"

@@ -190,6 +190,8 @@ CASES: dict[str, Callable[[], ModelProto]] = {
     "no import of com.microsoft, which a subgraph uses": lambda: graph(INNER_GELU, t=np.array(True)),
     "no import of ONNX": no_import_of_onnx,
     "nodes of ai.onnx": nodes_of_ai_onnx,
+    "two versions of ONNX": lambda: importing(graph(CHAIN), "", 13),
+    "two versions of ONNX under both names": lambda: importing(graph(CHAIN), "ai.onnx", 13),
     "ir version 0": ir_version(0),
     "ir version 1": ir_version(1),
     "constants that are no inputs in ir version 3": ir_version(3),

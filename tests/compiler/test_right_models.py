@@ -217,18 +217,22 @@ def test_a_fault_is_found_although_the_check_of_another_tensor_fails(monkeypatch
             raise IndexError("no such place")
         return compute(self, tensor, *given, **named)
 
-    nodes = [node("Add", ["x", "one"], ["bad"]), node("Exp", ["bad"], ["e"]), node("Neg", ["e"], ["y"])]
-    proto = model(nodes, (4, 4), {"one": np.float32(1)})
+    nodes = [
+        node("Add", ["x", "one"], ["a"]), node("Exp", ["a"], ["e"]), node("Neg", ["e"], ["bad"]),
+        node("Mul", ["x", "two"], ["m"]), node("Exp", ["m"], ["f"]), node("Neg", ["f"], ["y"]),
+    ]  # fmt: skip
+    proto = model(nodes, (4, 4), {"one": np.float32(1), "two": np.float32(2)})
+    proto.graph.output.insert(0, helper.make_tensor_value_info("bad", TensorProto.FLOAT, [4, 4]))
     monkeypatch.setattr(Original, "compute", broken)
     with pytest.raises(CheckFailed, match="IndexError: no such place"):
-        celosia.compile(proto, "tiny", keep="all")
+        celosia.compile(proto, "tiny")
     difference = rewriting.Comparison.difference
     monkeypatch.setattr(
         rewriting.Comparison, "difference",
         lambda self, name: "all of it" if name == "y" else difference(self, name),
     )  # fmt: skip
     with pytest.raises(RewriteError, match="all of it"):
-        celosia.compile(proto, "tiny", keep="all")
+        celosia.compile(proto, "tiny")
 
 
 # Types of zero points -------------------------------------------------------------------------------------------------
