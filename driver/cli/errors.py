@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -116,8 +116,11 @@ def say(text: str, error: bool = False) -> None:
     typer.echo(lines(text), err=error)
 
 
-def _say_warning(message: Warning | str, *where: object) -> None:
-    """As `warnings.showwarning`, as one sentence."""
+def _say_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """As `warnings.showwarning`, in one sentence."""
     say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
