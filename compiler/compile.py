@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pipeline, Watch
 from celosia.compiler.graph.pipeline import for_hardware, passes_of
 from celosia.compiler.graph.select.placement import CACHE
+from celosia.compiler.graph.shapes import Disagreement
 from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image, LayerErrors
@@ -34,7 +36,7 @@ from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.placing import Placed
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.selfcheck.check import self_check
+from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
@@ -86,7 +88,8 @@ def compile(source: Source, options: Options) -> Program:
     Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
     for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
     processor is missing, BudgetError for a time that is none, MissingLibrary where onnxruntime is missing,
-    OracleError for a model that it does not run, and SelfCheckError where the check finds a fault of Celosia.
+    OracleError for a model that it does not run, SelfCheckError where the check finds a fault of Celosia, and
+    CheckFailed, which holds the Program, where the check itself ends in an error.
     """
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
     given, derivation = source, ""
@@ -97,7 +100,7 @@ def compile(source: Source, options: Options) -> Program:
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
-            program = _compile(source, options, known)
+            program, failure = _compile(source, options, known)
         if choices and (told := str(choices)):
             options.say(told)
             program.schedules = "; ".join(filter(None, (program.schedules, told)))
@@ -109,6 +112,9 @@ def compile(source: Source, options: Options) -> Program:
         require_numpy(program)
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
+    if failure is not None:
+        failure.program = program
+        raise failure
     return program
 
 
@@ -245,8 +251,8 @@ def _of_shapes(shapes: Shapes | None) -> Iterator[None]:
 @dataclass(frozen=True)
 class Front:
     """A model as PASSES leave it. given: the user's decisions. originals: the graph as imported, where it is to be
-    compared with. macs: of the model's own operators. passes: what they did. weighed: sentences on what was placed by
-    cost."""
+    compared with. macs: of the model's own operators. passes: what they did. declared: as of `specialise`. weighed:
+    sentences on what was placed by cost."""
 
     cfg: Config
     given: Given | None
@@ -256,17 +262,28 @@ class Front:
     originals: list[Original]
     macs: int
     passes: list[PassInfo]
+    declared: bool = True
     weighed: list[str] = field(default_factory=list)
 
 
 def _front(source: Source, options: Options, known: Records | None) -> Front:
+    """The front end. Shapes that the model declares and its operators do not make are left out, with a warning."""
+    try:
+        return _front_of(source, options, known, True)
+    except Disagreement as error:
+        front = _front_of(source, options, known, False)
+        warnings.warn(f"the model declares wrong shapes, which are left out: {error}", stacklevel=2)
+        return front
+
+
+def _front_of(source: Source, options: Options, known: Records | None, declared: bool) -> Front:
     cfg = Config.load(options.config)
     given = None if options.decisions is None else Given.load(options.decisions, cfg)
     planner = Planner(cfg, given)
     if known is not None and given is None:
         planner.timed |= chains(cfg, shipped(cfg))
     options.say("reading the model")
-    found = specialise(source, options.shapes, cfg.batch)
+    found = specialise(source, options.shapes, cfg.batch, declared)
     quantise_weights(found.graph)
     require_memory(found.graph)
     options.say("graph passes")
@@ -282,7 +299,7 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
         found.graph, kept.watched(watch)
     )
     require_memory(found.graph)
-    return Front(cfg, given, planner, found, kept, originals, sum(macs), passes)
+    return Front(cfg, given, planner, found, kept, originals, sum(macs), passes, declared)
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
@@ -312,7 +329,8 @@ def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Plann
     return lowered
 
 
-def _compile(source: Source, options: Options, known: Records | None) -> Program:
+def _compile(source: Source, options: Options, known: Records | None) -> tuple[Program, CheckFailed | None]:
+    """The Program, and why its check says nothing about it, None where it passed or was not asked for."""
     started, say = time.perf_counter(), options.say
     front = _front(source, options, known)
     cfg, model = front.cfg, front.model.graph
@@ -336,10 +354,14 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
         program = Assembler(model, cfg, lowered.selection, lowered.steps, image).run()
     except HostError as error:
         raise ModelError(str(error)) from None
+    failure: CheckFailed | None = None
     if options.check:
         say("checking")
-        imported = lambda: specialise(source, options.shapes, cfg.batch).graph  # noqa: E731
-        _check(program, model, lowered, front.originals[0], imported, passes_of(options.left_out, options.rounding))
+        imported = lambda: specialise(source, options.shapes, cfg.batch, front.declared).graph  # noqa: E731
+        try:
+            _check(program, model, lowered, front.originals[0], imported, passes_of(options.left_out, options.rounding))
+        except CheckFailed as error:
+            failure = error
     outputs = front.kept.outputs
     program.outputs, program.kept = program.outputs[:outputs], program.outputs[outputs:]
     program.batched = front.model.batched
@@ -347,7 +369,7 @@ def _compile(source: Source, options: Options, known: Records | None) -> Program
     program.passes, program.rounding = front.passes, options.rounding
     program.schedules = "; ".join(filter(None, (schedules, *front.weighed)))
     program.compile_seconds = time.perf_counter() - started
-    return program
+    return program, failure
 
 
 def _name(source: Source) -> str:
@@ -358,16 +380,24 @@ def _check(
     program: Program, model: ir.Model, lowered: Lowered, original: Original, again: Callable[[], ir.Model],
     passes: Pipeline,
 ) -> None:  # fmt: skip
-    """Compare `program` with the graph that `passes` made, and that with the model. SelfCheckError. again: imports."""
+    """Compare `program` with the graph that `passes` made, and that with the model. again: imports it anew.
+
+    SelfCheckError where they differ, CheckFailed for any other error.
+    """
     selection = lowered.selection
     plans = [step for step in lowered.steps if isinstance(step, LaunchPlan)]
-    checked = self_check(program, plans, selection, lowered.image.addresses)
     try:
+        checked = self_check(program, plans, selection, lowered.image.addresses)
         units = units_of(program, model.graph, selection, checked.computed)
         check_rewriting(original, units, program.constants, checked.held)
     except RewriteError:  # and which pass was it?
-        passes.run(again(), lambda name, model: check_pass(original, name, model))
+        with suppress(CheckFailed):
+            passes.run(again(), lambda name, model: check_pass(original, name, model))
         raise
+    except (SelfCheckError, CheckFailed, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckFailed(error) from error
 
 
 def _after(stage: str, take: Callable[[ir.Model], None], watch: Watch | None) -> Watch:

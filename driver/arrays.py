@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ LARGEST_INDEX = 2
 
 
 def read_inputs(
-    given: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS
-) -> dict[str, Array]:
+    given: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
+    labels: Mapping[tuple[str, int], str] = {},
+) -> dict[str, Array]:  # fmt: skip
     """The arrays of `--input` options, each of the type and shape that `inputs` say. InputError.
 
     An option is NAME=FILE, or FILE where there is one input only or FILE is an .npz of arrays by input name. FILE is a
     .npy, an .npz (of the array NAME, or of a single one), or an image. random: make up the inputs that are not given.
+    Their open sizes are those of equal `labels`, by input and axis, in the arrays that are given; an open first axis is
+    1 else.
     """
     _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
@@ -44,12 +48,27 @@ def read_inputs(
                 raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors; give it from Python")
             arrays[tensor.name] = fitted(tensor, arrays[tensor.name], shape_text(tensor))
         elif random:
-            arrays[tensor.name] = random_array(tensor, len(arrays))
+            arrays[tensor.name] = random_array(_closed(tensor, arrays, labels), len(arrays))
         else:
             raise InputError(
                 f"input {tensor.name!r} is missing; it is {shape_text(tensor)}; give it with --input, or --random"
             )
     return arrays
+
+
+def _closed(tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]) -> TensorInfo:
+    """`tensor` with numbers for the open sizes that labels or a batch of 1 tell."""
+    if tensor.kind != "tensor":
+        return tensor
+    known = {
+        label: arrays[name].shape[axis] for (name, axis), label in labels.items()
+        if name in arrays and axis < arrays[name].ndim
+    }  # fmt: skip
+    sizes = (
+        size if size >= 0 else known.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
+        for axis, size in enumerate(tensor.shape)
+    )
+    return replace(tensor, shape=tuple(sizes))
 
 
 def _require_memory(inputs: Sequence[TensorInfo]) -> None:
@@ -149,7 +168,9 @@ def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
     array([[0.6369617 , 0.26978672]], dtype=float32)
     """
     if tensor.kind != "tensor" or min(tensor.shape, default=0) < 0 or tensor.dtype == "object":
-        raise InputError(f"input {tensor.name!r}, {shape_text(tensor)}, cannot be made up; give it with --input")
+        sizes = ",".join("N" if size < 0 else str(size) for size in tensor.shape)
+        way = f"--shape {tensor.name}={sizes} with a number for each N, or with --input" if "N" in sizes else "--input"
+        raise InputError(f"input {tensor.name!r}, {shape_text(tensor)}, cannot be made up; give it with {way}")
     rng, kind = np.random.default_rng(seed), numpy_dtype(tensor.dtype)
     if kind.kind in "iu":
         limits = np.iinfo(kind)

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.graph.norms import NORMS
@@ -21,7 +22,7 @@ from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver import oracle
 from celosia.driver.matching import Flow, feed_of, match
 from celosia.driver.runtime import Runtime
-from celosia.driver.specialise import OpenModel
+from celosia.driver.specialise import OpenModel, with_given
 from celosia.driver.tools import require_tools
 from celosia.hw.config import Config
 
@@ -41,7 +42,8 @@ class TensorComparison(dict[str, Any]):
 def compare(
     model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
     config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
-    rounding: str = ROUNDINGS[0], progress: Callable[[str], None] | None = None, **options: Any,
+    rounding: str = ROUNDINGS[0], progress: Callable[[str], None] | None = None, shapes: Shapes | None = None,
+    **options: Any,
 ) -> TensorComparison:  # fmt: skip
     """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
 
@@ -52,7 +54,7 @@ def compare(
     (0, None)
 
     inputs: one array for each input, by its name; their sizes are what the model is compiled for, where it leaves some
-    open.
+    open. shapes: sizes to compile for, of inputs whose sizes a Program may leave open.
     float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
     `matching.match`).
     The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as
@@ -76,8 +78,9 @@ def compare(
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
-    opened = OpenModel(Path(model))
-    shapes = opened.shapes(inputs) if opened.open else None
+    opened, given = OpenModel(Path(model)), shapes or {}
+    sizes = opened.shapes(inputs) if opened.open else given
+    shapes = {name: with_given(shape, given.get(name)) for name, shape in sizes.items()}
     program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()

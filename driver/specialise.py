@@ -66,7 +66,7 @@ class OpenModel:
         }
 
 
-def _with_given(shape: Sequence[int | None], given: Sequence[int | None] | None) -> tuple[int | None, ...]:
+def with_given(shape: Sequence[int | None], given: Sequence[int | None] | None) -> tuple[int | None, ...]:
     """`shape` with the sizes `given` where it leaves them open."""
     if given is None or len(given) != len(shape):
         return tuple(shape)
@@ -111,7 +111,7 @@ class Specialised(Generic[R]):
             return self._runtimes[key]
 
     def _made(self, shapes: Shapes) -> R:
-        shapes = {name: _with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
+        shapes = {name: with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:

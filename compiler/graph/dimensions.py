@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.lenient import size_name
 
 Shapes = Mapping[str, Sequence[int | None]]
 """By input; None or -1 for a size that stays open."""
@@ -34,7 +35,8 @@ def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension] |
 
 def _name(value: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
     """What an open size is called; "" where it is given."""
-    return "" if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]"
+    name = size_name(dim)
+    return "" if name is None else name or f"{value.name}[{axis}]"
 
 
 def open_axes(proto: onnx.ModelProto) -> dict[tuple[str, int], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from math import prod
 from pathlib import Path
 from zipfile import is_zipfile
@@ -231,6 +231,19 @@ def _forget_matrices(graph: onnx.GraphProto) -> None:
                 tensor.ClearField(name)
 
 
+OF_DATA = frozenset(("Compress", "If", "NonMaxSuppression", "NonZero", "Unique"))
+"""Operators whose sizes depend on data: what a model declares of them is what they were for one input."""
+
+
+def _varying(graph: onnx.GraphProto, known: Container[str]) -> set[str]:
+    """Tensors whose sizes depend on data, but for those whose shape is `known`."""
+    varying: set[str] = set()
+    for node in graph.node:
+        if node.op_type in OF_DATA or varying.intersection(node.input):
+            varying.update(name for name in node.output if name not in known)
+    return varying
+
+
 def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
     """The values of `drawn`, which is `proto` with stand-ins, in the types that onnx infers."""
     declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
@@ -239,7 +252,8 @@ def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto
     found: dict[str, onnx.ValueInfoProto] = {}
     for known in ({}, declared):
         del drawn.graph.value_info[:], drawn.graph.output[:]
-        chosen = known | found | given
+        varying = _varying(proto.graph, found)
+        chosen = {name: value for name, value in known.items() if name not in varying} | found | given
         drawn.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *given})
         drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
         shaped = inferred(drawn).graph

@@ -34,7 +34,9 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
     if which != "tensor_type" or tensor.elem_type not in ONNX_TYPES:
         raise ModelError(f"input {value.name!r} has no element type; export the model with types")
     if kind == "tensor" and not tensor.HasField("shape"):
-        raise ModelError(f"input {value.name!r} has no shape; export the model with fixed shapes")
+        raise ModelError(
+            f"input {value.name!r} has no shape; give it one with --shape (shapes= in Python), or export it with one"
+        )
     dims = (dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return TensorInfo(value.name, ONNX_TYPES[tensor.elem_type], tuple(max(size, -1) for size in dims), kind)
 

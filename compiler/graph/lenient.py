@@ -43,6 +43,9 @@ def conform(proto: ModelProto) -> ModelProto:
     _drop_known_functions(result)
     _keep_last_constants(result.graph)
     _drop_constant_inputs(result.graph)
+    _drop_idle_declarations(result.graph)
+    for value in _declarations(result.graph):
+        _open_sizes(value)
     _end_backward_slices(result.graph)
     _keep_sizes(result.graph)
     _sort(result.graph)
@@ -82,11 +85,17 @@ def _clear_comments(proto: ModelProto) -> None:
 
 
 def _name_domains(proto: ModelProto) -> None:
-    """Without "ai.onnx", the other name of ONNX's own domain "". What onnxruntime has there of its own is its own."""
+    """Without "ai.onnx", the other name of ONNX's own domain "", and with one version of each domain. What onnxruntime
+    has there of its own is its own."""
     for entry in (*nodes(proto.graph), *proto.opset_import):
         if entry.domain == "ai.onnx":
             entry.domain = ""
-    opset = next((entry.version for entry in proto.opset_import if entry.domain == ""), 0)
+    opsets = {entry.domain: entry for entry in proto.opset_import}
+    if len(opsets) < len(proto.opset_import):  # the last one of a domain counts
+        kept = list(opsets.values())
+        del proto.opset_import[:]
+        proto.opset_import.extend(kept)
+    opset = opsets[""].version if "" in opsets else 0
     for node in nodes(proto.graph):
         if node.domain == "" and opset in OF_ONNXRUNTIME.get(node.op_type, ()):
             node.domain = "com.microsoft"
@@ -145,6 +154,56 @@ def _drop_constant_inputs(graph: GraphProto) -> None:
     if len(kept) < len(graph.input):
         del graph.input[:]
         graph.input.extend(kept)
+
+
+def _drop_idle_declarations(graph: GraphProto) -> None:
+    """What value_info says of constants, inputs and outputs goes, and what it says of a tensor again."""
+    declared = {each.name for each in (*graph.initializer, *graph.input, *graph.output)}
+    first: dict[str, onnx.ValueInfoProto] = {}
+    for value in graph.value_info:
+        if value.name and value.name not in declared:
+            first.setdefault(value.name, value)
+    if len(first) < len(graph.value_info):
+        kept = list(first.values())
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+
+
+def _declarations(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """What `graph`, and the graphs inside it, declare of tensors."""
+    yield from (*graph.input, *graph.output, *graph.value_info)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _declarations(inner)
+
+
+PLACEHOLDERS = ("?", "*", "-1", "None", "Any", "unknown")
+"""What exporters write for a size that has no name: two of them are not equal."""
+
+
+def size_name(dim: onnx.TensorShapeProto.Dimension) -> str | None:
+    """What a model calls an open size, "" where it has no name; None for a number. Less than 0 means an open size."""
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return None
+    return "" if dim.dim_param in PLACEHOLDERS else dim.dim_param
+
+
+def _open_sizes(value: onnx.ValueInfoProto) -> None:
+    for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+        if size_name(dim) == "":
+            dim.Clear()
+
+
+def undeclared(proto: ModelProto) -> ModelProto:
+    """A copy of `proto` that declares the shapes of its inputs alone: all others are those that operators make."""
+    result = ModelProto()
+    result.CopyFrom(proto)
+    given = {value.name for value in result.graph.input}
+    del result.graph.value_info[:]
+    for value in _declarations(result.graph):
+        if value.name not in given and value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return result
 
 
 def _end_backward_slices(graph: GraphProto) -> None:

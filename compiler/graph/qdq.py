@@ -76,6 +76,8 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
     scale = constant(node.inputs[1])
     if scale is None or scale.dtype != np.float32:
         return None
+    if node.op_type == "DequantizeLinear" and attribute(node, "output_dtype", 0) not in (0, ir.DataType.FLOAT):
+        return None  # integer operators stand for float32 ones
     zero_value = node.inputs[2] if len(node.inputs) > 2 else None
     if zero_value is None:
         kind = value.dtype

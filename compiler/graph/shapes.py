@@ -25,6 +25,11 @@ from celosia.compiler.program.host.hostops.types import block_complaint
 from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.host.windows import WindowError
 
+
+class Disagreement(ModelError):
+    """Shapes that a model declares and its operators do not make."""
+
+
 UNKNOWN = (None, ir.DataType.UNDEFINED)
 FEW = 64
 """Elements of constants that say what a shape is, at most."""
@@ -35,16 +40,16 @@ Made = list[tuple[tuple[int, ...], ir.DataType]] | None
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Set what is still open of every operator's outputs. ModelError where the rest is not what operators make."""
+    """Set what is still open of every operator's outputs. Disagreement where the rest is not what operators make."""
     for node in model.graph:
         infer(node, model.graph.opset_imports.get("", 21))
     require_agreement(model)
 
 
 def require_agreement(model: ir.Model) -> None:
-    """ModelError where the shapes of a model as it was imported are not what its operators make."""
+    """Disagreement where the shapes of a model as it was imported are not what its operators make."""
     for what in contradictions(model.graph):
-        raise ModelError(f"{what}; infer its shapes again, or export it anew")
+        raise Disagreement(f"{what}; infer its shapes again, or export it anew")
 
 
 def infer(node: ir.Node, opset: int) -> None:

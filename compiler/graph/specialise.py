@@ -23,8 +23,9 @@ from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_
 from celosia.compiler.graph.external import Origin
 from celosia.compiler.graph.fold import DEQUANTISED, fold
 from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
+from celosia.compiler.graph.lenient import undeclared
 from celosia.compiler.graph.samples import mixes
-from celosia.compiler.graph.shapes import infer_shapes
+from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape
 
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
@@ -40,12 +41,17 @@ class SpecialisedModel:
     batched: tuple[str, ...] = ()
 
 
-def specialise(source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1) -> SpecialisedModel:
-    """The model for inputs of these shapes. images: how many samples are computed at once where nothing says.
+def specialise(
+    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True
+) -> SpecialisedModel:
+    """The model for inputs of these shapes. images: how many samples are computed at once where nothing says. declared:
+    whether the shapes that the model declares of other tensors count where they cannot be inferred.
 
-    ModelError where the shapes contradict the model, and where a size is open that must be a number.
+    ModelError where the shapes contradict the model, and where a size is open that must be a number; Disagreement where
+    those that the model declares are wrong.
     """
     proto, origin = sound(source)
+    proto = proto if declared else undeclared(proto)
     shapes = shapes or {}
     sizes, samples, why = sizes_of(proto, shapes), sample_size(proto), ""
     batched: tuple[str, ...] = ()
@@ -124,6 +130,13 @@ class _Open:
 
 def _open(source: str | Path | onnx.ModelProto, shapes: Shapes) -> _Open:
     proto, origin = sound(source)
+    try:
+        return _open_sizes(proto, origin, shapes)
+    except Disagreement:
+        return _open_sizes(undeclared(proto), origin, shapes)
+
+
+def _open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes) -> _Open:
     axes = open_axes(proto)
     some = {each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()}  # there may be 0 of them
     sizes, samples, why = sizes_of(proto, some), sample_size(proto), ""

@@ -17,11 +17,11 @@ from celosia.compiler.numerics.float32 import (
     byte_type,
     convert_saturating,
     f32,
-    fma,
     limits,
 )
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import divide_even
+from celosia.compiler.program.host.float32 import fma
 
 
 def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:

@@ -1,11 +1,11 @@
-"""Arithmetic of onnxruntime's kernels in float32: fused sums, and saturation to bytes."""
+"""Types of arrays, and saturation to bytes as onnxruntime's kernels do it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
 Int8 = NDArray[np.int8]
@@ -28,22 +28,6 @@ def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
 def limits(kind: np.dtype[Any]) -> tuple[int, int]:
     """The least and the largest value of an integer type."""
     return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-
-
-@np.errstate(all="ignore")
-def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
-    """float32 a * b + c with one rounding."""
-    product = np.multiply(a, b, dtype=np.float64)  # exact: 48 bits
-    c64 = np.asarray(c, np.float64)
-    total = np.asarray(product + c64)
-    head = total - product
-    error = np.asarray((product - (total - head)) + (c64 - head))  # total + error is the sum (Knuth)
-    inexact = error != 0
-    if np.any(inexact):  # round to odd, so that the next rounding sees what is lost
-        away = inexact & (np.signbit(error) != np.signbit(total))
-        total = np.where(away, np.nextafter(total, 0.0), total)
-        total = (total.reshape(-1).view(np.int64) | inexact.reshape(-1)).view(np.float64).reshape(total.shape)
-    return np.asarray(total, f32)
 
 
 def convert_saturating(x: Float32, dtype: np.dtype[Any]) -> Array:

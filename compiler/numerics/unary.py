@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, f32, fma, limits
+from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, f32, limits
 from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+from celosia.compiler.program.host.float32 import logistic
 
 
 def unary_table(
@@ -35,37 +36,6 @@ def unary_table(
     with np.errstate(all="ignore"):
         y = UNARY[op](x, **attributes) if isinstance(op, str) else op(x)
     return (quantize_linear(y, sy, zy, kind).astype(np.int64) - (lo + 128)).astype(np.int8)
-
-
-def _polynomial(x: Float32, *coefficients: float) -> Float32:
-    """Horner's rule with fused multiply-adds, highest power first."""
-    result = np.full_like(x, coefficients[0])
-    for c in coefficients[1:]:
-        result = fma(result, x, f32(c))
-    return result
-
-
-def _sigmoid(x: Float32) -> Float32:
-    """The rational approximation of Eigen, which onnxruntime uses: 1/2 + x P(x^2) / Q(x^2) on -18..18."""
-    x = np.clip(x, f32(-18), f32(18))
-    p = _polynomial(
-        x * x,
-        4.37031012579801e-11,
-        1.15627324459942e-07,
-        6.08574864600143e-05,
-        8.51377133304701e-03,
-        2.48287947061529e-01,
-    )
-    q = _polynomial(
-        x * x,
-        6.10247389755681e-13,
-        5.76102136993427e-09,
-        6.29106785017040e-06,
-        1.70198817374094e-03,
-        1.16817656904453e-01,
-        9.93151921023180e-01,
-    )
-    return np.asarray(np.maximum(p * x / q + f32(0.5), f32(0)))
 
 
 def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
@@ -94,7 +64,7 @@ UNARY: dict[str, Callable[..., Array]] = {
     "Relu": lambda x: np.maximum(x, f32(0)),
     "LeakyRelu": lambda x, alpha=0.01: np.where(x >= 0, x, f32(alpha) * x),
     "Clip": _clip,
-    "Sigmoid": _sigmoid,
+    "Sigmoid": logistic,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda x: x * _hard_sigmoid(x, 1 / 6),
     "ThresholdedRelu": lambda x, alpha=1.0: np.where(x > f32(alpha), x, f32(0)),

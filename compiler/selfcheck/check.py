@@ -38,6 +38,15 @@ class SelfCheckError(RuntimeError):
         self.layer = layer
 
 
+class CheckFailed(RuntimeError):
+    """An error inside the check itself, which says nothing about the Program. `program`: the Program, not checked."""
+
+    def __init__(self, cause: Exception) -> None:
+        lines = f"{type(cause).__name__}: {cause}".splitlines()
+        super().__init__(f"the check of the compiled model failed itself ({lines[0]}), so the Program is not checked")
+        self.program: Program | None = None
+
+
 @dataclass(frozen=True)
 class Checked:
     """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor.

@@ -110,20 +110,6 @@ def _dims(node: ir.Node) -> tuple[int, ...]:
     return dims
 
 
-def _padded(x: Codes, window: Windows, fill: int) -> Codes:
-    """x [images, rows, columns, channels] with `fill` around it, and from where windows begin as far as they reach."""
-    images, *size, channels = x.shape
-    first = [-before for before in window.before]
-    ends = [window.taps(axis, count - 1)[-1] + 1 for axis, count in enumerate(window.out)]
-    if first == [0, 0] and ends[0] <= size[0] and ends[1] <= size[1]:
-        return np.ascontiguousarray(x)
-    y = np.full((images, *(end - start for start, end in zip(first, ends)), channels), fill, np.uint8)
-    seen = x[:, max(0, first[0]) : ends[0], max(0, first[1]) : ends[1]]
-    top, left = (max(0, -start) for start in first)
-    y[:, top : top + seen.shape[1], left : left + seen.shape[2]] = seen
-    return y
-
-
 def _views(x: Codes, window: Windows) -> Codes:
     """[images, rows, columns, kernel rows, kernel columns, channels] of a padded image, a view."""
     n, h, w, c = x.strides
@@ -192,7 +178,7 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
     window = windows_of(node, taps)
     groups, (channels, inner) = attribute(node, "group", 1), weights.shape[:2]
     linear = _linear(node, np.moveaxis(weights, 1, -1), 8, 6)  # the channels innermost, as in the image
-    padded = _padded(image, window, linear.zero_x)
+    padded = np.ascontiguousarray(window.framed(image, linear.zero_x, 1))
     y = np.empty((dims[0], *window.out, channels), np.uint8)
     for first, last in _group_ranges(groups, max(channels // groups, inner)):
         outputs = slice(first * channels // groups, last * channels // groups)
@@ -295,7 +281,7 @@ def _block_sums(node: ir.Node, x: Codes) -> Codes:
 
 def _max_pool(node: ir.Node, x: Codes) -> Codes:
     window, image = windows_of(node), _image(x)
-    view = _views(_padded(image, window, 0), window).transpose(3, 4, 0, 1, 2, 5)
+    view = _views(np.ascontiguousarray(window.framed(image, 0, 1)), window).transpose(3, 4, 0, 1, 2, 5)
     count, taps = prod(view.shape[2:]), prod(window.kernel)
     columns = np.zeros((taps, -(-count // kernels.LANES) * kernels.LANES), np.uint8)
     columns[:, :count].reshape(view.shape)[...] = view
@@ -308,7 +294,7 @@ def _average(node: ir.Node, x: Codes) -> Codes:
     image = _image(x)
     pool = node.op_type == "QLinearAveragePool"
     window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
-    view = _views(_padded(image, window, _zero(node, 2)), window).transpose(1, 2, 0, 5, 3, 4)
+    view = _views(np.ascontiguousarray(window.framed(image, _zero(node, 2), 1)), window).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     area, counts = prod(window.kernel), np.multiply.outer(window.counts(0), window.counts(1))
     y = np.empty(view.shape[:4], np.uint8)

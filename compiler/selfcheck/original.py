@@ -29,6 +29,7 @@ from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.numerics.average import average_error
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
+from celosia.compiler.program.host.hostops.types import quantised_type
 from celosia.compiler.program.host.op import HostError, HostOp
 
 Array = NDArray[Any]
@@ -100,7 +101,7 @@ class Original:
         self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
     ) -> Bounds:  # fmt: skip
         """`tensor` from those in `known`, to which what is computed on the way is added. slack: more of MARGIN. shake:
-        moves each float result by a unit in its last place, up or down. Raises Unknown."""
+        moves each float result by what its operator may have rounded, up or down. Raises Unknown."""
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
             each = waiting[-1]
@@ -110,12 +111,22 @@ class Original:
             if not missing and each not in known:
                 self._run(each, known, slack)
                 if shake is not None:
-                    known[each] = tuple(shaken(side, shake) for side in known[each])
+                    known[each] = self._shaken(each, known, shake)
             if missing:
                 waiting += missing
             else:
                 waiting.pop()
         return known[tensor]
+
+    def _shaken(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
+        """`tensor` on both sides, moved by what its operator may have rounded."""
+        node = self.makers[tensor]
+        inside = INSIDE.get(node.op_type)
+        low, high = (
+            shaken(side, rng, None if inside is None else inside(known[self._operands(tensor)[0]][number]))
+            for number, side in enumerate(known[tensor])
+        )
+        return low, high
 
     def is_vague(self, known: Mapping[int, Bounds]) -> bool:
         """Whether a quantised tensor may be so much that what follows from it is known no more, as behind many steps of
@@ -180,12 +191,26 @@ class Original:
                 known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
 
 
-def shaken(array: Any, rng: np.random.Generator) -> Any:
-    """`array` with each of its floats moved by a unit in its last place, up or down; what has none as it is."""
+INSIDE: dict[str, Callable[[Array], Any]] = {
+    "Sigmoid": lambda x: 0.25, **dict.fromkeys(("Celu", "Elu", "HardSigmoid", "Selu"), lambda x: 0.5),
+    **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "HardSwish", "QuickGelu", "Swish"), lambda x: np.abs(x) / 4),
+}  # fmt: skip
+"""Functions that add numbers near 1 inside, as onnxruntime computes them: what that rounds, in steps of the type at 1,
+of the operand. A small result has an error of this size."""
+
+
+def shaken(array: Any, rng: np.random.Generator, inside: Any = None) -> Any:
+    """`array` with each of its floats moved up or down by a unit in its last place, or by `inside` steps at 1 where
+    that is more; what has no floats as it is."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     with np.errstate(all="ignore"):
-        return np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
+        sign = np.where(rng.random(array.shape) < 0.5, -1, 1).astype(array.dtype)
+        moved: Array = np.nextafter(array, sign * np.inf)
+        if inside is None:
+            return moved
+        step = np.asarray(inside * np.finfo(array.dtype).eps, array.dtype)
+        return np.where(np.abs(moved - array) < step, array + sign * step, moved)
 
 
 def _widened(low: Array, high: Array) -> Bounds:
@@ -239,10 +264,9 @@ def spread(low: Array, high: Array) -> float:
 def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
     """The scale of a QuantizeLinear to 8 or 16 bits, as its input is broadcast; None for others."""
     x, scale = (values[name] for name in op.inputs[:2])
-    zero = _zero(op, values)
     if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
-    if op.attr("output_dtype") if zero is None else zero.dtype.name not in ("int8", "uint8", "int16", "uint16"):
+    if quantised_type(op, _zero(op, values)).name not in ("int8", "uint8", "int16", "uint16"):
         return None
     return _along(op, scale, x.ndim)
 
@@ -270,7 +294,7 @@ def _along(op: HostOp, array: Array, rank: int) -> Array:
 def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
     """The least (side -1) or the largest (1) that rounding may give."""
     x, zero = values[op.inputs[0]], _zero(op, values)
-    kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    kind = quantised_type(op, _zero(op, values))
     limits = np.iinfo(kind)
     with np.errstate(all="ignore"):
         top = max(abs(float(x.max(initial=0.0))), abs(float(x.min(initial=0.0))))
@@ -295,7 +319,7 @@ def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     last = bool(op.attr("channels_last", 0))
     x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
     window = _window(op, x, op.attrs["kernel_shape"])
-    image, total = _padded(window, np.subtract(x, zx, dtype=np.float64), 0.0), np.zeros((*x.shape[:2], *window.out))
+    image, total = window.framed(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
     for place in np.ndindex(*window.kernel):
         total += _tap(window, image, place)
     counts: Array = np.maximum(prod(np.ix_(*(window.counts(axis) for axis in range(len(window.out))))), 1)
@@ -316,13 +340,6 @@ def _window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
     return SlidingWindow.of(Node(op.op, op.attrs, (), ()), x.shape[2:], tuple(kernel))
 
 
-def _padded(window: SlidingWindow, x: Array, fill: float) -> Array:
-    before, after = window.margins()
-    if not any((*before, *after)):
-        return x
-    return np.pad(x, [(0, 0), (0, 0), *zip(before, after)], constant_values=fill)
-
-
 def _tap(window: SlidingWindow, x: Array, place: tuple[int, ...]) -> Array:
     """What lies at `place` of each window of a padded image: [images, channels, *out]."""
     first = [k * d for k, d in zip(place, window.dilation)]
@@ -334,7 +351,7 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
     """As sums over the places of the kernel where each channel is alone, else as products of matrices."""
     groups, (outputs, inner, *taps) = op.attr("group", 1), w.shape
     window = _window(op, x, taps)
-    padded = _padded(window, x, 0.0)
+    padded = window.framed(x, 0.0, 2)
     y: Array
     if inner == 1 and outputs == groups == x.shape[1]:
         y = np.zeros((len(x), outputs, *window.out), np.float32)
@@ -354,7 +371,7 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
 def _max_pool(op: HostOp, x: Array) -> Array:
     kernel = op.attrs["kernel_shape"]
     window = _window(op, x, kernel)
-    padded = _padded(window, x, -np.inf)
+    padded = window.framed(x, -np.inf, 2)
     taps = np.ndindex(*kernel)
     y: Array = _tap(window, padded, next(taps)).copy()
     for place in taps:

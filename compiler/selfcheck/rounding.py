@@ -22,7 +22,7 @@ def beyond_rounding(original: Original, tensor: int, given: Mapping[int, Any], b
     """How `found` lies outside of `bounds`, which are floats, further than rounding explains; "" where it does not.
 
     Where it moves results by what is too little, it may move all that is given, too, as within a sum that cancels: for
-    each element by what it does to that alone, and it may decide whether there is a result.
+    each element by what it does to that alone, and it may decide whether there is a result, or which infinite one.
     """
     plain = bounds[0]
     drawn = _drawn(original, tensor, given, plain, DRAWS)
@@ -30,12 +30,18 @@ def beyond_rounding(original: Original, tensor: int, given: Mapping[int, Any], b
     if not outside(found, *bounds, SHARE * float(moved)):
         return ""
     moved = np.zeros(plain.shape)
-    some, every = np.isfinite(plain), np.isfinite(plain)
+    is_finite, is_open = np.isfinite(plain), np.zeros(plain.shape, bool)
     for again in _drawn(original, tensor, given, plain, SIGNS, inputs=True):
         moved = np.maximum(moved, _apart(again, plain))
-        some, every = some | np.isfinite(again), every & np.isfinite(again)
-    undefined = (np.isfinite(found) != np.isfinite(plain)) & some & ~every
+        is_finite, is_open = is_finite | np.isfinite(again), is_open | (_kind(again) != _kind(plain))
+    undefined = is_open & (_kind(found) != _kind(plain)) & (is_finite | ~np.isfinite(found))
     return outside(np.where(undefined, plain, found), *bounds, SHARE * moved)
+
+
+def _kind(array: Array) -> NDArray[np.int8]:
+    """0 for each number, 1 and -1 for the infinite ones, 2 for what is none."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isnan(array), 2, np.isinf(array) * np.sign(array)).astype(np.int8)
 
 
 def _drawn(

@@ -45,6 +45,7 @@ def compare(
     mean: opt.Mean = None,
     std: opt.Std = None,
     every: Every = False,
+    shape: opt.ShapeOption = None,
     rounding: opt.Rounding = None,
     report: opt.Report = None,
     no_check: opt.NoCheck = False,
@@ -61,6 +62,7 @@ def compare(
     Examples:
       celosia compare model_int8.onnx --input image=image.npy
       celosia compare model_int8.onnx --random --float model.onnx --all
+      celosia compare detector_int8.onnx --random --shape image=1,3,320,320
       celosia compare model_int8.onnx --input photo.jpg --device rtl --report report.json
     """
     options = _options(memory, device, quiet)
@@ -69,12 +71,13 @@ def compare(
         common.check_destinations([model], report)
         if float_model is not None:
             common.check_source(float_model)
-        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet))
+        shapes = common.shapes_of(shape)
+        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), shapes)
         from celosia.driver.compare import compare as compare_tensors
 
         found = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
-            **common.rounding_of(rounding), **options,
+            shapes=shapes, **common.rounding_of(rounding), **options,
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:

@@ -155,13 +155,19 @@ def is_program(source: Path) -> bool:
     return source.is_file() and Program.is_program(source)
 
 
-def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pixels) -> dict[str, Any]:
-    """The inputs of a model or Program, checked before anything is compiled. InputError, ModelError, ProgramError."""
+def read_inputs(
+    source: Path, given: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
+) -> dict[str, Any]:
+    """The inputs of a model or Program, checked before anything is compiled. shapes: of a model's inputs. InputError,
+    ModelError, ProgramError."""
+    from celosia.compiler.graph.dimensions import open_axes, sizes_of, with_shapes
+    from celosia.compiler.graph.importer import read
     from celosia.compiler.graph.interface import inputs_of
     from celosia.compiler.program import Program
     from celosia.driver import arrays
 
     inputs: tuple[TensorInfo, ...]
+    labels: dict[tuple[str, int], str] = {}
     if is_program(source):
         program = Program.load(source)
         inputs = tuple(
@@ -169,8 +175,10 @@ def read_inputs(source: Path, given: list[str] | None, random: bool, pixels: Pix
             for each in program.inputs
         )
     else:
-        inputs = inputs_of(source)
-    return arrays.read_inputs(given or [], inputs, random, pixels)
+        proto = read(source, data=False)
+        proto = with_shapes(proto, shapes or {}, sizes_of(proto, shapes or {}))
+        inputs, labels = inputs_of(proto), open_axes(proto)
+    return arrays.read_inputs(given or [], inputs, random, pixels, labels)
 
 
 def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:

@@ -9,17 +9,19 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from celosia.hw.plain import lines, printable, shortened
 
-OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
+OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, UNCHECKED = range(9)
+INTERRUPTED = 130
 """Exit codes; `EXIT_CODES` is their text for the user."""
 EXIT_CODES = """\b
 Exit codes:
@@ -31,6 +33,7 @@ Exit codes:
   5  a fault of celosia itself
   6  the accelerator does not fit the device
   7  a tensor or output differs from onnxruntime's
+  8  the check of the compiled model failed itself: nothing is known of the Program
   130  interrupted
   143  ended by SIGTERM
 """
@@ -89,7 +92,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
 
 def explained(error: Exception) -> tuple[int, str]:
     """Exit code and sentence for an error of a command."""
-    from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 
     for code, classes in _sentences().items():
         if isinstance(error, classes):
@@ -103,6 +106,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return RUN_FAILED, "there is not enough memory for this model"
     if isinstance(error, SelfCheckError):
         return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
+    if isinstance(error, CheckFailed):
+        return UNCHECKED, f"{error}; go on without it with --no-check (check=False in Python), and report the model"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
 
@@ -119,6 +124,14 @@ def end_output() -> None:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """As `warnings.showwarning`, in one sentence."""
+    say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
 class Commands(TyperGroup):
@@ -142,7 +155,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
         try:
-            function(*args, **options)
+            with warnings.catch_warnings():
+                warnings.showwarning = _say_warning
+                function(*args, **options)
             sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise

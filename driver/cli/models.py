@@ -81,18 +81,32 @@ def compile_(
         common.check_destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = compile_model(
+        program = _compiled_to(output, lambda: compile_model(
             model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
             keep=common.keep_of(keep), shapes=shapes, records=records, place=common.place_of(place),
             without=without or (), **common.rounding_of(rounding),
-        )  # fmt: skip
-        stages("writing the Program")
-        program.save(output)
+        ), stages)  # fmt: skip
     common.advise(program, quiet)
     if not quiet:
         from celosia.driver.show import program as show
 
         common.show([show.overview(program), _size(output)])
+
+
+def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
+    """What `compiled` gives, written to `path`. A Program whose check failed itself is written, too. CheckFailed."""
+    from celosia.compiler.selfcheck.check import CheckFailed
+
+    try:
+        program = compiled()
+    except CheckFailed as failure:
+        if failure.program is not None:
+            failure.program.save(path)
+            say(f"{path} is written, and not checked", error=True)
+        raise
+    stages("writing the Program")
+    program.save(path)
+    return program
 
 
 def _size(path: Path) -> str:

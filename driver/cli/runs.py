@@ -68,6 +68,7 @@ def run(
     html: Html = None,
     trace: Trace = None,
     dump: Dump = None,
+    shape: opt.ShapeOption = None,
     place: opt.Place = None,
     mean: opt.Mean = None,
     std: opt.Std = None,
@@ -89,6 +90,7 @@ def run(
       celosia run model.onnx --input image=image.npy --output out.npz
       celosia run model.onnx --input photo.jpg --mean 0.5 --std 0.5
       celosia run model.onnx --random --dump all --output tensors.npz
+      celosia run detector.onnx --random --shape image=1,3,320,320
       celosia run resnet18.celosia -i image.npy --device rtl --report report.json --trace timeline.json
       celosia run resnet18.celosia -i image.npy --device timed --memory pynq-z2 --html page.html
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
@@ -98,12 +100,13 @@ def run(
     options = device_options(device, memory, address)
     files = _Files(output, report, html, trace, dump or [])
     source = _Source(
-        model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check, common.place_of(place)
-    )
+        model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check, common.place_of(place),
+        common.shapes_of(shape),
+    )  # fmt: skip
     with common.progress_stages(quiet) as stages:
         files.check(device, model)
         threads = _ready(device, model, threads)
-        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet))
+        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), source.given)
         if device.startswith(BOARD):
             program, result = _run_there(source, device, values, threads, stages, sudo, **options)
         else:
@@ -144,17 +147,18 @@ class _Source:
     trust: Trust
     no_check: bool
     place: dict[str, str]
+    given: dict[str, tuple[int, ...]]
 
-    def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Those of the arrays given for inputs whose sizes the model leaves open; none of a Program."""
+    def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
+        """Those of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
         from celosia.compiler.graph.dimensions import open_inputs
         from celosia.compiler.graph.importer import read
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
-            return {}
-        from celosia.driver.specialise import OpenModel
+            return dict(self.given)
+        from celosia.driver.specialise import OpenModel, with_given
 
-        return OpenModel(self.path).shapes(values)
+        return {n: with_given(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()}
 
 
 def _run_here(

@@ -190,6 +190,8 @@ CASES: dict[str, Callable[[], ModelProto]] = {
     "no import of com.microsoft, which a subgraph uses": lambda: graph(INNER_GELU, t=np.array(True)),
     "no import of ONNX": no_import_of_onnx,
     "nodes of ai.onnx": nodes_of_ai_onnx,
+    "two versions of ONNX": lambda: importing(graph(CHAIN), "", 13),
+    "two versions of ONNX under both names": lambda: importing(graph(CHAIN), "ai.onnx", 13),
     "ir version 0": ir_version(0),
     "ir version 1": ir_version(1),
     "constants that are no inputs in ir version 3": ir_version(3),
@@ -237,6 +239,96 @@ REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
     "no import of an unknown domain": (lambda: graph(GELU.replace("com.microsoft", "nowhere")), "'nowhere'"),
     "an input without a shape": (open_input, "input 'x' has no shape"),
 }
+
+
+# What exporters declare of shapes ---------------------------------------------------------------------------------
+
+
+def convolution(*names: int | str) -> ModelProto:
+    """A convolution of images [1, 2, 6, 5], whose sizes but for the channels are declared as `names`."""
+    model = graph("g (float[1, 2, 6, 5] x) => (float y) { c = Conv(x, w) y = Relu(c) }", w=np.ones((2, 2, 3, 3), "f4"))
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    for dim, name in zip((dims[0], *dims[2:]), names):
+        dim.Clear()
+        setattr(dim, "dim_value" if isinstance(name, int) else "dim_param", name)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def declaring(model: ModelProto, name: str, *dims: int, kind: int = TensorProto.FLOAT) -> ModelProto:
+    """`model`, which says this of a tensor inside it."""
+    model.graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
+    return model
+
+
+def branches(condition: bool | None, declared: list[int]) -> ModelProto:
+    """An If whose branches declare another shape than they make. condition: None for an input."""
+    inner = []
+    for name in ("then", "else"):
+        out = helper.make_tensor_value_info(name, TensorProto.BOOL, declared)
+        node = helper.make_node("Cast", ["x"], [name], to=TensorProto.BOOL)
+        inner.append(helper.make_graph([node], name, [], [out]))
+    model = graph("g (float[1, 2, 6, 5] x, bool b) => (bool[1, 2, 6, 5] y) { y = Identity(b) }")
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("If", ["b"], ["y"], then_branch=inner[0], else_branch=inner[1]))
+    if condition is not None:
+        del model.graph.input[1]
+        model.graph.initializer.append(numpy_helper.from_array(np.array(condition), "b"))
+    return model
+
+
+def loop(state: list[int] | None, scanned: list[int] | None = None) -> ModelProto:
+    """A Loop whose body declares another shape of its state, and of what it returns at each step."""
+    body = onnx.parser.parse_graph("b (int64 i, bool go, float s) => (bool on, float t, float u) "
+                                   "{ on = Identity(go) t = Add(s, x) u = Neg(t) }")  # fmt: skip
+    for value, dims in zip((body.input[2], body.output[1], body.output[2]), (state, state, scanned)):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, dims))
+    model = graph(
+        "g (float[1, 2, 6, 5] x) => (float y, float z) { y = Neg(x) z = Neg(x) }", n=np.array(2), c=np.array(True)
+    )
+    del model.graph.node[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    model.graph.node.append(helper.make_node("Loop", ["n", "c", "x"], ["y", "z"], body=body))
+    return model
+
+
+NONZERO = "g (float[1, 2, 6, 5] x) => (float y) { p = Relu(x) n = NonZero(p) c = Cast<to = 1>(n) y = Neg(c) }"
+DECLARED: dict[str, tuple[Callable[[], ModelProto], bool]] = {
+    "sizes of -1": (lambda: convolution(-1, -1, -1), False),
+    "sizes of -7": (lambda: convolution(-7, 6, 5), False),
+    "sizes that are question marks": (lambda: convolution("?", "?", "?"), False),
+    "sizes called None": (lambda: convolution("None", "None", "None"), False),
+    "a wrong size inside": (lambda: declaring(convolution(), "c", 1, 2, 9, 9), False),
+    "a wrong rank inside": (lambda: declaring(convolution(), "c", 3), False),
+    "a constant of another rank": (lambda: declaring(convolution(), "w", 3), False),
+    "an input of another rank": (lambda: declaring(convolution(), "x", 3), False),
+    "a tensor twice": (lambda: declaring(declaring(convolution(), "c", 1, 2, 4, 3), "c", 1, 2, 5, 5), False),
+    "a tensor that there is not": (lambda: declaring(convolution(), "nowhere", 3), False),
+    "branches of an If": (lambda: branches(None, []), True),
+    "branches of an If that is decided": (lambda: branches(True, []), True),
+    "branches of an If with a wrong size": (lambda: branches(False, [1, 2, 6, 9]), True),
+    "the state of a Loop": (lambda: loop([]), True),
+    "what a Loop gathers": (lambda: loop([1, 2, 6, 5], [7]), True),
+    "places of what is not zero": (lambda: declaring(graph(NONZERO), "n", 4, 60, kind=TensorProto.INT64), False),
+}
+"""Models, and whether onnxruntime's and our reading differ so much that there is a warning."""
+
+
+@pytest.mark.parametrize("case", DECLARED)
+@pytest.mark.filterwarnings("default")
+def test_what_a_model_declares_wrongly(case: str, recwarn: pytest.WarningsRecorder) -> None:
+    make, warns = DECLARED[case]
+    model = make()
+    feed = {"x": np.random.default_rng(0).standard_normal((1, 2, 6, 5)).astype(np.float32), "b": np.array(True)}
+    feed = {value.name: feed[value.name] for value in model.graph.input}
+    wanted = opened(model).run(None, feed)
+    found = Runtime(model, config="tiny").run(feed).outputs
+    for expected, array in zip(wanted, found.values(), strict=True):
+        assert array.shape == expected.shape and array.dtype == expected.dtype
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    told = [str(each.message) for each in recwarn if "the model declares wrong shapes" in str(each.message)]
+    assert bool(told) == warns
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -23,10 +23,10 @@ from celosia.compiler.graph.select import Choice, convolution, pooling
 from celosia.compiler.layer import Block
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check, kernels
-from celosia.compiler.selfcheck.check import Checked, SelfCheckError, self_check
+from celosia.compiler.selfcheck.check import Checked, CheckFailed, SelfCheckError, self_check
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
-from celosia.driver.cli.errors import FAULT, explained
+from celosia.driver.cli.errors import FAULT, UNCHECKED, explained
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
 from celosia.hw.scratchpads import scratchpads
@@ -125,9 +125,22 @@ def test_check_false_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     program = celosia.compile(network().model(), "tiny", progress=stages.append, check=False)
     assert "checking" not in stages and program.launches
-    with pytest.raises(AssertionError):
+    with pytest.raises(CheckFailed):
         celosia.compile(network().model(), "tiny", progress=stages.append)
     assert stages[-1] == "checking"
+
+
+def test_an_error_inside_the_check_is_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise ValueError("index can't contain negative values")
+
+    monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
+    with pytest.raises(CheckFailed, match=r"failed itself \(ValueError: index can't") as caught:
+        celosia.compile(network().model(), "tiny")
+    code, sentence = explained(caught.value)
+    assert code == UNCHECKED and code not in (0, FAULT) and "--no-check" in sentence
+    program = caught.value.program
+    assert program is not None and program.launches and [each.name for each in program.outputs]
 
 
 def test_without_launches_the_kernels_are_checked(compiled: Callable[..., Compiled]) -> None:

@@ -32,9 +32,8 @@ CONVOLUTIONS = ("Conv", "ConvInteger", "QLinearConv")
 TRANSPOSED = ("ConvTranspose", "MaxUnpool")
 POOLS = ("MaxPool", "AveragePool", "QLinearAveragePool", "LpPool", "NhwcMaxPool")
 OPERATORS = (*CONVOLUTIONS, *TRANSPOSED, *POOLS, "Col2Im")
-OURS = ("a window of", "an output of", "beyond a kernel")
-"""Of sentences with which we alone refuse: windows larger than what they stand on, outputs without elements, negative
-padding."""
+OURS = ("a window of", "an output of")
+"""Of sentences with which we alone refuse: windows larger than what they stand on, outputs without elements."""
 
 
 @dataclass(frozen=True)

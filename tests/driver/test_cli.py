@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from onnx import TensorProto, helper
 from small_models import Builder
 from typer.testing import CliRunner
 
@@ -389,6 +390,65 @@ def test_inputs_may_be_archives_and_made_up(celosia: Callable[..., tuple[int, st
     np.testing.assert_array_equal(*outputs)
     code, _, err = celosia("run @floats.onnx -i a_and_more.npz --random")
     assert code == 1 and "a_and_more.npz has an array 'more', and there is no such input" in err
+
+
+def batched(name: str, *sizes: int | str) -> None:
+    """Write a model of `x` and `more`, [N, 2] both, or of these sizes: their difference."""
+    values = [helper.make_tensor_value_info(each, TensorProto.FLOAT, sizes or ["N", 2]) for each in ("x", "more", "y")]
+    graph = helper.make_graph([helper.make_node("Sub", ["x", "more"], ["y"])], "batched", values[:2], values[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), name)
+
+
+def test_open_sizes_of_made_up_inputs(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    """--shape says them, arrays under the same name do, and a batch is 1 else."""
+    batched("m.onnx")
+    np.save("x.npy", np.zeros((3, 2), np.float32))
+    for command, shape in (("", (1, 2)), ("-i x=x.npy", (3, 2)), ("--shape x=4,2", (4, 2)), ("-s x=-1,2", (1, 2))):
+        code, _, err = celosia(f"run m.onnx --random -q -o o.npz {command}")
+        assert code == 0, err
+        assert np.load("o.npz")["y"].shape == shape
+    pytest.importorskip("onnxruntime")
+    for command in ("", "--shape more=4,2"):
+        code, _, err = celosia(f"compare m.onnx --random --report r.json {command}")
+        assert code == 0, err
+        assert json.loads(Path("r.json").read_text())["tensors"][0]["shape"] == [4 if command else 1, 2]
+    batched("open.onnx", -1, "width")
+    code, _, err = celosia("run open.onnx --random")
+    assert code == 1 and "--shape x=1,N with a number for each N" in " ".join(err.split())
+    assert celosia("run open.onnx --random -q -s x=2,5 -s more=2,5 -o o.npz")[0] == 0
+    assert np.load("o.npz")["y"].shape == (2, 5)
+
+
+def test_a_wrong_declaration_is_a_warning(celosia: Callable[..., tuple[int, str, str]]) -> None:
+    inner = []
+    for name in ("then", "else"):
+        out = helper.make_tensor_value_info(name, TensorProto.BOOL, [])
+        cast = helper.make_node("Cast", ["x"], [name], to=TensorProto.BOOL)
+        inner.append(helper.make_graph([cast], name, [], [out]))
+    node = helper.make_node("If", ["b"], ["y"], then_branch=inner[0], else_branch=inner[1])
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]), helper.make_tensor_value_info("b", 9, [])]
+    graph = helper.make_graph([node], "branches", inputs, [helper.make_tensor_value_info("y", TensorProto.BOOL, [1])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), "m.onnx")
+    code, _, err = celosia("run m.onnx --random -q -o o.npz")
+    assert code == 0 and np.load("o.npz")["y"].shape == (1,)
+    assert "celosia: warning: the model declares wrong shapes" in err and "UserWarning" not in err
+
+
+def test_a_check_that_fails_itself(
+    celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an exit code of its own, and the Program is written."""
+
+    def broken(*given: object) -> None:
+        raise ValueError("index can't contain negative values")
+
+    monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
+    code, _, err = celosia("compile @quantised.onnx -o p --config tiny")
+    assert code == 8 and "--no-check" in err and "p is written, and not checked" in err and "a fault of" not in err
+    assert celosia("run p -i @x.npy -q")[0] == 0
+    code, _, err = celosia("run @quantised.onnx --random --config tiny")
+    assert code == 8 and "--no-check" in err
+    assert celosia("run @quantised.onnx --random --config tiny --no-check -q")[0] == 0
 
 
 def test_an_image_is_an_input(celosia: Callable[..., tuple[int, str, str]]) -> None:

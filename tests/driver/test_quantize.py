@@ -103,6 +103,24 @@ def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, opt
     assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"]
 
 
+def test_what_runs_is_quantised_too(tmp_path: Path) -> None:
+    """A model as old exporters write it: sizes of -1, constants among the inputs, two versions, a wrong declaration."""
+    old = network(opset=13)
+    old.ir_version = 3
+    old.opset_import.insert(0, helper.make_opsetid("ai.onnx", 11))
+    old.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    old.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    for tensor in old.graph.initializer:
+        old.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    old.graph.value_info.append(helper.make_tensor_value_info("w1", TensorProto.FLOAT, [9]))
+    old.graph.value_info.append(helper.make_tensor_value_info("r1", TensorProto.FLOAT, [1, 8, 99, 16]))
+    onnx.save(old, tmp_path / "float.onnx")
+    report = celosia.quantize(tmp_path / "float.onnx", {"image": images()}, tmp_path / "int8.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 20
+    ran = celosia.Runtime(tmp_path / "float.onnx", config="tiny").run({"image": images(2)}).outputs["logits"]
+    assert ran.shape == (2, 10)
+
+
 def test_the_report_measures(tmp_path: Path, model: Path) -> None:
     """The figures are those of both models under onnxruntime, on samples that did not calibrate."""
     from oracle import opened

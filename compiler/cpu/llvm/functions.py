@@ -18,6 +18,7 @@ from celosia.compiler.cpu.llvm.operations import (
     multiply_add,
     widened,
 )
+from celosia.compiler.program.host.float32 import LOGISTIC_ABOVE, LOGISTIC_BELOW, LOGISTIC_LIMIT
 
 
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
@@ -153,14 +154,7 @@ def tanh32(b: Any, x: V) -> V:
 def sigmoid32(b: Any, x: V) -> V:
     """1 / (1 + exp(-x)) of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
     f = _F32(b, x)
-    above = (
-        4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03, 2.48287947061529e-01,
-    )  # fmt: skip
-    below = (
-        6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03, 1.16817656904453e-01,
-        9.93151921023180e-01,
-    )  # fmt: skip
-    y = b.fadd(_rational(f, x, 18.0, above, below), f.c(0.5))
+    y = b.fadd(_rational(f, x, LOGISTIC_LIMIT, LOGISTIC_ABOVE, LOGISTIC_BELOW), f.c(0.5))
     return f.where(b.fcmp_ordered("<", y, f.c(0.0)), f.c(0.0), y)
 
 

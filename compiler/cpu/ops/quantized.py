@@ -19,6 +19,7 @@ from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.program import dtypes
 from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
@@ -58,7 +59,7 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
 def quantize_linear(node: Node) -> Tensor:
     """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
     x = node.input(0)
-    dtype = node.input(2).dtype if node.has(2) else ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0)), "uint8")
+    dtype = node.input(2).dtype if node.has(2) else _output_dtype(node, "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
         raise node.fail(f"to {dtype}")
 
@@ -71,15 +72,14 @@ def quantize_linear(node: Node) -> Tensor:
 
 @op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)), takes="Q.Q")
 def dequantize_linear(node: Node) -> Tensor:
-    """By tensor, channel or block, to the type of the scale."""
-    x = node.input(0)
+    """By tensor, channel or block, in float32, rounded once to the type of the scale or of `output_dtype`."""
+    x, dtype = node.input(0), _output_dtype(node, node.input(1).dtype)
 
     def body(*i: Expr) -> Expr:
         value = x[i].astype("int32")
         if node.has(2):
             value = value - parameter(node, 2, x, i, x.dtype).astype("int32")
-        scale = parameter(node, 1, x, i)
-        return value.astype(scale.dtype) * scale
+        return (value.astype(F32) * parameter(node, 1, x, i).astype(F32)).astype(dtype)
 
     return T.compute(x.shape, body, "dequantize")
 
@@ -91,6 +91,14 @@ def range_of_bytes(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     scale = T.compute(low.shape, lambda *i: select(T.equal(reach[i], 0), 1, reach[i] / wrap(255.0, F32)), "scale")
     zero = T.compute(low.shape, lambda *i: saturate(round_even(-T.minimum(low[i], 0) / scale[i]), "uint8"), "zero")
     return scale, zero
+
+
+def _output_dtype(node: Node, default: str) -> str:
+    """The element type that the attribute `output_dtype` names. Unsupported where kernels do not have it."""
+    number = int(node.attrs.get("output_dtype", 0))
+    if number and number not in ONNX_TYPES:
+        raise node.fail(f"to element type {dtypes.ONNX_TYPES.get(number, number)}")
+    return ONNX_TYPES.get(number, default)
 
 
 @op("DynamicQuantizeLinear", kind=Kind.OPAQUE)
@@ -308,24 +316,6 @@ def dequantized(node: Node, x: Expr, scale: int = 1, zero: int = 2) -> Expr:
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
-def logistic(x: Expr) -> Expr:
-    """onnxruntime's sigmoid: a quotient of polynomials on [-18, 18]."""
-    x = clamp(x, -18.0, 18.0)
-    s = x * x
-
-    def poly(*coefficients: float) -> Expr:
-        value: Expr = wrap(coefficients[0], F32)
-        for c in coefficients[1:]:
-            value = call("fma", value, s, wrap(c, F32))
-        return value
-
-    p = poly(4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03,
-             2.48287947061529e-01)  # fmt: skip
-    q = poly(6.10247389755681e-13, 5.76102136993427e-09, 6.29106785017040e-06, 1.70198817374094e-03,
-             1.16817656904453e-01, 9.93151921023180e-01)  # fmt: skip
-    return p * x / q + 0.5
-
-
 @op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3, takes="TfT fT")
 def qlinear_unary(node: Node) -> Tensor:
     """Sigmoid or LeakyRelu of bytes."""
@@ -333,7 +323,7 @@ def qlinear_unary(node: Node) -> Tensor:
 
     def body(x: Expr) -> Expr:
         value = dequantized(node, x)
-        value = logistic(value) if node.op == "QLinearSigmoid" else select(value >= 0, value, value * alpha)
+        value = call("sigmoid", value) if node.op == "QLinearSigmoid" else select(value >= 0, value, value * alpha)
         return quantize(value, node.scalar(3, F32), node.scalar(4, x.dtype), x.dtype)
 
     return node.elementwise(body, node.input(0))

@@ -21,7 +21,9 @@ def view_shape(node: Node) -> Shape:
     rank = len(x.shape)
     match node.op:
         case "Reshape":
-            wanted = [int(v) for v in node.constant(1, "shape")]
+            wanted = node.ints("shape", 1)
+            if wanted is None:
+                raise node.fail("shape is missing")
             if not node.attrs.get("allowzero", 0):
                 wanted = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(wanted)]
             if wanted.count(-1) == 1:

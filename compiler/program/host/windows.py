@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class WindowError(ValueError):
     """Attributes of windows that fit neither each other nor their input; the message is a clause."""
@@ -59,6 +62,17 @@ class Windows:
         ends = (self.taps(d, count - 1)[-1] + 1 for d, count in enumerate(self.out))
         return self.before, tuple(max(0, end - size) for end, size in zip(ends, self.size))
 
+    def framed(self, x: NDArray[Any], fill: Any, axis: int) -> NDArray[Any]:
+        """`x`, whose dimensions from `axis` on have these windows, from where the first of them begin, and with `fill`
+        where they reach beyond it."""
+        before, after = self.margins()
+        if not any((*before, *after)):
+            return x
+        edges = [(0, 0)] * x.ndim
+        edges[axis : axis + len(before)] = [(max(0, b), a) for b, a in zip(before, after)]
+        inside = x[(*[slice(None)] * axis, *(slice(max(0, -b), None) for b in before))]
+        return np.pad(inside, edges, constant_values=np.asarray(fill, x.dtype))
+
     def below_one_row(self) -> Windows:
         """Those of one dimension, over an image of one row."""
         size, kernel, stride, dilation = ((1, *v) for v in (self.size, self.kernel, self.stride, self.dilation))
@@ -86,10 +100,7 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
         if auto in ("SAME_UPPER", "SAME_LOWER"):
             # Pooling leaves dilations out here, and counts outputs with them.
             reach = kernel[d] if pooling else (kernel[d] - 1) * dilation[d] + 1
-            total = _same(size[d], stride[d], reach, not pooling)
-            if total < 0 and op.endswith("AveragePool") and "QLinear" not in op:
-                raise WindowError(f"auto_pad {auto} with strides {list(stride)} beyond a kernel of {list(kernel)}")
-            before[d], after[d] = halves(total, auto)
+            before[d], after[d] = halves(_same(size[d], stride[d], reach, not pooling), auto)
         elif auto == "VALID":
             before[d] = after[d] = 0
         elif auto != "NOTSET":

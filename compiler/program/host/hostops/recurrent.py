@@ -7,20 +7,17 @@ from collections.abc import Callable
 import numpy as np
 
 from celosia.compiler.program.host.activations import Activation, activations
+from celosia.compiler.program.host.float32 import logistic
 from celosia.compiler.program.host.hostops.registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
 Function = Callable[[Array], Array]
 
 
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
 def _function(op: HostOp, activation: Activation) -> Function:
     match activation:
         case "sigmoid", _:
-            return _sigmoid
+            return logistic
         case "tanh", _:
             return np.tanh
         case "relu", _:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from celosia.compiler.program.host.float32 import logistic
 from celosia.compiler.program.host.hostops.registry import HOST, Array, Function, Value, int_list, numpy_type
 from celosia.compiler.program.host.op import HostOp, check_size
 from celosia.compiler.program.host.sizes import broadcast, taken
@@ -101,8 +102,7 @@ def relu(op: HostOp, x: Array) -> Any:
 @sized("Sigmoid")
 def sigmoid(op: HostOp, x: Array) -> Any:
     """1 / (1 + exp(-x))."""
-    one = x.dtype.type(1)
-    return one / (one + np.exp(-x))
+    return logistic(x)
 
 
 @sized("Max", "Min", since=8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.program.dtypes import is_float
+from celosia.compiler.program.dtypes import ONNX_TYPES, is_float, numpy_dtype
 from celosia.compiler.program.host.hostops.registry import Array, host, numpy_type
 from celosia.compiler.program.host.op import HostOp
 
@@ -174,10 +174,15 @@ def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
     return int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
 
 
+def quantised_type(op: HostOp, zero: Array | None) -> np.dtype[Any]:
+    """The element type of what a QuantizeLinear makes: that of its zero point, else `output_dtype`, else uint8."""
+    return numpy_dtype(ONNX_TYPES.get(op.attr("output_dtype", 0), "uint8")) if zero is None else zero.dtype
+
+
 @host("QuantizeLinear")
 def quantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Array:
     """By tensor, by channel or by block."""
-    kind = numpy_type(op.attr("output_dtype", 0) or 2) if zero is None else zero.dtype
+    kind = quantised_type(op, zero)
     precision = numpy_type(op.attrs["precision"]) if op.attr("precision", 0) else np.dtype(np.float32)
     y = x.astype(precision) / _along(op, scale, x).astype(precision)
     if is_float(kind):

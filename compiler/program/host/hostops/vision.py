@@ -171,15 +171,12 @@ def _windows(op: HostOp, size: Sequence[int], kernel: Sequence[int] | None = Non
 
 def _elements(x: Array, w: Windows, fill: Any) -> Array:
     """[..., windows, elements of each] of x, whose last dimensions have windows; `fill` where they go beyond x."""
-    n, (before, after) = len(w.size), w.margins()
+    n = len(w.size)
+    if not all(w.out):
+        return np.empty((*x.shape[:-n], *w.out, prod(w.kernel)), x.dtype)
     lead = (slice(None),) * (x.ndim - n)
     reach = [(k - 1) * d + 1 for k, d in zip(w.kernel, w.dilation)]
-    after = tuple(max(a, r - b - size) for a, r, b, size in zip(after, reach, before, w.size))  # where no window fits
-    whole = np.pad(
-        x[(*lead, *(slice(max(0, -b), None) for b in before))],
-        [(0, 0)] * (x.ndim - n) + [(max(0, b), a) for b, a in zip(before, after)],
-        constant_values=np.asarray(fill, x.dtype),
-    )
+    whole = w.framed(x, fill, x.ndim - n)
     view = np.lib.stride_tricks.sliding_window_view(whole, reach, axis=tuple(range(x.ndim - n, x.ndim)))
     spots = (slice(None, count * s, s) for count, s in zip(w.out, w.stride))
     view = view[(*lead, *spots, *(slice(None, None, d) for d in w.dilation))]
