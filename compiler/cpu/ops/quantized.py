@@ -19,6 +19,7 @@ from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.program.host.hostops.types import spread_complaint
 from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
@@ -40,18 +41,15 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
         assert default is not None
         return wrap(0, default)
     p = node.input(i)
-    if p.size == 1:
+    block = int(node.attrs.get("block_size", 0))
+    if why := spread_complaint(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
+        raise node.fail(why)
+    if not block and p.size == 1:
         return p.flat(0)
     axis = node.axis(1, len(x.shape))
-    if len(p.shape) == 1 and p.shape[0] == x.shape[axis]:
+    if not block:
         return p[index[axis]]
-    block = int(node.attrs.get("block_size", 0))
-    if block > 0 and p.shape == tuple(-(-n // block) if d == axis else n for d, n in enumerate(x.shape)):
-        return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
-    blocks = f" in blocks of {block}" if block else ""
-    raise node.fail(
-        f"{p.size} scales or zero points {list(p.shape)} along axis {axis} of shape {list(x.shape)}{blocks}"
-    )
+    return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
 
 
 @op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)), takes="..Q")
@@ -71,7 +69,7 @@ def quantize_linear(node: Node) -> Tensor:
 
 @op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)), takes="Q.Q")
 def dequantize_linear(node: Node) -> Tensor:
-    """By tensor, channel or block, to the type of the scale."""
+    """By tensor, channel or block, to the type of the scale. The product is in float32, and rounded once."""
     x = node.input(0)
 
     def body(*i: Expr) -> Expr:
@@ -79,7 +77,7 @@ def dequantize_linear(node: Node) -> Tensor:
         if node.has(2):
             value = value - parameter(node, 2, x, i, x.dtype).astype("int32")
         scale = parameter(node, 1, x, i)
-        return value.astype(scale.dtype) * scale
+        return (value.astype(F32) * scale.astype(F32)).astype(scale.dtype)
 
     return T.compute(x.shape, body, "dequantize")
 
