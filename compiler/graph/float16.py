@@ -132,7 +132,7 @@ class _Graph:
             return False
         if value.is_graph_output() or any(use.node.graph is not self.graph for use in value.uses()):
             return False
-        return mover.op_type != "MaxPool" or (self.version >= 12 and node.inputs[0].dtype in EIGHT_BITS)
+        return bool(mover.op_type != "MaxPool" or (self.version >= 12 and node.inputs[0].dtype in EIGHT_BITS))
 
     def _lacks_kernel(self, node: ir.Node) -> bool:
         if subgraphs(node) or not any(map(_is_half, node.inputs)):

@@ -52,7 +52,7 @@ def round_activations(model: ir.Model) -> None:
 
 
 @dataclass(frozen=True)
-class Product:
+class BlockProduct:
     """A product by quantised constants whose activations become bytes.
 
     dequantise: the operator that makes floats of the constants. made: these floats, and what they are handed on as.
@@ -64,7 +64,7 @@ class Product:
     size: int
 
 
-def products(model: ir.Model) -> dict[ir.Node, Product]:
+def products(model: ir.Model) -> dict[ir.Node, BlockProduct]:
     """The products of `model`, in bodies of its operators too, whose activations become bytes."""
     found = {}
     for graph in (model.graph, *model.graph.subgraphs()):
@@ -75,7 +75,7 @@ def products(model: ir.Model) -> dict[ir.Node, Product]:
     return found
 
 
-def _round(node: ir.Node, product: Product) -> None:
+def _round(node: ir.Node, product: BlockProduct) -> None:
     x, graph = node.inputs[0], node.graph
     assert x is not None and isinstance(graph, ir.Graph)
     name = f"{x.name}_rounded_{node.name or node.outputs[0].name}"
@@ -117,7 +117,7 @@ class _Products:
     def __init__(self, graph: ir.Graph, is_main: bool) -> None:
         self.graph, self.is_main = graph, is_main
 
-    def of(self, node: ir.Node) -> Product | None:
+    def of(self, node: ir.Node) -> BlockProduct | None:
         """None where `node` multiplies floats."""
         x = node.inputs[0]
         if x is None or is_op(origin(x), "DequantizeLinear") or self._stays_float(node):
@@ -127,7 +127,7 @@ class _Products:
             return None
         dequantise, made, is_turned = found
         size = self._block(dequantise, is_turned)
-        return Product(dequantise, tuple(made), size) if size else None
+        return BlockProduct(dequantise, tuple(made), size) if size else None
 
     def _dequantised(self, node: ir.Node) -> tuple[ir.Node, list[ir.Value], bool] | None:
         """The DequantizeLinear of the second factor of `node`, the values from its result on, the last of which `node`
@@ -323,7 +323,7 @@ class _Products:
         if abs(attribute(gemm, "alpha", 1.0) - 1) > ONE:
             return False
         if bias is not None:
-            return abs(attribute(gemm, "beta", 1.0) - 1) <= ONE and shape(bias) == tuple((shape(y) or ())[-1:])
+            return bool(abs(attribute(gemm, "beta", 1.0) - 1) <= ONE) and shape(bias) == tuple((shape(y) or ())[-1:])
         reader = only_use(y)
         if is_op(reader, "Transpose"):
             return False
