@@ -16,9 +16,11 @@ import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.bias_scales import settle_biases
+from celosia.compiler.graph.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.double_pairs import merge_pairs
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
+from celosia.compiler.graph.float16 import compute_in_float32
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
@@ -27,8 +29,10 @@ from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.narrow import widen
 from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.sound import complaint
+from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
+from celosia.compiler.program.host.hostops.types import spread_complaint
 from celosia.compiler.program.host.op import clipped
 from celosia.hw.plain import Sentence
 
@@ -73,8 +77,11 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
             raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
+        _check_parameters(model)
     except MemoryError:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
+    except ModelError:
+        raise
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
     for node in model.graph:
@@ -84,13 +91,31 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    infer_bodies(model)
+    inline_branches(model)
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
     merge_pairs(model)
     settle_biases(model)
     widen(model)
+    compute_in_float32(model)
     return model
+
+
+def _check_parameters(model: ir.Model) -> None:
+    """ModelError where scales or zero points do not fit what they quantise, as far as shapes are known."""
+    for node in model.graph.all_nodes():
+        if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
+            continue
+        x, axis, block = node.inputs[0], attribute(node, "axis", 1), attribute(node, "block_size", 0)
+        for value in node.inputs[1:3]:
+            parameters = shape(value) if value is not None else None
+            if x is None or x.shape is None or parameters is None:
+                continue
+            sizes = [size if isinstance(size, int) and size >= 0 else None for size in x.shape]
+            if why := spread_complaint(parameters, sizes, axis, block):
+                raise ModelError(f"{node.op_type} ({node.name or node.outputs[0].name}) has {why}")
 
 
 def _type_scanned(node: ir.Node) -> None:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, new_constant
-from celosia.compiler.graph.weights import rounds
+from celosia.compiler.graph.weights import products
 from celosia.compiler.program.host.hostops.types import spread
 
 NARROW = frozenset(("int2", "uint2", "int4", "uint4"))
@@ -50,7 +50,7 @@ def in_bytes(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not any(is_op(node, "DequantizeLinear") and _is_narrow(node) for node in model.graph.all_nodes()):
         return proto
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
-    kept = [node.inputs[1].producer() for node in model.graph if rounds(node) and node.inputs[1] is not None]
+    kept = [product.dequantise for product in products(model).values()]
     widen(model, [*kept, *(node for node in model.graph.all_nodes() if attribute(node, "block_size", 0))])
     return ir.to_proto(model)
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping
 import onnx_ir as ir
 
 from celosia.compiler.graph.identities import is_wire
-from celosia.compiler.graph.values import captured, is_op
+from celosia.compiler.graph.values import captured, is_folded, is_op
 
 IDLE = "read by an operator whose result nobody reads"
 """In `meta` of a value."""
@@ -41,7 +41,7 @@ def note_idle_readers(graph: ir.Graph) -> None:
             same[node.outputs[0]] = same.get(node.inputs[0], node.inputs[0])
         elif (other := staying.get(_described(node, same))) is not None:
             same.update(zip(node.outputs, other.outputs))
-        else:
+        elif not all(map(is_folded, node.outputs)):
             for value in needed.intersection(same.get(value, value) for value in node.inputs):
                 value.meta[IDLE] = True
 

@@ -119,7 +119,7 @@ class Integerise(Commute):
 
     def _conv(self, node: ir.Node, y: Quantised) -> bool:
         x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
-        if x is None or w is None or w.dtype not in (np.int8, np.uint8) or (not w.scalar and w.axis != 0):
+        if x is None or w is None or (not w.scalar and w.axis != 0) or not _multiplies_bytes(x, w, y):
             return False
         return self._convolve(node, "", "QLinearConv", x, w, y)
 
@@ -147,7 +147,7 @@ class Integerise(Commute):
         is quantised.
         """
         x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
-        if x is None or w is None or w.dtype not in (np.int8, np.uint8) or self._reads_outside(node):
+        if x is None or w is None or self._reads_outside(node) or not _multiplies_bytes(x, w):
             return None
         rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
         if not w.scalar and (constant(w.value) is None or w.axis % rank != rank - (2 if trans_b else 1)):
@@ -192,13 +192,11 @@ class Integerise(Commute):
         """
         product = self._product(node, to_bytes=True) if is_op(node, "Gemm", "MatMul") else None
         y = quantised(product.last.outputs[0]) if product is not None else None
-        if product is None or y is None:
+        if product is None or y is None or not _multiplies_bytes(product.x, product.w, y):
             return False
         x, w = self._operand(product.x), self._operand(product.w)
         if node.op_type == "MatMul" and product.bias is None:
             return self._emit(y, "", "QLinearMatMul", [*x, *w, *self._parameters(y)], product.last)
-        if product.x.dtype != y.dtype:
-            return False  # QGemm has one type for both
         attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
         inputs = [*x, *w, product.bias, *self._parameters(y)]
         return self._emit(y, "com.microsoft", "QGemm", inputs, product.last, **attrs)
@@ -347,6 +345,14 @@ class Integerise(Commute):
         if x.dtype != y.dtype:
             return False
         return self._table(node, x, y, numerics.unary_table("Identity", {}, *meaning(x), *meaning(y), y.dtype))
+
+
+def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) -> bool:
+    """Whether onnxruntime multiplies bytes of these types: results are of the type of x, and weights of an int8 x are
+    int8. Otherwise it multiplies floats, which differ next to ties."""
+    if w.dtype not in (np.int8, np.uint8) or (y is not None and x.dtype != y.dtype):
+        return False
+    return bool(x.dtype == np.uint8 or w.dtype == np.int8)
 
 
 def _pair(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:

@@ -108,6 +108,22 @@ def captured(node: ir.Node) -> list[ir.Value]:
     return list(found)
 
 
+def is_folded(value: ir.Value) -> bool:
+    """Whether `value` is a constant, or made of constants by operators that onnxruntime computes before it looks for
+    products of bytes: all but DequantizeLinear and those with bodies."""
+    if value.const_value is not None:
+        return True
+    node = value.producer()
+    if (
+        node is None
+        or is_op(node, "DequantizeLinear")
+        or subgraphs(node)
+        or not (node.inputs or node.op_type == "Constant")
+    ):
+        return False
+    return all(each is None or is_folded(each) for each in node.inputs)
+
+
 def operands(node: ir.Node) -> list[ir.Value]:
     """Inputs of `node`, and what its subgraphs read from around them."""
     return [value for value in (*node.inputs, *captured(node)) if value is not None]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 from oracle import opened
-from thorough import paired
+from thorough import paired, some
 
 import celosia
 from celosia.compiler.graph.weights import round_activations
@@ -207,3 +207,183 @@ def test_the_comparison_sees_what_is_not_rounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(round_activations.__globals__, "BYTES_OF_BLOCKS", {})
     with pytest.raises(AssertionError):
         test_what_onnxruntime_makes_of_dequantised_weights(BYTES[0])
+
+
+ROWS, DEPTH, COLUMNS = 4, 64, 32
+"""Of the products below, whose results can be added and multiplied again."""
+
+
+class Network:
+    """A random network of products by dequantised constants, of which operators share some, in every form in which
+    exporters write them. All products read inputs, so that a product of floats in place of one of bytes is seen."""
+
+    def __init__(self, seed: int, half: bool = False) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.kind = np.float16 if half else np.float32
+        self.nodes: list[NodeProto] = []
+        self.known: dict[str, TensorProto] = {}
+        self.inputs: dict[str, tuple[int, ...]] = {"x0": (ROWS, DEPTH), "x1": (DEPTH, ROWS), "x2": (2, 3, DEPTH)}
+        self.outputs: list[str] = []
+        self.results: list[str] = []
+        for _ in range(int(self.rng.integers(2, 5))):
+            self.product()
+        for _ in range(int(self.rng.integers(3))):
+            self.reader()
+        self.outputs += [name for name in self.results if not any(name in node.input for node in self.nodes)]
+        self.outputs += [str(self.rng.choice(self.results))] if self.rng.random() < 0.2 else []
+        self.outputs = list(dict.fromkeys(self.outputs))
+
+    def pick(self, *options: Any) -> Any:
+        return options[int(self.rng.integers(len(options)))]
+
+    def chance(self, part: float) -> bool:
+        return bool(self.rng.random() < part)
+
+    def constant(self, array: np.ndarray, again: float = 0.4) -> str:
+        """The name of a new constant, or of one of the same type and shape."""
+        alike = [n for n, t in self.known.items() if tuple(t.dims) == array.shape
+                 and t.data_type == helper.np_dtype_to_tensor_dtype(array.dtype)]  # fmt: skip
+        if alike and self.chance(again):
+            return str(self.pick(*alike))
+        name = f"c{len(self.known)}"
+        self.known[name] = numpy_helper.from_array(np.asarray(array), name)
+        return name
+
+    def add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name=f"n{len(self.nodes)}", **attrs))
+        return name
+
+    def weights(self, turned: bool) -> str:
+        """Floats [DEPTH, COLUMNS], or transposed, of bytes or of four bits that are constants or made of some."""
+        shape = (COLUMNS, DEPTH) if turned else (DEPTH, COLUMNS)
+        axis = 0 if turned else 1
+        granularity = self.pick("one", "column", "column", "block")
+        dims: tuple[int, ...] = {"one": (), "column": (COLUMNS,)}.get(granularity, (2, COLUMNS)[:: -1 if turned else 1])
+        scale = np.float32(self.pick(0.02, 0.03)) if dims == () else self.rng.uniform(0.01, 0.1, dims)
+        s = self.constant(np.asarray(scale, self.kind))
+        signed = self.chance(0.5)
+        byte = np.int8 if signed else np.uint8
+        zero = [self.constant(self.rng.integers(1, 99, dims).astype(byte))] if self.chance(0.5) else []
+        attrs: dict[str, Any] = {"axis": axis - 2 if self.chance(0.1) else axis} if turned or self.chance(0.5) else {}
+        if granularity == "block":
+            attrs = {"axis": 1 - axis, "block_size": 32}
+        if granularity != "block" and self.chance(0.15):
+            floats = self.constant(self.rng.standard_normal(shape).astype(self.kind))
+            if not zero:
+                zero = [self.constant(np.zeros(dims, byte), again=0)]
+            q = self.add("QuantizeLinear", floats, s, *zero, axis=axis)
+        else:
+            q = self.constant(self.rng.integers(-99 if signed else 0, 99, shape).astype(byte))
+        if self.chance(0.1):
+            q = self.add("Identity", q)
+        return self.add("DequantizeLinear", q, s, *zero, **attrs)
+
+    def product(self) -> None:
+        turned = self.chance(0.4)
+        w = self.weights(turned)
+        gemm = self.chance(0.35)
+        attrs: dict[str, Any] = {}
+        if turned and gemm and self.chance(0.3):
+            attrs["transB"] = 1
+        elif turned:
+            w = self.add("Transpose", w, **({"perm": [1, 0]} if self.chance(0.7) else {}))
+        if self.chance(0.1):
+            w = self.add("Identity", w)
+        x = self.pick("x0", "x0", "x1", "x0" if gemm else "x2")
+        if x == "x1" and gemm and self.chance(0.5):
+            attrs["transA"] = 1
+        elif x == "x1":
+            x = self.add("Transpose", x, perm=[1, 0])
+        elif self.chance(0.2):
+            x = self.add("Relu", x)
+        row = self.rng.standard_normal(COLUMNS).astype(self.kind)
+        if not gemm:
+            y = self.add("MatMul", x, w)
+            if x == "x2":
+                self.outputs.append(y)
+                return
+            if self.chance(0.3):
+                y = self.add("Add", *self.shuffled(y, self.constant(row)))
+        elif self.chance(0.4):
+            y = self.add("Gemm", x, w, self.constant(row), beta=self.pick(1.0, 0.5), **attrs)
+        else:
+            y = self.add("Gemm", x, w, alpha=self.pick(1.0, 1.0, 2.0), **attrs)
+        self.results.append(y)
+
+    def shuffled(self, *names: str) -> tuple[str, ...]:
+        return names if self.chance(0.5) else names[::-1]
+
+    def reader(self) -> None:
+        y = str(self.pick(*self.results)) if self.results else ""
+        if not y:
+            return
+        op = self.pick("Add", "Add", "Sum", "Relu", "Clip", "Transpose", "Mul", "Sigmoid")
+        if op in ("Add", "Sum"):
+            rows = self.constant(self.rng.standard_normal((ROWS, COLUMNS)).astype(self.kind))
+            made = self.add(op, *self.shuffled(y, self.pick(rows, *self.results)))
+        elif op == "Mul":
+            made = self.add(op, y, self.constant(np.asarray(self.pick(0.02, 0.03), self.kind)))
+        elif op == "Transpose":
+            self.outputs.append(self.add("Transpose", y, perm=[1, 0]))
+            return
+        else:
+            made = self.add(op, y)
+        self.results.append(made)
+
+    def model(self, condition: bool | None = None) -> ModelProto:
+        """condition: all is in a branch of an If, which it takes where it is true; a constant or, where False, an
+        input."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.kind))
+        used = {name for node in self.nodes for name in node.input}
+        known = [tensor for name, tensor in self.known.items() if name in used]
+        inputs = [helper.make_tensor_value_info(n, kind, dims) for n, dims in self.inputs.items()]
+        outputs = [helper.make_tensor_value_info(name, kind, None) for name in self.outputs]
+        graph = helper.make_graph(self.nodes, "g", inputs, outputs, known)
+        if condition is not None:
+            branch = helper.make_graph(self.nodes, "then", [], outputs, known)
+            other = [helper.make_node("Abs", ["x0"], [f"{name}_other"]) for name in self.outputs]
+            idle = helper.make_graph(
+                other, "else", [], [helper.make_tensor_value_info(n.output[0], kind, None) for n in other]
+            )
+            taken = helper.make_node(
+                "If", ["c"], [f"{n}_if" for n in self.outputs], then_branch=branch, else_branch=idle
+            )
+            given = [] if condition else [helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+            graph = helper.make_graph(
+                [taken], "g", [*inputs, *given],
+                [helper.make_tensor_value_info(name, kind, None) for name in taken.output],
+                [numpy_helper.from_array(np.array(True), "c")] if condition else [],
+            )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    def feed(self, model: ModelProto) -> dict[str, np.ndarray]:
+        fed = {name: self.rng.standard_normal(dims).astype(self.kind) for name, dims in self.inputs.items()}
+        names = {value.name for value in model.graph.input}
+        return {name: array for name, array in (*fed.items(), ("c", np.array(True))) if name in names}
+
+
+CONFIGS = ("tiny", "pynq", "wide")
+FORMS = ("plain", "half", "branch", "constant")
+"""How a network is written: in float32 or float16, or in a branch that is taken, of a condition that is an input or a
+constant."""
+NETWORKS = [(seed, form) for seed in range(200) for form in FORMS]
+
+
+@pytest.mark.parametrize(("seed", "form"), some(NETWORKS, [(seed, FORMS[seed % 4]) for seed in range(1, 13)]))
+def test_random_networks_decide_as_onnxruntime(seed: int, form: str) -> None:
+    """A product of floats in the place of one of bytes, or the reverse, is beyond FAR; sums of terms that cancel are
+    further apart than CLOSE."""
+    network = Network(seed, half=form == "half")
+    model = network.model({"branch": False, "constant": True}.get(form))
+    feed = network.feed(model)
+    try:
+        wanted = onnxruntime(model, feed)
+    except Exception as error:  # sizes that do not fit, or what onnxruntime itself does not survive
+        pytest.skip(f"onnxruntime refuses the model: {error}")
+    found = Runtime(celosia.compile(model, CONFIGS[seed % 3])).run(feed).outputs
+    for array, expected in zip(found.values(), wanted, strict=True):
+        if expected.any():
+            assert apart(array, expected) < (8 * CLOSE if form != "half" else 1.1e-3)
+        else:
+            assert not array.any()

@@ -20,6 +20,7 @@ from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
 from celosia.compiler.program import dtypes
+from celosia.compiler.program.host.hostops.types import spread_complaint
 from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
@@ -41,18 +42,15 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
         assert default is not None
         return wrap(0, default)
     p = node.input(i)
-    if p.size == 1:
+    block = int(node.attrs.get("block_size", 0))
+    if why := spread_complaint(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
+        raise node.fail(why)
+    if not block and p.size == 1:
         return p.flat(0)
     axis = node.axis(1, len(x.shape))
-    if len(p.shape) == 1 and p.shape[0] == x.shape[axis]:
+    if not block:
         return p[index[axis]]
-    block = int(node.attrs.get("block_size", 0))
-    if block > 0 and p.shape == tuple(-(-n // block) if d == axis else n for d, n in enumerate(x.shape)):
-        return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
-    blocks = f" in blocks of {block}" if block else ""
-    raise node.fail(
-        f"{p.size} scales or zero points {list(p.shape)} along axis {axis} of shape {list(x.shape)}{blocks}"
-    )
+    return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
 
 
 @op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)), takes="..Q")

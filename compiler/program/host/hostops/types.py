@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -144,26 +145,41 @@ def _along(op: HostOp, values: Array, x: Array) -> Array:
 
 
 def spread(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """Scales or zero points of a tensor of `shape`, as numpy broadcasts them to it: one, one for each place along an
-    axis, or one for each block of `block` along it. ValueError where there are others.
+    """Broadcast the scales or zero points of a tensor of `shape` to it: one for all, one for each place along `axis`,
+    or one for each block of `block` places along it. ValueError where they do not fit.
     """
-    what = f"scales or zero points {list(values.shape)}" if values.ndim > 1 else f"{values.size} scales or zero points"
-    if values.size == 1 and values.ndim <= 1:
+    if why := spread_complaint(values.shape, shape, axis, block):
+        raise ValueError(why)
+    if block:
+        return np.take(np.repeat(values, block, axis), np.arange(shape[axis]), axis)
+    if values.size == 1:
         return values.reshape(())
+    across = [1] * len(shape)
+    across[axis] = -1
+    return values.reshape(across)
+
+
+def spread_complaint(parameters: Sequence[int], shape: Sequence[int | None], axis: int, block: int) -> str:
+    """Why scales or zero points of shape `parameters` do not fit a tensor of `shape`, in a sentence; "" where they do.
+
+    The rules are onnxruntime's. None in `shape` is an unknown size, which fits everything.
+    """
+    count = prod(parameters)
+    if not block and len(parameters) <= 1 and count == 1:
+        return ""
+    few = "1 scale or zero point" if count == 1 else f"{count} scales or zero points"
+    many = f"scales or zero points {[*parameters]}" if len(parameters) > 1 else few
+    what = f"{many} along axis {axis} of shape {['?' if n is None else n for n in shape]}"
     if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"{what} along axis {axis} of shape {list(shape)}")
-    if values.ndim <= 1:
-        if values.size != shape[axis]:
-            raise ValueError(f"{what} along axis {axis} of shape {list(shape)}")
-        across = [1] * len(shape)
-        across[axis] = -1
-        return values.reshape(across)
-    size = block or -(-shape[axis] // max(values.shape[axis], 1)) if values.ndim == len(shape) else 1
-    wanted = [*shape]
-    wanted[axis % len(shape)] = -(-shape[axis] // size)
-    if list(values.shape) != wanted:
-        raise ValueError(f"{what} for blocks of {size} along axis {axis} of shape {list(shape)}")
-    return np.take(np.repeat(values, size, axis), np.arange(shape[axis]), axis)
+        return f"{what}; give an axis from {-len(shape)} to {len(shape) - 1}"
+    if not block and len(parameters) != 1:
+        return f"{what}; give block_size, one scale for all, or one for each place along the axis"
+    place, size = axis % len(shape), shape[axis]
+    if not block:
+        return "" if size in (None, count) else f"{what}; give one for all, or {size}"
+    blocks = [-(-n // block) if d == place and n is not None else n for d, n in enumerate(shape)]
+    fits = len(parameters) == len(blocks) and all(n in (None, m) for n, m in zip(blocks, parameters))
+    return "" if fits else f"{what} in blocks of {block}; give {blocks}"
 
 
 def _bounds(kind: np.dtype[Any]) -> tuple[int, int]:
