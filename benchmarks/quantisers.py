@@ -40,7 +40,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "quark": ("amd-quark==0.13",),
     "modelopt": ("nvidia-modelopt[onnx]==0.47.0",),
     "nncf": ("nncf==3.4.0",),
-    "neural-compressor": ("onnx-neural-compressor==1.0",),
+    "neural-compressor": ("onnx-neural-compressor==1.0", "prettytable==3.16.0"),
     "olive": ("olive-ai==0.13.0",),
     "brevitas": ("brevitas==0.13.4",),
     "aimet": ("hvplot", "osqp", "pandas", "scikit-learn", "jsonschema", "pybind11"),
