@@ -270,14 +270,17 @@ class ReadPort:
             if until < NEVER:
                 count = min(count, self.channel.slots_before(until) * self._bursts // self._slots - 1)
             if count > 2 * window:
-                begin, gone = self.channel.next, self._through(self._placed)
+                begin, gone, granted = self.channel.next, self._through(self._placed), self._granted + count
                 self._placed += count
                 for number in range(self._placed - min(count, len(self.ends)), self._placed):
                     slots = self._through(number) - gone, self._through(number + 1) - gone - 1
                     self._ended(*(self.channel.after(begin, slot) for slot in slots))
+                self.asked = self._granted = max(self._granted, granted)  # one is asked for in a cycle
             return
         ends = self.ends
         period = ends[-1] - ends[-1 - window]
+        if self.channel.refresh_after(ends[-2 * window]) <= ends[-1]:
+            return  # a refresh has made that longer
         if any(ends[-1 - i] - ends[-1 - i - window] != period for i in range(1, window)):
             return
         count = min(left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
