@@ -8,7 +8,7 @@ import subprocess
 import time
 from contextlib import suppress
 
-SILENCE_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
 """Longest time without a byte from a command, which sends one every BEAT_SECONDS (driver/remote/bootstrap.py)."""
 CHUNK_BYTES = 1 << 16
 ERROR_BYTES = 1 << 13

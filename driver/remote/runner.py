@@ -19,7 +19,13 @@ PACKAGE = Path(__file__).parents[2]
 FOLDERS = ("compiler/program", "driver/board", "driver/remote", "driver/run", "hw", "sim")
 """What runs on a board, without the modules that need Amaranth or another package: those make hardware."""
 INSTALLED = {*sys.stdlib_module_names, "numpy"}
-MAIN = "from celosia.driver.remote.serve import main\nmain()\n"
+MAIN = """\
+import sys
+from celosia.driver.remote.bootstrap import Beating
+out = Beating(sys.stdout.buffer)  # before numpy is loaded, which takes long on a board
+from celosia.driver.remote.serve import main
+main(out)
+"""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from celosia.compiler.program.host.op import HostError, clipped, memory_bytes
 from celosia.compiler.program.saved import array_bytes, load_array, make
 from celosia.driver.board import flash
 from celosia.driver.board.device import BoardDevice
-from celosia.driver.remote.bootstrap import MARK, Beating
+from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
@@ -287,10 +287,10 @@ def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tup
     return {}, {}
 
 
-def main() -> None:
+def main(answer: Answers) -> None:
     """`python3 runner.pyz` on the board."""
     code = 130
     with suppress(KeyboardInterrupt):
-        serve(sys.stdin.buffer, Beating(sys.stdout.buffer))
+        serve(sys.stdin.buffer, answer)
         code = 0
     os._exit(code)  # the thread that waits for the other side would hold the process
