@@ -31,7 +31,8 @@ class Task:
         """The network in PyTorch, and its samples."""
         from quantiser_networks import network
 
-        return network(self.name)
+        made: tuple[Any, Any] = network(self.name)
+        return made
 
     def reader(self) -> Any:
         """The samples as onnxruntime's quantiser takes them, which it may rewind."""
@@ -39,7 +40,7 @@ class Task:
 
         feeds = self.feeds
 
-        class Reader(CalibrationDataReader):
+        class Reader(CalibrationDataReader):  # type: ignore[misc]
             def __init__(self) -> None:
                 self.rewind()
 
