@@ -16,7 +16,7 @@ from celosia.sim.timing.latency import (
     STEP_TO_END,
     UNIT_TO_BEAT,
 )
-from celosia.sim.timing.memory import Engine, ReadPort
+from celosia.sim.timing.memory import Engine, ReadBursts
 from celosia.sim.timing.ports import Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -25,7 +25,7 @@ class Listing:
     """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
     while the rows of the one before are listed."""
 
-    def __init__(self, engine: Engine | ReadPort) -> None:
+    def __init__(self, engine: Engine | ReadBursts) -> None:
         self._engine = engine
         self._begun = 0  # when the last instruction left the place where it waits
         self._listed = 0  # when its last row had been listed
@@ -65,7 +65,7 @@ class Lane:
     may come, and ends (`close`).
     """
 
-    def __init__(self, engine: ReadPort, ports: list[Port], step_to_end: int) -> None:
+    def __init__(self, engine: ReadBursts, ports: list[Port], step_to_end: int) -> None:
         self._engine, self._listing, self._ports, self._step_to_end = engine, Listing(engine), ports, step_to_end
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
@@ -182,7 +182,7 @@ class Load:
     An instruction passes its gate (`accept`) and starts once its lane has a place for it.
     """
 
-    def __init__(self, cfg: Config, engines: Sequence[ReadPort], ports: list[Port]) -> None:
+    def __init__(self, cfg: Config, engines: Sequence[ReadBursts], ports: list[Port]) -> None:
         expands = [cfg.weight_bits < 8 and engine is engines[-1] for engine in engines]
         self.lanes = [Lane(e, ports, STEP_TO_END + EXPAND_STAGES * late) for e, late in zip(engines, expands)]
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
@@ -240,7 +240,7 @@ class Load:
 class Store:
     """Units from `out`, packed into beats, and their responses."""
 
-    def __init__(self, engine: Engine, reads: ReadPort, response: int) -> None:
+    def __init__(self, engine: Engine, reads: ReadBursts, response: int) -> None:
         self._engine, self._listing, self._response, self._reads = engine, Listing(engine), response, reads
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * RESPONSES, RESPONSES)

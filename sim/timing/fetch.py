@@ -8,7 +8,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Unit, instruction_bytes
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.sim.timing.latency import BEAT_TO_WORD, FIRST_ASK, REQUEST_TO_ASK, WORD_TO_QUEUE
-from celosia.sim.timing.memory import ReadPort
+from celosia.sim.timing.memory import ReadBursts
 from celosia.sim.timing.work import NEVER
 
 
@@ -19,7 +19,7 @@ class Fetch:
     that is full holds up everything behind it.
     """
 
-    def __init__(self, cfg: Config, port: ReadPort, units: list[int], address: int) -> None:
+    def __init__(self, cfg: Config, port: ReadBursts, units: list[int], address: int) -> None:
         size = instruction_bytes(cfg)
         self._port = port
         self._parts = max(1, size // cfg.bus_bytes)  # beats of a word

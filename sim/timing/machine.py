@@ -21,7 +21,7 @@ from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, ReadPort, check_memory
+from celosia.sim.timing.memory import Channel, Engine, ReadBursts, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -106,7 +106,7 @@ class Machine:
         self._wanted, self._count = wanted, len(wanted.unit)
         reads, writes = [Channel(cfg, memory) for _ in range(cfg.ports)], Channel(cfg, memory)
         window = min(OUTSTANDING, memory.outstanding)
-        engines = [ReadPort(channel, memory.read_latency, window) for channel in reads]
+        engines = [ReadBursts(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
         write = Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
         self._fetch = Fetch(cfg, self._read, wanted.unit.tolist(), address)

@@ -142,7 +142,7 @@ class Engine:
         return last
 
 
-class ReadPort:
+class ReadBursts:
     """The bursts of LOAD's engine on a read channel, and those of fetch between them, in the order of their requests.
 
     A train of LOAD is placed burst by burst, as far as a burst of fetch may come in between; what repeats itself is

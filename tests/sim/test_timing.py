@@ -46,7 +46,7 @@ from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
 from celosia.sim.timing import memory as timing_memory
-from celosia.sim.timing.memory import Channel, ReadPort
+from celosia.sim.timing.memory import Channel, ReadBursts
 from celosia.sim.timing.work import Steps, Train
 
 # Instructions -------------------------------------------------------------------------------------------------
@@ -748,7 +748,7 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
     def ends() -> list[int]:
         rng, found = np.random.default_rng(7), []
         for _ in range(60):
-            port = ReadPort(Channel(CONFIGS["4x4"], memory), memory.read_latency, min(8, memory.outstanding))
+            port = ReadBursts(Channel(CONFIGS["4x4"], memory), memory.read_latency, min(8, memory.outstanding))
             ask = 0
             for _ in range(4):
                 bursts = int(rng.integers(1, 300))
@@ -759,7 +759,7 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
         return found
 
     skipping = np.array(ends())
-    monkeypatch.setattr(ReadPort, "_skip", lambda self, until: None)
+    monkeypatch.setattr(ReadBursts, "_skip", lambda self, until: None)
     one_by_one = np.array(ends())
     if memory.refresh_period:  # a refresh in the middle of a burst is met by its last bursts alone
         assert np.abs(skipping - one_by_one).max() <= memory.refresh_cycles
