@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from html import escape
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from celosia.compiler.program.html import table
 
-P, R = ParamSpec("P"), TypeVar("R")
 MOST_ROWS = 20
 """Rows of a table in a notebook; what has more says how many."""
 UPDATE_SECONDS = 0.1
@@ -48,7 +47,7 @@ def _exploration(found: Any) -> Iterable[Any]:
 def _tuning(found: Any) -> Iterable[Any]:
     from celosia.driver.show import tune, tune_cpu
 
-    return (tune if "untuned" in found.report else tune_cpu).tuned(found.report)
+    return tune.tuned(found.report) if "untuned" in found.report else tune_cpu.tuned(found.report)
 
 
 def _optimised(found: Any) -> Iterable[Any]:
@@ -96,10 +95,10 @@ class CellProgress:
     """
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display
+        from IPython import display
 
-        self._html = HTML
-        self._cell = display(HTML(""), display_id=True)
+        self._html: Any = display.HTML
+        self._cell: Any = display.display(display.HTML(""), display_id=True)
         self._stage, self._shown = "", 0.0
 
     def __enter__(self) -> CellProgress:
@@ -140,7 +139,7 @@ def _line(state: Any) -> str:
     return str(lines[type(state).__name__](state))
 
 
-def with_progress(function: Callable[P, R]) -> Callable[P, R]:
+def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that takes `progress`, and perhaps `count` or `told`, with a CellProgress where the caller gives none.
     Any other one as it is."""
     takes = inspect.signature(function).parameters
@@ -148,7 +147,7 @@ def with_progress(function: Callable[P, R]) -> Callable[P, R]:
         return function
 
     @wraps(function)
-    def run(*args: P.args, **named: P.kwargs) -> R:
+    def run(*args: Any, **named: Any) -> Any:
         if "progress" in named:
             return function(*args, **named)
         with CellProgress() as cell:

@@ -72,8 +72,8 @@ class SimulatedBoard(Connection):
             PYTHON.format(site=shlex.quote(str(site)), python=shlex.quote(sys.executable)), encoding="utf-8"
         )
         python.chmod(0o755)
-        path = f"{shlex.quote(str(binaries))}:/usr/bin:/bin"
-        (self.home / ".profile").write_text(f"PATH={path}\necho Welcome to the board\n", encoding="utf-8")
+        search = f"{shlex.quote(str(binaries))}:/usr/bin:/bin"
+        (self.home / ".profile").write_text(f"PATH={search}\necho Welcome to the board\n", encoding="utf-8")
         self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
 
     def _line(self, command: str) -> list[str]:
@@ -131,7 +131,8 @@ class Rehearsal:
     def step(self, name: str, needs: str, stages: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
         """Time what is done inside, which says in a few words what came of it."""
         stages(name)
-        started, words = time.perf_counter(), []
+        started = time.perf_counter()
+        words: list[str] = []
         yield words.append
         self.steps.append(RehearsalStep(name, time.perf_counter() - started, "; ".join(words), needs))
 
@@ -201,4 +202,4 @@ def _same(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
     one, other = np.asarray(one), np.asarray(other)
-    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())

@@ -231,7 +231,8 @@ def _answered(channel: CommandChannel) -> dict[str, Any]:
 def checked_board(fields: Any) -> RemoteBoard:
     """What a board says of itself. AnswerError."""
     board: RemoteBoard = checked(RemoteBoard, fields, "the board")
-    texts = {name: clipped(printable(text)) for name in TEXTS if (text := getattr(board, name)) is not None}
+    said = {name: getattr(board, name) for name in TEXTS}
+    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in said.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
         raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
     return replace(board, **texts)

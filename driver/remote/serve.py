@@ -51,6 +51,18 @@ TIMES = ("compile", "build", "run", "cpu")
 """Seconds that a report has."""
 
 
+class Readable(Protocol):
+    """What messages are read from: a file, or a CommandChannel."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        ...
+
+    def readline(self, limit: int, /) -> bytes:
+        """Up to the next end of a line, at most `limit` bytes."""
+        ...
+
+
 class AnswerError(Sentence, ValueError):
     """A message that is none; one sentence that says why."""
 
@@ -71,7 +83,7 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
     return b"".join((line, b"\n", *blobs))
 
 
-def unpack(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than there is.
 
     EOFError where it is cut short, AnswerError where it is something else.
@@ -165,7 +177,7 @@ def memory_of(head: dict[str, Any]) -> str | None:
     return None if memory is None else BoardDevice.memory_model
 
 
-def load_result(stream: IO[bytes], kind: type[Exception] = RuntimeError) -> Result:
+def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
     """The Result that `result_bytes` made, with the report's memory model and seconds. Raises the board's error, a
     `kind` where this side does not know it; EOFError, AnswerError, DeviceError."""
     head, arrays = unpack(stream)

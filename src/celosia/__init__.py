@@ -130,7 +130,8 @@ def _in_notebook(function: Callable[..., Any]) -> Callable[..., Any]:
     from celosia.driver import notebook
 
     notebook.register()
-    return notebook.with_progress(function)
+    shown: Callable[..., Any] = notebook.with_progress(function)
+    return shown
 
 
 def _imported(module: str) -> ModuleType:

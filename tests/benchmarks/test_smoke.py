@@ -41,12 +41,15 @@ SHORTEST = {
     "simspeed": "--models demo --config tiny",
     "compile_time": "--models ds_cnn",
     "differential": "--count 5",
+    "quantisers": "--models onnxruntime,resnet",
     "superoptimise": "--models four_branches --seconds 2",
     "four_bits": "--models resnet8",
     "bits": "--models here --seconds 0.05",
     "export": "--models cpu_steps",
     "streams": "--models half --config tiny",
     "beside": "--models inception",
+    "timing": "--count 1",
+    "mutants": "--count 1",
     "paper": "--short",
     "demo": "",
     "figures": "",
@@ -54,11 +57,12 @@ SHORTEST = {
 """Options with which a section takes the least time."""
 TARGETS = {
     "help": "", "demo": "", "demo-generate": "", "lint": "", "types": "", "fuzz": "N=20 SEED=7",
+    "fuzz-schedules": "N=50 SEED=7",
 }  # fmt: skip
 """Targets of the Makefile that run no tests and no benchmarks, which have tests of their own here."""
 OTHER_TARGETS = {
     "torch", "test", "thorough", "check", "unit", "bench", "paper", "bench-cpu", "bench-tune", "bench-explore",
-    "bench-hw", "prove", "post-synthesis", "format", "clean",
+    "bench-hw", "prove", "mutants", "post-synthesis", "format", "clean",
 }  # fmt: skip
 """Targets that install, that run the tests or a section above, that take an hour, or that change the checkout."""
 
