@@ -27,7 +27,7 @@ from benchmarks.quantise_worker import QUANTISERS
 from benchmarks.rows import Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, explained
-from celosia.driver.oracle import OracleError, session
+from celosia.driver.oracle import session
 from celosia.driver.runtime import Runtime
 from celosia.hw.config import Config
 
@@ -108,7 +108,7 @@ def judged(path: Path, samples: NDArray[np.float32], config: str) -> Verdict:
     kind = proto.graph.input[0].type.tensor_type.elem_type
     feeds = [{proto.graph.input[0].name: x.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))} for x in samples]
     try:
-        oracle = _oracle(path)
+        oracle = session(path, threads=1)
         expected = [oracle.run(None, feed) for feed in feeds]
     except Exception as error:  # onnxruntime raises many classes
         return Verdict(REFUSED, f"onnxruntime: {str(error).splitlines()[0]}")
@@ -133,14 +133,6 @@ def _excused(verdict: Verdict, proto: onnx.ModelProto, feeds: list[dict[str, Any
     if alone.what in (judge.EQUAL, judge.DOCUMENTED):
         return Verdict(DOCUMENTED, f"{verdict.why}; {', '.join(alone.exclusions) or 'rounding of floats'}")
     return Verdict(verdict.kind, f"{verdict.why}; {alone.why}")
-
-
-def _oracle(path: Path) -> Any:
-    """onnxruntime without saturation, which it offers for uint8 activations alone; those of int8 do not saturate."""
-    try:
-        return session(path, threads=1, exact=True)
-    except OracleError:
-        return session(path, threads=1)
 
 
 def has_half(proto: onnx.ModelProto) -> bool:

@@ -19,7 +19,7 @@ from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.float_weights import quantise_weights
-from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.importer import ModelError, check_parameters, read
 from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.limits import require_memory, require_numpy
@@ -298,6 +298,7 @@ def _front_of(source: Source, options: Options, known: Records | None, declared:
     passes = Pipeline(*passes_of(options.left_out, options.rounding), *for_hardware(cfg)).run(
         found.graph, kept.watched(watch)
     )
+    check_parameters(found.graph)
     require_memory(found.graph)
     return Front(cfg, given, planner, found, kept, originals, sum(macs), passes, declared)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,15 @@ def require() -> None:
 
 def session(
     model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True,
-    without: Sequence[str] = (), exact: bool = False,
+    without: Sequence[str] = (), exact: bool = True,
 ) -> Any:  # fmt: skip
     """An onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
     where its optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in
     bytes; False is onnxruntime's default, and the model as it is. without: names of optimisations to leave out. exact:
-    products of uint8 and int8 do not saturate on processors without VNNI. Raises MissingLibrary, OracleError.
+    sums of products of uint8 and int8 do not saturate on processors without VNNI, where onnxruntime offers that: for a
+    model without int8 activations, which do not saturate. Raises MissingLibrary, OracleError.
     """
     require()
     import onnxruntime
@@ -53,8 +55,6 @@ def session(
     options = onnxruntime.SessionOptions()
     if int8:
         options.add_session_config_entry(INT8, "1")
-    if exact:
-        options.add_session_config_entry("session.x64quantprecision", "1")
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{_LEVELS.get(level, level)}")
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
@@ -62,12 +62,33 @@ def session(
         options.optimized_model_filepath = str(save)
     model = _with_sound_names(_widened(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    opened = partial(
+        onnxruntime.InferenceSession, source, options, providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(without),
+    )  # fmt: skip
+    if exact and saturates():
+        options.add_session_config_entry(EXACT, "1")
+        with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
+            return opened()
+        options.add_session_config_entry(EXACT, "0")
     try:
-        return onnxruntime.InferenceSession(
-            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
-        )
+        return opened()
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+
+
+EXACT = "session.x64quantprecision"
+"""onnxruntime's setting that keeps sums of products of uint8 and int8 from saturating."""
+
+
+@cache
+def saturates() -> bool:
+    """Whether onnxruntime adds two products of uint8 and int8 in 16 bits, as on x86 without VNNI."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx2" in text and "vnni" not in text
 
 
 _LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}

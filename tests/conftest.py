@@ -15,6 +15,8 @@ from hypothesis import settings
 
 OPTIONAL = ("iverilog",)
 """What may be missing in CI, too: Icarus Verilog is a second simulator for what Verilator simulates anyway."""
+PROCESSOR = "this processor has no"
+"""What a reason says where code is for instructions that the machine lacks; CI runs on several kinds."""
 
 sys.path.append(str(Path(__file__).parent))  # `import thorough`, from every folder
 gc.set_threshold(50_000)  # collections after 700 objects take a twelfth of the time of tests
@@ -43,7 +45,7 @@ def _no_skip(report: Report) -> Report:
     """With CI=true a skipped test has failed: the tool that it needs must be there."""
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        if not any(f"'{name}'" in reason for name in OPTIONAL):
+        if PROCESSOR not in reason and not any(f"'{name}'" in reason for name in OPTIONAL):
             report.outcome = "failed"
             report.longrepr = f"nothing is skipped in CI. {reason}"
     return report

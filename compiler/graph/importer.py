@@ -77,11 +77,8 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
             raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
-        _check_parameters(model)
     except MemoryError:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
-    except ModelError:
-        raise
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
     for node in model.graph:
@@ -103,8 +100,11 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     return model
 
 
-def _check_parameters(model: ir.Model) -> None:
-    """ModelError where scales or zero points do not fit what they quantise, as far as shapes are known."""
+def check_parameters(model: ir.Model) -> None:
+    """ModelError where scales or zero points do not fit what they quantise, as far as shapes are known.
+
+    For what the graph passes have left: in a pattern that is fused onnxruntime does not look at them, either.
+    """
     for node in model.graph.all_nodes():
         if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
             continue
