@@ -132,11 +132,11 @@ def _line(state: Any) -> str:
     """How far a search is, as the command line says it."""
     from celosia.driver.show import explore, optimise, tune, tune_cpu
 
-    lines = {
+    lines: dict[str, Callable[[Any], str]] = {
         "ExploreState": explore.line, "SearchState": optimise.line, "NetworkState": tune.tuning_line,
         "KernelState": tune_cpu.tuning_line,
     }  # fmt: skip
-    return str(lines[type(state).__name__](state))
+    return lines[type(state).__name__](state)
 
 
 def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:

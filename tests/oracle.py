@@ -32,7 +32,7 @@ def opened(
     if save is not None:
         options.optimized_model_filepath = str(save)
     data = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-    if int8 and saturates():
+    if saturates():
         options.add_session_config_entry(EXACT, "1")
         with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
             return _session(data, options, without)

@@ -90,7 +90,7 @@ CASES = [
          dict(K=40, N=6, block_size=16, quant_type=0), (1, 2)),
     Case("MatMulBnb4", [f(3, 50), i8(175, dtype=np.uint8), f(6)], dict(K=50, N=7, block_size=64, quant_type=1), (1, 2)),
     Case("MatMulBnb4", [f(50), i8(175, dtype=np.uint8), f(2)], dict(K=50, N=7, block_size=256, quant_type=1)),
-    Case("MatMulIntegerToFloat", [i8(3, 8, dtype=np.uint8), i8(8, 5), s(0.1), f(5), z(9, np.uint8), None, f(5)]),
+    Case("MatMulIntegerToFloat", [i8(3, 8, dtype=np.uint8), i8(8, 5) // 2, s(0.1), f(5), z(9, np.uint8), None, f(5)]),
     Case("DynamicQuantizeMatMul", [f(3, 8), RNG.integers(-64, 64, (8, 5)).astype(np.int8), s(0.1), None, f(5)]),
     Case("MatMulInteger16", [i8(3, 4, dtype=np.int16), i8(4, 5, dtype=np.int16)], exact=True),
     Case("QGemm", [i8(3, 8), s(0.1), z(2), i8(8, 5), s(0.02), z(0), ids(999, 5), s(0.3), z(-4)], exact=True),

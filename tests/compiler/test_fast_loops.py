@@ -50,7 +50,8 @@ def lines_of(place: T.Expr, loops_: list[loops.For], block: loops.For, at: int) 
 
 
 def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
-    with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
+    wide = replace(this_processor(), vector_bytes=64, registers=32, cache_bytes=1 << 17)  # tiles that divide the matrix
+    with compiling_for(wide):
         function = product(64, 512, 512)
         ((_, fetched),) = following(function.body).items()
         text = render(function).text

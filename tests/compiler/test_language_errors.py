@@ -455,7 +455,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
         (lambda k: k[(1,)](), "kernel: missing a required argument: 'x'"),
         (lambda k: k[(1,)](X.T), "x is not C-contiguous; give kernel np.ascontiguousarray.x."),
         (lambda k: k[(1,)](np.zeros(3, np.complex64)), "there is no element type"),
-        (lambda k: k(X), "inside a function with @cl.jit"),
+        (lambda k: k(X), r"without a grid; write kernel\[grid\]"),
         (lambda k: k[(1,)](X[:2, :2].copy()), "kernel stores nothing"),
         (lambda k: k[(1,)](X.astype(">i2")), "x has bytes in another order"),
         (lambda k: cl.jit(k.function, target="gpu"), "there is no target 'gpu' for kernel; take accelerator or cpu"),

@@ -151,7 +151,8 @@ def mixed() -> onnx.ModelProto:
 BAD = {
     "scales of another length": (lambda: convolution(scale=(5,), axis=0), "5 scales or zero points along axis 0"),
     "scales of other blocks": (
-        lambda: convolution(scale=(6, 3, 3, 3), axis=1, block_size=8), r"\[6, 3, 3, 3\] for blocks of 8 along axis 1",
+        lambda: convolution(scale=(6, 3, 3, 3), axis=1, block_size=8),
+        r"\[6, 3, 3, 3\] along axis 1 .* in blocks of 8; give \[6, 2, 3, 3\]",
     ),
     "blocks of less than nothing": (lambda: convolution(scale=(6, 2, 3, 3), axis=1, block_size=-8), "blocks of -8"),
     "no such axis": (lambda: convolution(axis=4), "along axis 4 of shape"),

@@ -112,7 +112,7 @@ class Layer:
 
     def by_batch(self) -> Layer:
         """The same with sequences along the first axis (`layout`)."""
-        turned = Layer.__new__(Layer)
+        turned = type(self).__new__(type(self))
         turned.__dict__ |= self.__dict__ | {"attrs": {**self.attrs, "layout": 1}}
         turned.inputs = [
             a if a is None or n not in (0, 5, 6) else np.ascontiguousarray(a.swapaxes(0, 1))
