@@ -21,7 +21,7 @@ def conv(
     return nn.Sequential(*layers, *([] if act is None else [act]))
 
 
-class Residual(nn.Module):  # type: ignore[misc]
+class ResidualBlock(nn.Module):  # type: ignore[misc]
     """ResNet's block (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -139,7 +139,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
 
 def _resnet() -> nn.Module:
-    blocks = nn.MaxPool2d(3, 2, 1), Residual(16, 16, 1), Residual(16, 32, 2), nn.AdaptiveAvgPool2d(1)
+    blocks = nn.MaxPool2d(3, 2, 1), ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), nn.AdaptiveAvgPool2d(1)
     return nn.Sequential(conv(3, 16, 7, 2, act=nn.ReLU()), *blocks, nn.Flatten(), nn.Linear(32, 10))
 
 

@@ -56,7 +56,7 @@ WRONG, REFUSED, FAULTY, RIGHT, DOCUMENTED = "wrong", "refused", "fault", "right"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class QuantiserVerdict:
     """What became of a model. kind: WRONG, REFUSED, FAULTY, RIGHT, or DOCUMENTED, which differs from onnxruntime's as
     docs/numerics.md says, next to ties. why: a sentence where it is not right."""
 
@@ -102,7 +102,7 @@ def prepare(folder: Path, networks: Sequence[str]) -> None:
         export(model, samples[0], folder / f"{name}.onnx")
 
 
-def judged(path: Path, samples: NDArray[np.float32], config: str) -> Verdict:
+def judged(path: Path, samples: NDArray[np.float32], config: str) -> QuantiserVerdict:
     """Compare a model under celosia, on the functional simulator, with onnxruntime on one thread."""
     proto = onnx.load(path)
     kind = proto.graph.input[0].type.tensor_type.elem_type
@@ -111,28 +111,30 @@ def judged(path: Path, samples: NDArray[np.float32], config: str) -> Verdict:
         oracle = session(path, threads=1)
         expected = [oracle.run(None, feed) for feed in feeds]
     except Exception as error:  # onnxruntime raises many classes
-        return Verdict(REFUSED, f"onnxruntime: {str(error).splitlines()[0]}")
+        return QuantiserVerdict(REFUSED, f"onnxruntime: {str(error).splitlines()[0]}")
     try:
         with Runtime(celosia.compile(path, config), "functional") as runtime:
             found = [list(runtime.run(feed).outputs.values()) for feed in feeds]
     except Exception as error:
         code, why = explained(error)
-        return Verdict(FAULTY if code == FAULT else REFUSED, why)
+        return QuantiserVerdict(FAULTY if code == FAULT else REFUSED, why)
     share = RELATIVE_HALF if has_half(proto) else RELATIVE
     pairs = [pair for mine, theirs in zip(found, expected) for pair in zip(mine, theirs, strict=True)]
     found_wrong = next((verdict for pair in pairs if (verdict := _compared(*pair, share)).kind != RIGHT), None)
-    return Verdict(RIGHT) if found_wrong is None else _excused(found_wrong, proto, feeds, config)
+    return QuantiserVerdict(RIGHT) if found_wrong is None else _excused(found_wrong, proto, feeds, config)
 
 
-def _excused(verdict: Verdict, proto: onnx.ModelProto, feeds: list[dict[str, Any]], config: str) -> Verdict:
+def _excused(
+    verdict: QuantiserVerdict, proto: onnx.ModelProto, feeds: list[dict[str, Any]], config: str
+) -> QuantiserVerdict:
     """`verdict`, or DOCUMENTED where each stretch between two quantised tensors is right on its own."""
     from benchmarks.differential import judge  # with ONNX's reference, which takes a second
     from benchmarks.differential.case import Case
 
     alone = judge.judge(Case("quantiser", proto, tuple(feeds), Config.load(config)))
     if alone.what in (judge.EQUAL, judge.DOCUMENTED):
-        return Verdict(DOCUMENTED, f"{verdict.why}; {', '.join(alone.exclusions) or 'rounding of floats'}")
-    return Verdict(verdict.kind, f"{verdict.why}; {alone.why}")
+        return QuantiserVerdict(DOCUMENTED, f"{verdict.why}; {', '.join(alone.exclusions) or 'rounding of floats'}")
+    return QuantiserVerdict(verdict.kind, f"{verdict.why}; {alone.why}")
 
 
 def has_half(proto: onnx.ModelProto) -> bool:
@@ -145,17 +147,19 @@ def has_half(proto: onnx.ModelProto) -> bool:
     return not half.isdisjoint(types)
 
 
-def _compared(mine: NDArray[np.generic], theirs: NDArray[np.generic], share: float) -> Verdict:
+def _compared(mine: NDArray[np.generic], theirs: NDArray[np.generic], share: float) -> QuantiserVerdict:
     if not np.issubdtype(theirs.dtype, np.floating):
         count = different(mine, theirs)
-        return Verdict(WRONG, f"{count} of {theirs.nbytes} bytes differ") if count else Verdict(RIGHT)
+        return QuantiserVerdict(WRONG, f"{count} of {theirs.nbytes} bytes differ") if count else QuantiserVerdict(RIGHT)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        return Verdict(WRONG, f"{mine.dtype}{list(mine.shape)} where {theirs.dtype}{list(theirs.shape)} is right")
+        return QuantiserVerdict(
+            WRONG, f"{mine.dtype}{list(mine.shape)} where {theirs.dtype}{list(theirs.shape)} is right"
+        )
     off = np.abs(mine.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)
     largest = np.abs(theirs.astype(np.float64)).max(initial=0)
     if off <= share * largest or np.array_equal(mine, theirs, equal_nan=True):
-        return Verdict(RIGHT)
-    return Verdict(WRONG, f"off by {off / largest if largest else off:.2e} of the largest")
+        return QuantiserVerdict(RIGHT)
+    return QuantiserVerdict(WRONG, f"off by {off / largest if largest else off:.2e} of the largest")
 
 
 def rows(

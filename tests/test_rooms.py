@@ -63,8 +63,8 @@ def test_a_planted_second_class_is_found(tmp_path: Path) -> None:
 
 # Docstrings -----------------------------------------------------------------------------------------------------
 
-FOREIGN = {"elaborate", "get_next", "annotate", "validate"}
-"""Methods that classes of other packages declare: Amaranth, onnxruntime, torchao."""
+FOREIGN = {"elaborate", "get_next", "annotate", "validate", "forward"}
+"""Methods that classes of other packages declare: Amaranth, onnxruntime, torchao, PyTorch."""
 
 
 def written(node: ast.expr) -> str:

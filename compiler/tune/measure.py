@@ -53,7 +53,7 @@ from celosia.sim.memory import IDEAL, ZYNQ_HP
 from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
-VERSION = 4
+VERSION = 5
 """Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
 records of other versions are no longer exact."""
 Opened = Callable[[Config, "Judge"], Device]

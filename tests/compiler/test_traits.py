@@ -21,6 +21,10 @@ FOLDERS = ("compiler", "driver")
 FEWEST = 4
 """Names of operators in one list that make it a table."""
 TABLES = {
+    "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
+    "compiler/graph/float16.py": "for which operators onnxruntime has kernels of float16",
+    "compiler/graph/importer.py": "operators whose sizes depend on data",
+    "compiler/selfcheck/original.py": "the check shares nothing with what it checks",
     "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
