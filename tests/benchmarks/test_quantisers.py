@@ -14,6 +14,8 @@ from benchmarks import quantise_worker, quantisers
 from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
 from onnx import numpy_helper
 
+from celosia.driver.oracle import OracleError
+
 ort = pytest.importorskip("onnxruntime")
 
 
@@ -42,7 +44,7 @@ def test_planted_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(quantisers.celosia, "compile", lambda path, config: compiled(wrong, config))
     verdict = quantisers.judged(path, SAMPLES, "tiny")
     assert verdict.kind == WRONG and "1.00e-04 of the largest" in verdict.why
-    for error, kind in ((KeyError("x"), FAULTY), (quantisers.OracleError("a sentence"), REFUSED)):
+    for error, kind in ((KeyError("x"), FAULTY), (OracleError("a sentence"), REFUSED)):
 
         def failing(path: Path, config: str, error: Exception = error) -> None:
             raise error

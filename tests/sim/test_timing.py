@@ -114,13 +114,6 @@ EXACT = {
         vector(1, 1, 30, 1, 1, wait=1 << Unit.GEMM, post=1 << Unit.STORE),
         store(30, wait=1 << Unit.VECTOR),
     ],
-    "short rows while instructions come": [
-        load(60, buffer=Buffer.PAR),
-        *[load(1, 18, dram_y=40) for _ in range(4)],
-        *[gemm() for _ in range(10)],
-        load(1, 18, dram_y=40),
-        store(1, 18, dram_y=40),
-    ],
     "both directions": [load(400), store(60), load(300), store(64), load(64, 4, dram_y=512), store(8, 8, dram_y=64)],
 }
 """Programs for which the model gives each instruction's start and end as the RTL does. Together they depend on every
