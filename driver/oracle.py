@@ -52,27 +52,29 @@ def session(
     require()
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    if int8:
-        options.add_session_config_entry(INT8, "1")
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{_LEVELS.get(level, level)}")
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    if save is not None:
-        options.optimized_model_filepath = str(save)
     model = _with_sound_names(_widened(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    opened = partial(
-        onnxruntime.InferenceSession, source, options, providers=["CPUExecutionProvider"],
-        disabled_optimizers=list(without),
-    )  # fmt: skip
+
+    def opened(entries: dict[str, str]) -> Any:
+        options = onnxruntime.SessionOptions()
+        for name, value in entries.items():
+            options.add_session_config_entry(name, value)
+        chosen = f"ORT_{_LEVELS.get(level, level)}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, chosen)
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        if save is not None:
+            options.optimized_model_filepath = str(save)
+        return onnxruntime.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
+
+    entries = {INT8: "1"} if int8 else {}
     if exact and saturates():
-        options.add_session_config_entry(EXACT, "1")
         with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
-            return opened()
-        options.add_session_config_entry(EXACT, "0")
+            return opened(entries | {EXACT: "1"})
     try:
-        return opened()
+        return opened(entries)
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
 

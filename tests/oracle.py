@@ -23,22 +23,25 @@ def opened(
     int8: QDQ patterns become integer operators. optimised: False runs the graph as it is. without: names of
     optimisations that are left out. save: where the optimised model goes. entries: others of the session's settings.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    for name, value in (({"qdqisint8allowed": "1"} if int8 else {}) | entries).items():
-        options.add_session_config_entry(f"session.{name}", value)
-    if not optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if save is not None:
-        options.optimized_model_filepath = str(save)
+    settings = {
+        f"session.{name}": value for name, value in (({"qdqisint8allowed": "1"} if int8 else {}) | entries).items()
+    }
     data = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+
+    def session(settings: dict[str, str]) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 4
+        for name, value in settings.items():
+            options.add_session_config_entry(name, value)
+        if not optimised:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if save is not None:
+            options.optimized_model_filepath = str(save)
+        return ort.InferenceSession(
+            data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
+
     if saturates():
-        options.add_session_config_entry(EXACT, "1")
         with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
-            return _session(data, options, without)
-        options.add_session_config_entry(EXACT, "0")
-    return _session(data, options, without)
-
-
-def _session(data: bytes | str | Path, options: ort.SessionOptions, without: Sequence[str]) -> ort.InferenceSession:
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without))
+            return session(settings | {EXACT: "1"})
+    return session(settings)

@@ -42,7 +42,7 @@ def require_own(path: Path) -> None:
     folder there that neither this user nor root owns, or that others may write to."""
     place, folder = path, cache_folder()
     while True:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             if (reason := _why_foreign(os.stat(place))) is not None:
                 what, way_out = reason
                 raise CacheError(

@@ -24,7 +24,7 @@ from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
 
 CFG = CONFIGS["4x4"]
 COMPILER = """#!/bin/sh
-[ "$1" = --version ] && echo slow 1.0 && exit
+[ "$1" = --version ] && echo slow 99.0 && exit
 echo $$ >> "$0.pids"
 exec sleep 600
 """
@@ -73,7 +73,7 @@ def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_
 LEAST = f"module {TOP}(input clk, output reg q); always @(posedge clk) q <= ~q; endmodule\n"
 """What Verilator takes little time for, where nobody runs it."""
 RECORDER = """#!/bin/sh
-[ "$1" = --version ] && echo recorder 1.0 && exit
+[ "$1" = --version ] && echo recorder 99.0 && exit
 echo "$*" >> "$0.log"
 while [ "$1" != -o ]; do shift; done
 echo > "$2"
