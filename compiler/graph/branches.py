@@ -42,7 +42,10 @@ def _infer(body: ir.Graph, around: list[ir.Value], model: ir.Model) -> None:
     graph.initializer.extend(ir.serde.serialize_tensor(value.const_value) for value in small if value.const_value)
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
     proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
-    shaped = inferred(proto).graph
+    try:
+        shaped = inferred(proto).graph
+    except onnx.shape_inference.InferenceError:  # of onnx itself: types stay unknown, as they were
+        return
     for info in (*shaped.value_info, *shaped.output):
         if (value := unknown.get(info.name)) is not None:
             found = ir.serde.deserialize_value_info_proto(info, None)

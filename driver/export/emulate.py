@@ -81,12 +81,13 @@ def missing(target: ExportTarget) -> str | None:
     if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
-    tool = tools.by_command(emulator.command[0])
-    lacking = [] if tools.find(tool) else [emulator.command[0]]
+    needed = [tools.by_command(command) for command in emulator.command[:1]]  # nothing for this processor
+    lacking = [tool.commands[0] for tool in needed if tools.find(tool) is None]
     lacking += [path for path in emulator.files if not Path(path).exists()]
     if lacking:
+        old = "".join(map(tools.too_old, needed))
         package = f"Debian, Ubuntu: apt-get install {emulator.package}"
-        return f"could not find '{lacking[0]}', which runs {target.name}{tools.too_old(tool)}; {package}"
+        return f"could not find '{lacking[0]}', which runs {target.name}{old}; {package}"
     return None
 
 

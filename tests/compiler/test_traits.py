@@ -64,7 +64,8 @@ def test_no_second_table_lists_operators() -> None:
         if (lines := list(tables(path.read_text(encoding="utf-8"), rows())))
     }
     assert set(found) == set(TABLES), found
-    assert all(len(lines) == 1 for lines in found.values()), found
+    several = {"compiler/graph/float16.py": 2}  # kernels of ONNX and of com.microsoft
+    assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
 
 
 @pytest.mark.parametrize(

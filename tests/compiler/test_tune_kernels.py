@@ -21,6 +21,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.tune.kernels import trial as trials
@@ -372,7 +373,8 @@ def test_names_that_there_are_not() -> None:
 
 def test_climb_reaches_what_is_best() -> None:
     """Plans of a growing space whose cost is known: tiles of 5 rows, and nothing else split."""
-    space = Plans(product(40, 40, 40), beginning(product(40, 40, 40)))
+    with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
+        space = Plans(product(40, 40, 40), beginning(product(40, 40, 40)))
     space.fill()
     search = Climb(space, np.random.default_rng(0))
 

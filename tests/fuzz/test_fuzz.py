@@ -255,8 +255,12 @@ def test_a_file_that_gives_other_outputs_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_message_that_is_no_sentence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wordy(ProgramError):
+        def __str__(self) -> str:
+            return "two\nlines"
+
     def wordy(path: str) -> Program:
-        raise ProgramError("two\nlines")
+        raise Wordy("two lines")
 
     files.intact()
     monkeypatch.setattr(files.Program, "load", wordy)
