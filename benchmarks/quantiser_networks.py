@@ -157,7 +157,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (UNet, IMAGE),
     "recurrent": (Recurrent, (1, 12, 16)),
 }
-"""What makes each network, and the shape of its input."""
+"""The constructor of each network, and the shape of its input."""
 
 
 def network(name: str) -> tuple[nn.Module, Tensor]:

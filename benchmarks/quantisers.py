@@ -45,7 +45,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "brevitas": ("brevitas==0.13.4",),
     "aimet": ("hvplot", "osqp", "pandas", "scikit-learn", "jsonschema", "pybind11"),
 }
-"""What pip installs for each quantiser, with what that needs; nothing where this environment has it."""
+"""Packages that pip installs for each quantiser; none where this environment has them."""
 ALONE = {"aimet": ("aimet-onnx==2.42.0", "onnx2torch==1.5.15")}
 """Installed without what they need: the rest would bring another PyTorch."""
 SAMPLES = 2
@@ -57,7 +57,7 @@ WRONG, REFUSED, FAULTY, RIGHT, DOCUMENTED = "wrong", "refused", "fault", "right"
 
 @dataclass(frozen=True)
 class QuantiserVerdict:
-    """What became of a model. kind: WRONG, REFUSED, FAULTY, RIGHT, or DOCUMENTED, which differs from onnxruntime's as
+    """The verdict on a model. kind: WRONG, REFUSED, FAULTY, RIGHT, or DOCUMENTED, which differs from onnxruntime's as
     docs/numerics.md says, next to ties. why: a sentence where it is not right."""
 
     kind: str

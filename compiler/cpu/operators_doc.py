@@ -67,7 +67,7 @@ OF_QUANTISERS: dict[str, tuple[str, ...]] = {
     ),
     "AIMET's simulation": ("aimet.customop.cpu.QcQuantizeOp",),
 }  # fmt: skip
-"""What quantisers write beside the operators of the network that they are given, by their sources."""
+"""Operators that quantisers add to a network, by their sources."""
 
 
 def runs(operator: str) -> bool:

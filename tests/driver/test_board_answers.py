@@ -93,7 +93,7 @@ def program() -> Program:
 
 
 X = {"input_1": np.zeros((1, 3, 8, 8), np.float32)}
-STATUS: dict[str, Any] = {"python": [3, 10, 1], "machine": "armv7l", "folder": "/root/celosia", "missing": [],
+STATUS: dict[str, Any] = {"python": [3, 10, 1], "machine": "armv7l", "folder": "/home/xilinx/celosia", "missing": [],
           "free": 10**9, "numpy": "1.21", "pynq": None, "pynq_error": "absent"}  # fmt: skip
 
 

@@ -213,7 +213,7 @@ FLOATS_OF_4_BITS = (
      -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
      0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1),
 )  # fmt: skip
-"""What the codes 0 to 15 of bitsandbytes stand for, by `quant_type`: FP4, then NF4."""
+"""Values of the codes 0 to 15 of bitsandbytes, by `quant_type`: FP4, then NF4."""
 
 
 @op("MatMulBnb4", kind=Kind.OPAQUE, wide=True)
