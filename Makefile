@@ -73,7 +73,7 @@ fuzz-schedules: $(INSTALLED)  ## Random schedules on LLVM beside numpy, of a fre
 
 mutants: N := 300
 mutants: $(INSTALLED)  ## Random faults in the hardware, and what finds them: hours; goes on where it was. N=300 SEED=1.
-	PYTHONPATH=tests:tests/formal:tests/cosim $(BIN)/python -m mutants --count $(N) --seed $(SEED)
+	PYTHONPATH=tests:tests/formal:tests/cosim $(BIN)/python -m mutation --count $(N) --seed $(SEED)
 
 prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that it must find.
 	PYTHONPATH=tests/formal $(BIN)/python -m proofs --jobs $(JOBS)

@@ -135,7 +135,7 @@ def mutants(count: int, seed: int, journal: Path | None, say: Say) -> Iterator[R
     options = ["--count", str(count), "--seed", str(seed), *(["--resume", str(journal.absolute())] if journal else [])]
 
     def measure(row: Row) -> Row:
-        found = _report(say, "mutants", ".,formal,cosim", "mutants", *options)
+        found = _report(say, "mutants", ".,formal,cosim", "mutation", *options)
         kinds = ", ".join(f"{number} by {kind}" for kind, number in found["by"].items())
         text = f"{found['killed']} of {found['mutants']} killed ({found['percent']}%; {kinds})"
         open_ = sum(not survivor["reason"] for survivor in found["survivors"])

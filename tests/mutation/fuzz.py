@@ -1,4 +1,4 @@
-"""Random programs on hardware with a mutant: python -m mutants.fuzz FILE, in the tree with the mutant.
+"""Random programs on hardware with a mutant: python -m mutation.fuzz FILE, in the tree with the mutant.
 
 Takes the first Config whose Verilog the mutant changes. Prints JSON lines, see campaign.py.
 """
@@ -39,7 +39,7 @@ def before(name: str) -> str:
     if name not in known:
         tree = os.environ["MUTANTS_BASE"]
         paths = os.pathsep.join(f"{tree}/{folder}" for folder in ("src", "tests", "tests/cosim"))
-        command = [sys.executable, "-W", "ignore", "-c", f"from mutants.fuzz import digest; print(digest({name!r}))"]
+        command = [sys.executable, "-W", "ignore", "-c", f"from mutation.fuzz import digest; print(digest({name!r}))"]
         environment = os.environ | {"PYTHONPATH": paths, "CELOSIA_CACHE": f"{tree}/../cache"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
         known[name] = done.stdout.strip()

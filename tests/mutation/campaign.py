@@ -25,8 +25,8 @@ from pathlib import Path
 from threading import Event, Lock
 
 from celosia.hw.sources import KEPT, sources_digest
-from mutants.draw import Mutant, draw
-from mutants.probe import REACHED
+from mutation.draw import Mutant, draw
+from mutation.probe import REACHED
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "models", "sim", "src", "tests", "docs")
@@ -35,7 +35,7 @@ UNIT_SECONDS, PROOF_SECONDS, FUZZ_SECONDS = 900, 400, 900
 LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.py", "test_verilog.py")
 """Files of tests/hw that test the bench itself, run whole models, or look at the Verilog's form."""
 
-PYTEST = ("-m", "pytest", "-q", "-p", "mutants.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
+PYTEST = ("-m", "pytest", "-q", "-p", "mutation.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
 KEPT_BUILDS = ("verilator", "tools", "proofs")
 """Builds that no mutant changes: Verilator's own code, other tools, and proofs, which are kept by their text."""
 NO_TESTS = 5
@@ -221,10 +221,10 @@ class Worker:
         return None, False, _ended(f"unit tests of {file}", code, (0, NO_TESTS), output)
 
     def _proofs(self, mutant: Mutant) -> Stage:
-        return self._stage("proof", "mutants.prove", mutant, PROOF_SECONDS)
+        return self._stage("proof", "mutation.prove", mutant, PROOF_SECONDS)
 
     def _fuzz(self, mutant: Mutant) -> Stage:
-        return self._stage("fuzz", "mutants.fuzz", mutant, FUZZ_SECONDS)
+        return self._stage("fuzz", "mutation.fuzz", mutant, FUZZ_SECONDS)
 
     def _stage(self, by: str, module: str, mutant: Mutant, seconds: float) -> Stage:
         """Run a module that prints JSON lines: {"differs": ...}, {"killed": name, "note": text}."""
@@ -345,7 +345,7 @@ def _ended(check: str, code: int | None, well: tuple[int, ...], output: str) -> 
     return "" if code in well else f"{check}: ended with code {code}: {output[-300:]}"
 
 
-PROBE = "__import__('mutants.probe').probe.reached()"
+PROBE = "__import__('mutation.probe').probe.reached()"
 
 
 def probed(mutant: Mutant, source: str) -> str:

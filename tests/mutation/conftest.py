@@ -1,4 +1,4 @@
-"""Lets these tests import mutants and proofs."""
+"""Lets these tests import mutation and proofs."""
 
 import sys
 from pathlib import Path

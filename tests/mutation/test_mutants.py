@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from celosia import hw
-from mutants.__main__ import diff, reasons, summary
-from mutants.campaign import (
+from mutation.__main__ import diff, reasons, summary
+from mutation.campaign import (
     EQUIVALENT,
     KILLED,
     PROBE,
@@ -25,7 +25,7 @@ from mutants.campaign import (
     nearest_tests,
     probed,
 )
-from mutants.draw import Mutant, draw, everything, mutants
+from mutation.draw import Mutant, draw, everything, mutants
 
 HARDWARE = Path(hw.__file__).parent
 SOURCE = '''"""A file."""
@@ -176,7 +176,7 @@ def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_survivors_are_listed_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (mutant for mutant, _ in zip(draw(HARDWARE, 5), range(3)))
-    monkeypatch.setattr("mutants.__main__.reasons", lambda: {(one.file, diff(one)): "speed alone"})
+    monkeypatch.setattr("mutation.__main__.reasons", lambda: {(one.file, diff(one)): "speed alone"})
     found = summary([(one, Verdict(SURVIVED)), (two, Verdict(SURVIVED)), (three, Verdict(KILLED, "proof", "name"))])
     assert (found["mutants"], found["killed"], found["percent"], found["by"]) == (3, 1, 33.3, {"proof": 1})
     assert [survivor["reason"] for survivor in found["survivors"]] == ["speed alone", ""]

@@ -1,4 +1,4 @@
-"""The proofs of the unit in which a mutant lies: python -m mutants.prove FILE, in the tree with the mutant.
+"""The proofs of the unit in which a mutant lies: python -m mutation.prove FILE, in the tree with the mutant.
 
 Each property is tried as on its own planted mutants: in the first `reach` cycles. Prints JSON lines, see campaign.py.
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from mutants import probe
+from mutation import probe
 
 ELSEWHERE = "its component does not contain the mutant"
 

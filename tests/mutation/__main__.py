@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from celosia.cache import cache_folder
-from mutants.campaign import EQUIVALENT, KILLED, ROOT, SURVIVED, UNBUILT, Campaign, Verdict
-from mutants.draw import Mutant
+from mutation.campaign import EQUIVALENT, KILLED, ROOT, SURVIVED, UNBUILT, Campaign, Verdict
+from mutation.draw import Mutant
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 REASONS = Path(__file__).with_name("survivors.toml")
