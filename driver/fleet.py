@@ -29,7 +29,7 @@ from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, destination, unasked
 from celosia.hw.config import Config
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 RTL = "rtl"
 """Resources of a Dask worker: how many simulators it may run at once, and `board:NAME`, 1 for each board that it alone

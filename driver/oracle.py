@@ -16,12 +16,12 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.narrow import NARROW, in_bytes
 from celosia.compiler.numerics import INT8
 from celosia.compiler.program.dtypes import ONNX_TYPES
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 Array = NDArray[Any]
 
 
-class MissingLibrary(RuntimeError):
+class MissingLibrary(Sentence, RuntimeError):
     """A library that is not installed; one sentence that says how to install it."""
 
 

@@ -38,7 +38,7 @@ from celosia.driver.oracle import MissingLibrary, OracleError, session, with_typ
 from celosia.driver.smooth import is_smoothable
 from celosia.driver.smooth import smooth as smooth_floats
 from celosia.hw.config import Config, did_you_mean
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 Array = NDArray[Any]
 ENOUGH_TO_HOLD_OUT = 20

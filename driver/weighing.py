@@ -21,7 +21,7 @@ from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pri
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult, other_version
 from celosia.compiler.tune.pool import Fleet, JobLine
 from celosia.hw.config import Config
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 
 STEP_SECONDS = 120.0
 """That a step may take a device; a part of a large network takes some."""

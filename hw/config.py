@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celosia.hw.plain import Sentence, brief, from_json, from_toml
+from celosia.plain import Sentence, brief, from_json, from_toml
 
 
 class ConfigError(Sentence, ValueError):

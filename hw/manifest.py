@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import Sentence, from_json
+from celosia.plain import Sentence, from_json
 
 
 class ManifestError(Sentence, ValueError):

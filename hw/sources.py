@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # novm: boards may have an older Python, and do not check types
 
-NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "plain.py", "sources.py")
+NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "sources.py")
 """Files that the Verilog does not depend on."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""

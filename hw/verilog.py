@@ -24,8 +24,8 @@ from celosia.cache import cache_folder, require_own, tool_environment, used, wri
 from celosia.garbage import seldom_collected
 from celosia.hw.blocks import Blocks
 from celosia.hw.config import Config
-from celosia.hw.plain import Sentences
 from celosia.hw.sources import sources_digest
+from celosia.plain import Sentences
 
 TOP = "celosia_top"
 """Name of the top module."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from celosia.hw.config import PRESETS, Config
 from celosia.hw.fpga import DEVICES, ULTRASCALE, ZYNQ_7000, Device
-from celosia.hw.plain import Sentence, brief
+from celosia.plain import Sentence, brief
 from celosia.sim.memory import Dram, MemoryModel
 
 

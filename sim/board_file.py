@@ -10,7 +10,7 @@ from typing import Any
 
 from celosia.hw.config import Config, ConfigError, did_you_mean
 from celosia.hw.fpga import DEVICES, Device
-from celosia.hw.plain import brief, from_toml
+from celosia.plain import brief, from_toml
 from celosia.sim.board import STATES, Board, BoardError, device_of, synth_of
 from celosia.sim.memory import Dram
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from celosia import tools
 from celosia.cache import cache_folder, locked, make_folder, require_own, shrink, used, writing
 from celosia.hw.config import Config
-from celosia.hw.plain import Sentences, printable
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
+from celosia.plain import Sentences, printable
 from celosia.sim.array_model import PRODUCTS, array_model, defines
 from celosia.sim.gating import gated
 from celosia.sim.patience import ending_on_sigterm, every_minute, so_far

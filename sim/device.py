@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
-from celosia.hw.plain import Sentence
 from celosia.hw.regs import COUNTERS
+from celosia.plain import Sentence
 
 UNITS = frozenset(unit.name.lower() for unit in Unit)
 

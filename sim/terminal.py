@@ -9,7 +9,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from celosia.hw.plain import lines
+from celosia.plain import lines
 
 
 class Console(rich.console.Console):

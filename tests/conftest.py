@@ -13,6 +13,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 
+from celosia.cache import tool_environment
+
 OPTIONAL = ("iverilog",)
 """What may be missing in CI, too: Icarus Verilog is a second simulator for what Verilator simulates anyway."""
 PROCESSOR = "this processor has no"
@@ -33,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update(tool_environment())  # tests call tools, too, and HOME may be read-only
     os.environ.setdefault("CELOSIA_REHEARSAL", "0")  # short runs of many simulators: to compile them twice takes longer
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):

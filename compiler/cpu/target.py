@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
 from celosia.hw.config import did_you_mean
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 from celosia.sim.boards import BOARDS, find_board, is_file
 
 

@@ -34,7 +34,7 @@ from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
 from celosia.compiler.program.host.hostops.types import spread_complaint
 from celosia.compiler.program.host.op import clipped
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 
 class ModelError(Sentence, ValueError):

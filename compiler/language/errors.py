@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from celosia.plain import Sentences
+
 FOLDER = str(Path(__file__).parent)
 
 
-class LanguageError(ValueError):
+class LanguageError(Sentences, ValueError):
     """A kernel that the language, or the target, cannot take; the message begins with file and line of the kernel."""
 
 

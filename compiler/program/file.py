@@ -34,7 +34,7 @@ from celosia.compiler.program.model import (
 )
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
 from celosia.hw.config import Config
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 
 FORMAT = "celosia-program"
 VERSION = 11

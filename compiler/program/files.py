@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 
 @contextmanager

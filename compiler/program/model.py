@@ -15,7 +15,7 @@ from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
 from celosia.hw.config import Config
 from celosia.hw.isa import instruction_bytes
-from celosia.hw.plain import Sentence, printable
+from celosia.plain import Sentence, printable
 
 Bytes = NDArray[Any]
 """int8 or uint8."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import empty
 from celosia.compiler.program.host.op import Body, HostOp
-from celosia.hw.plain import from_json, require_few_values
+from celosia.plain import from_json, require_few_values
 
 Array = NDArray[Any]
 KIND = "<kind>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"

@@ -21,7 +21,7 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.hw.config import Config
-from celosia.hw.plain import Sentence, from_json
+from celosia.plain import Sentence, from_json
 
 FORMAT, VERSION = "celosia-decisions", 1
 

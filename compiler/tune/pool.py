@@ -26,7 +26,7 @@ from typing import Protocol
 
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import OF_THE_DEVICE, Status, TrialResult
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 ATTEMPTS = 2
 """Times that a trial is tried whose process dies, or whose connection is lost."""

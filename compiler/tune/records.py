@@ -25,7 +25,7 @@ from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.hw.config import Config
-from celosia.hw.plain import Sentence, from_json
+from celosia.plain import Sentence, from_json
 
 Schedule = Sequence[Decisions]
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from celosia.hw.plain import lines, printable, shortened
+from celosia.plain import lines, printable, shortened
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, UNCHECKED = range(9)
 INTERRUPTED = 130

@@ -144,7 +144,7 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
 
 def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str | None) -> None:
     """Print tokens when they come: as text, that no terminal obeys, or as numbers."""
-    from celosia.hw.plain import lines
+    from celosia.plain import lines
 
     def text(tokens: list[int]) -> str:
         if prompt is None or decoder.vocabulary is None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
-from celosia.hw.plain import Sentence, brief, from_toml
+from celosia.plain import Sentence, brief, from_toml
 from celosia.sim.board import Board
 
 Values = Mapping[str, Sequence[int | bool]]

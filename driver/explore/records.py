@@ -25,7 +25,7 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import Sentence, from_json
+from celosia.plain import Sentence, from_json
 
 FORMAT = 2
 """Of what is kept; a change of what rungs or objectives say raises it. Until 1 energy was a proxy of 45 nm."""

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from celosia import tools
+from celosia.cache import tool_environment
 from celosia.driver.export.build_files import bridge_program
 from celosia.driver.export.targets import ExportTarget
 from celosia.driver.export.write import Exported, runtime_files, write
@@ -117,8 +118,9 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
     """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
     done = subprocess.run(
-        [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
+        [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env=tool_environment(),
+    )  # fmt: skip
     if done.returncode:
         raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
 

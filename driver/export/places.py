@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Program, TensorInfo
 from celosia.compiler.program.dtypes import itemsize
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 ALIGN = 64
 """Bytes that tensors are aligned to: a line of the cache."""

@@ -8,7 +8,7 @@ import onnx
 
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 
 KEY = "vocabulary"
 """Of the model's metadata: a JSON list of texts, one for each token."""

@@ -21,7 +21,7 @@ from celosia.compiler.superoptimise.derivation import (
 from celosia.driver.pages.layers import picture
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 
 SAYS = (
     "Each step is a rule that is proved for all such models, taken at one place; what it saves is of the whole, {}. In "

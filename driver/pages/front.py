@@ -12,7 +12,7 @@ import numpy as np
 from celosia.compiler.program.files import reading
 from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))

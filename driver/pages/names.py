@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 NAME, LABEL = 60, 20
 """Characters of a name in a text, and beside an axis."""

@@ -16,7 +16,7 @@ from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.driver.run import explain
 from celosia.hw.config import Config, ConfigError
-from celosia.hw.plain import from_json
+from celosia.plain import from_json
 from celosia.sim.boards import clock_mhz, described
 from celosia.sim.device import Counters
 from celosia.sim.memory import ZYNQ_HP, MemoryModel

@@ -32,7 +32,7 @@ from celosia.driver.run.report import report_of
 from celosia.driver.run.result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
-from celosia.hw.plain import brief, printable
+from celosia.plain import brief, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
 """Of a run on the board."""

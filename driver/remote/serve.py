@@ -36,7 +36,7 @@ from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest
-from celosia.hw.plain import Sentence, brief, from_json, printable
+from celosia.plain import Sentence, brief, from_json, printable
 from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from celosia import tools
 from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote.channel import CommandChannel
-from celosia.hw.plain import Sentence, printable
+from celosia.plain import Sentence, printable
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celosia.driver.show.table import percent
-from celosia.hw.plain import printable
+from celosia.plain import printable
 
 if TYPE_CHECKING:
     from celosia.driver.generate.decoder import Decoder

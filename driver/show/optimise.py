@@ -12,7 +12,7 @@ from celosia.compiler.superoptimise.derivation import distance, is_measured, rul
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.table import add_row, new_table
 from celosia.driver.show.tune import left_out_text
-from celosia.hw.plain import printable
+from celosia.plain import printable
 
 
 def line(state: SearchState) -> str:

@@ -17,8 +17,8 @@ from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
 from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
-from celosia.hw.plain import printable
 from celosia.hw.scratchpads import depths
+from celosia.plain import printable
 
 if TYPE_CHECKING:
     pass

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from celosia.driver.rehearse import Rehearsal
 from celosia.driver.show.table import add_row, new_table
-from celosia.hw.plain import printable
+from celosia.plain import printable
 
 
 def steps(found: Rehearsal) -> Iterator[RenderableType]:

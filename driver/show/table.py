@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from celosia.hw.plain import printable
+from celosia.plain import printable
 from celosia.sim.terminal import Console
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import without_fused
 from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settled
 from celosia.hw.config import Config
+from celosia.plain import Sentences
 
 NAMES = "pkg.torch.onnx.name_scopes"
 """Where torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
@@ -44,7 +45,7 @@ UNREGISTERED = "which is not a known type"
 """How torch.export says that a result is of a class of the caller's."""
 
 
-class TorchError(ValueError):
+class TorchError(Sentences, ValueError):
     """A module that cannot be taken over from PyTorch; one sentence that names its part and the way out."""
 
 

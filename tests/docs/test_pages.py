@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     tools.mkdir()
     folder.mkdir()
     for name, call in (("celosia", "-m celosia.driver.cli "), ("python", "")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call}"$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {call}"$@"\n')
         (tools / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160"}
     source = (DOCS / "tutorial.md").read_text(encoding="utf-8")

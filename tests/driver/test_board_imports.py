@@ -72,7 +72,7 @@ def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) 
 def test_what_needs_more_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is another module that needs it."""
     texts = {
-        "__init__": "", "tools": "", "compiler/__init__": "", "driver/__init__": "", "hw/__init__": "",
+        "__init__": "", "plain": "", "tools": "", "compiler/__init__": "", "driver/__init__": "", "hw/__init__": "",
         "sim/__init__": "",
         "hw/top": "from amaranth import Module", "sim/build": "from celosia.hw import top",
         "sim/rtl": "import os\nimport celosia.sim.build", "sim/fsim": "def f():\n    from celosia.sim import rtl",

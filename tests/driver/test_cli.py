@@ -545,7 +545,7 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     images, labels, _ = models.demo_images()
     np.savez("demo.npz", image=images[:20])
     np.save("labels.npy", labels[:20])
-    line = f"eval {models.demo_model_path()} --data demo.npz --labels labels.npy"
+    line = f"eval {shlex.quote(str(models.demo_model_path()))} --data demo.npz --labels labels.npy"
     code, out, err = celosia(f"{line} --report r.json")
     assert code == 0, err
     assert "20 samples" in out and "images a second" in out
@@ -797,7 +797,7 @@ def test_the_installed_command(program: Path) -> None:
     command = [sys.executable, "-m", "celosia.driver.cli"]
     done = subprocess.run([*command, "compile", "missing.onnx", "-o", "p"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("celosia: error: there is no model")
-    line = f"set -o pipefail; {' '.join(command)} inspect {program} --disassemble | head -1"
+    line = f"set -o pipefail; {shlex.join(command)} inspect {program} --disassemble | head -1"
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Broken" not in done.stderr

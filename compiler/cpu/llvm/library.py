@@ -11,11 +11,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from celosia.cache import tool_environment
 from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
 from celosia.compiler.cpu.target import Target, compiling_for
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.hw.plain import Sentences
+from celosia.plain import Sentences
 
 
 class LinkError(Sentences, RuntimeError):
@@ -53,7 +54,7 @@ def _linked(objects: dict[str, bytes], target: Target) -> bytes:
             (Path(folder) / name).write_bytes(code)
         (Path(folder) / "objects").write_text("\n".join(objects))
         command = [sys.executable, "-m", "ziglang", "cc", *target.zig, *FLAGS]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=tool_environment())
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
             raise LinkError(f"ziglang could not link the kernels for {target.machine}: {reason}")

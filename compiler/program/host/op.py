@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 Array = NDArray[Any]
 Value = Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from celosia.hw.plain import Sentence
+from celosia.plain import Sentence
 
 VARIABLE = "CELOSIA_THREADS"
 MOST = 8

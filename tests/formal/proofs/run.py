@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import celosia.hw
-from celosia.cache import cache_folder, locked
+from celosia.cache import cache_folder, locked, tool_environment
 from celosia.hw.verilog import write_atomically
 from proofs.declare import Method, Mutant, Property
 from proofs.trace import last_steps
@@ -186,7 +186,7 @@ def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
     if mutant:
         command += [mutant.file, mutant.old, mutant.new]
     paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment = {**tool_environment(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise ProofError(f"{proof.name}: the design cannot be built\n{done.stderr[-2000:]}")
@@ -217,7 +217,10 @@ def _solve(proof: Property, folder: Path, text: str, steps: int, method: Method)
         "-f",
         "proof.sby",
     ]
-    environment = {**os.environ, "PATH": os.pathsep.join((str(Path(_tool("yices-smt2")).parent), os.environ["PATH"]))}
+    environment = {
+        **tool_environment(),
+        "PATH": os.pathsep.join((str(Path(_tool("yices-smt2")).parent), os.environ["PATH"])),
+    }
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     output = done.stdout + done.stderr
     verdict = re.findall(r"DONE \((\w+)", output)
