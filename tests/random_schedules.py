@@ -46,8 +46,9 @@ PLACES = ("workspace", "local", "local", "inp", "acc")
 # Expressions by numpy ----------------------------------------------------------------------------------------------
 
 
-def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array]) -> Array:
-    """All elements of `tensor` at once; `arrays` has those that it reads."""
+def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array], whole: bool) -> Array:
+    """All elements of `tensor` at once; `arrays` has those that it reads. whole: floats are whole numbers; Inexact where
+    a sum of them depends on its order."""
     assert tensor.body is not None
     axes = [*tensor.axes, *dict.fromkeys(a for n in nodes(tensor.body) if isinstance(n, T.Reduce) for a in n.axes)]
     grids = {}
@@ -56,7 +57,7 @@ def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array]) -> Array:
         shape[place] = axis.extent
         grids[axis] = np.arange(axis.extent).reshape(shape)
     with np.errstate(all="ignore"):
-        value = np.asarray(_value(tensor.body, grids, axes, arrays))
+        value = np.asarray(_value(tensor.body, grids, axes, arrays, whole))
     whole = np.broadcast_to(value, [*tensor.shape, *(1 for _ in axes[len(tensor.shape) :])])
     return whole.reshape(tensor.shape).copy()
 
@@ -68,9 +69,9 @@ def nodes(e: T.Expr) -> Iterator[T.Expr]:
         yield from nodes(child)
 
 
-def _value(e: T.Expr, grids: dict[Any, Array], axes: list[T.Axis], arrays: dict[T.Tensor, Array]) -> Array:
+def _value(e: T.Expr, grids: dict[Any, Array], axes: list[T.Axis], arrays: dict[T.Tensor, Array], whole: bool) -> Array:
     def value(child: T.Expr) -> Array:
-        return _value(child, grids, axes, arrays)
+        return _value(child, grids, axes, arrays, whole)
 
     match e:
         case T.Const(number, dtype):
@@ -96,7 +97,7 @@ def _value(e: T.Expr, grids: dict[Any, Array], axes: list[T.Axis], arrays: dict[
             places = [axes.index(axis) for axis in own]
             terms = np.broadcast_to(terms, [n if d in places else m for d, (n, m) in enumerate(
                 zip(shape, np.broadcast_shapes(terms.shape, [1] * len(axes))))])  # fmt: skip
-            return _reduced(kind, terms, places)
+            return _reduced(kind, terms, places, whole)
     raise TypeError(type(e).__name__)
 
 
@@ -136,7 +137,19 @@ def _cast(value: Array, dtype: str) -> Array:
     return np.where(wide >= float(limits.max), target.type(limits.max), inside.astype(target))
 
 
-def _reduced(kind: str, terms: Array, places: list[int]) -> Array:
+class Inexact(Exception):
+    """Large integers that became floats have a sum which depends on the order: there is nothing to compare with."""
+
+
+def _require_exact(terms: Array, places: list[int]) -> None:
+    """Inexact where a sum of `terms` in some order may round: they are no whole numbers, or too large."""
+    most = np.sum(np.abs(terms), axis=tuple(places), dtype=np.float64, initial=0)
+    if not np.all(most <= 1 / np.finfo(terms.dtype).eps) or np.any(terms != np.trunc(terms)):
+        raise Inexact
+
+
+def _reduced(kind: str, terms: Array, places: list[int], whole: bool) -> Array:
+    """whole: sums are of whole numbers, so that they do not depend on the order."""
     dtype = terms.dtype
     start: Any = {"sum": 0, "ordered_sum": 0, "prod": 1}.get(kind)
     if start is None:
@@ -150,6 +163,8 @@ def _reduced(kind: str, terms: Array, places: list[int]) -> Array:
         for point in itertools.product(*(range(terms.shape[d]) for d in places)):
             total = total + steps[point]
         return np.expand_dims(total, tuple(sorted(places)))
+    if kind == "sum" and dtype.kind == "f" and whole:
+        _require_exact(terms, places)
     function: Any = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[kind]
     options = {"dtype": dtype} if kind in ("sum", "prod") else {}
     return np.asarray(function.reduce(terms, axis=tuple(places), keepdims=True, initial=dtype.type(start), **options))
@@ -558,7 +573,10 @@ def _run(case: Case, refused: Counter[str]) -> bool:
     arrays = {each.node: writer.array(each.node.shape, each.dtype) for each in inputs}
     given = list(arrays.values())
     for stage in program.stages:
-        arrays[stage.node] = evaluate(stage.node, arrays)
+        try:
+            arrays[stage.node] = evaluate(stage.node, arrays, whole=program.style == "exact")
+        except Inexact:
+            return False
     expected = [arrays[each.node] for each in outputs]
     arranger = Arranger(rng, schedule, refused)
     arranger.arrange()

@@ -39,8 +39,7 @@ def with_whole_tiles(stage: Stage, part: Region) -> Region:
     """`part`; where it has not all that an intrinsic computes at once, the dimensions of that are whole."""
     if stage.intrinsic is None:
         return part
-    axis, intrinsic = stage.intrinsic
-    tile = stage.order[stage.order.index(axis) :]
+    tile, intrinsic = stage.intrinsic_loops(), stage.intrinsic[1]
     if prod(count for axis, (_, count) in zip(stage.tensor.axes, part) if axis in tile) >= intrinsic.size:
         return part
     whole: tuple[Expr, int]
@@ -111,6 +110,8 @@ def in_lanes(
     stage: Stage, axis: Axis, axes: list[Axis], acc: Tensor, kind: str, value: Expr, locals_: list[Tensor]
 ) -> Stmt:
     """Update `acc` with `value` over `axes`, the last of which, `axis`, in vectors; see Stage.accumulate_lanes."""
+    if any(a.extent == 0 for a in axes):
+        return block()
     parts: list[Stmt] = []
     done = 0
     for width in (*stage.lanes[axis], 1):

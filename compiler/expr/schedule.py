@@ -304,12 +304,16 @@ class Stage:
         stage.kinds = {new[axis]: kind for axis, kind in self.kinds.items() if axis in new}
         stage.lanes = {new[axis]: widths for axis, widths in self.lanes.items()}
         if self.intrinsic is not None:
-            if self.intrinsic[0] not in self.order:
-                raise ScheduleError(
-                    f"{self.tensor.name}: the tensorized loop {self.intrinsic[0].name} was split or fused"
-                )
-            stage.intrinsic = new[self.intrinsic[0]], self.intrinsic[1]
+            stage.intrinsic = new[self.intrinsic_loops()[0]], self.intrinsic[1]
         return stage, new
+
+    def intrinsic_loops(self) -> list[Axis]:
+        """The loops that an intrinsic replaces: the tensorized one and those inside it. ScheduleError where it is gone."""
+        assert self.intrinsic is not None
+        axis = self.intrinsic[0]
+        if axis not in self.order:
+            raise ScheduleError(f"{self.tensor.name}: the tensorized loop {axis.name} was split or fused")
+        return self.order[self.order.index(axis) :]
 
     def index_values(self) -> tuple[dict[Var, Expr], list[Expr]]:
         """The tensor's own axes in terms of the loops, and conditions under which a step of a reduction counts."""

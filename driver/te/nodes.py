@@ -264,7 +264,7 @@ def _check_inside(name: str, body: Expr) -> None:
     if not isinstance(body, Load):
         return
     for dimension, (index, size) in enumerate(zip(body.index, body.tensor.shape)):
-        exact = all(atom is None or isinstance(atom, Axis) for atom in linear(index))
+        exact = all(atom is None or (isinstance(atom, Axis) and atom.extent) for atom in linear(index))
         reach = interval(index) if exact and size else None
         if reach is not None and (reach[0] < 0 or reach[1] >= size):
             raise ValueError(

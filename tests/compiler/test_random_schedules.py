@@ -171,3 +171,47 @@ def test_an_empty_loop_can_be_split() -> None:
     s = T.create_schedule(y)
     s[y].split(y.axes[0], 4)
     assert both(s, np.zeros((0, 3), np.float32)).shape == (0, 3)
+
+
+def test_a_tensorized_loop_that_is_split_or_fused_is_refused() -> None:
+    """Also where the stage is computed at a loop of another, which asks for whole tiles."""
+    for change in (lambda stage: stage.split(stage.order[0], 2), lambda stage: stage.fuse(*stage.order)):
+        x = te.placeholder((4, 4), "float32", "x")
+        y = te.compute((4, 4), lambda i, j: x[i, j], "y")
+        z = te.compute((4, 4), lambda i, j: y[i, j] + 1, "z")
+        a = te.placeholder((4, 4), "float32", "a")
+        tile = te.compute((4, 4), lambda i, j: a[i, j], "tile")
+        schedule = T.create_schedule(z.node)
+        first = schedule[y.node].order[0]
+        schedule[y.node].tensorize(first, te.decl_tensor_intrin(tile.op, lambda p, q: te.hardware_intrin("t", *p, *q)))
+        schedule[y.node].compute_at(schedule[z.node], schedule[z.node].order[0])
+        change(schedule[y.node])
+        with pytest.raises(T.ScheduleError, match="the tensorized loop .* was split or fused"):
+            T.lower(schedule)
+
+
+@pytest.mark.parametrize("extents", [(0, 5), (5, 0), (0,)])
+def test_no_steps_in_lanes(extents: tuple[int, ...]) -> None:
+    x = T.placeholder((3, *(max(extent, 1) for extent in extents)), "float32", "x")
+    axes = tuple(T.reduce_axis(extent, f"k{number}") for number, extent in enumerate(extents))
+    y = T.compute((3,), lambda i: T.Reduce("max", x[(i, *axes)], axes), "y")
+    schedule = T.create_schedule(y)
+    schedule[y].accumulate_lanes(axes[-1], (4, 2))
+    assert np.all(both(schedule, np.ones(x.shape, np.float32)) == -np.inf)
+
+
+def test_no_element_of_a_tensor_is_outside_of_another() -> None:
+    """te, which knows sizes late, finds indices that leave a tensor: of no element there are none."""
+    x = te.placeholder((2, 8), "float32", "x")
+    y = te.compute((0, 8), lambda i, j: x[i + 2, j], "y")
+    te.build(te.create_schedule(y), [x, y])(np.ones((2, 8), np.float32), np.empty((0, 8), np.float32))
+
+
+@pytest.mark.parametrize("source", ["int8", "int16", "int32"])
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_negative_numbers_as_long_unsigned_ones_become_floats(source: str, size: int) -> None:
+    """LLVM 22 narrows what the conversion reads, and takes it for unsigned."""
+    x = T.placeholder((size,), source, "x")
+    y = T.compute((size,), lambda i: x[i].astype("uint64").astype("float32"), "y")
+    values = np.arange(-size // 2, size - size // 2).astype(source)
+    np.testing.assert_array_equal(both(T.create_schedule(y), values), values.astype("uint64").astype("float32"))

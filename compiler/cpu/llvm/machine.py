@@ -61,6 +61,12 @@ def stores_one_lane(text: str) -> bool:
     return any(mask[1].count("true") == 1 for mask in map(_MASK.search, stores) if mask is not None)
 
 
+def converts_long_unsigned(text: str) -> bool:
+    """Whether LLVM IR makes floats of 64-bit unsigned integers. Where several of these were shorter signed integers,
+    the SLP vectoriser of LLVM 22 converts their lower 32 bits: float(uint64(int8(-1))) becomes 2**32 - 1."""
+    return re.search(r"= uitofp (<\d+ x )?i64", text) is not None
+
+
 def optimise(text: str, level: int = 3, unroll: bool = True) -> tuple[str, bytes]:
     """(optimised LLVM IR, object file) of one module, for the target. unroll: whether LLVM may write out loops."""
     result, code = _optimised(text, level, unroll, vectorise=True)
@@ -76,7 +82,7 @@ def _optimised(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[st
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=level)
     options.loop_vectorization = vectorise
-    options.slp_vectorization = True
+    options.slp_vectorization = not converts_long_unsigned(text)
     options.loop_unrolling = unroll
     llvm.create_pass_builder(processor, options).getModulePassManager().run(
         module, llvm.create_pass_builder(processor, options)
