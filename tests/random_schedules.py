@@ -47,8 +47,10 @@ PLACES = ("workspace", "local", "local", "inp", "acc")
 
 
 def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array], whole: bool) -> Array:
-    """All elements of `tensor` at once; `arrays` has those that it reads. whole: floats are whole numbers; Inexact where
-    a sum of them depends on its order."""
+    """All elements of `tensor` at once; `arrays` has those that it reads.
+
+    whole: floats are whole numbers; Inexact where a sum of them depends on its order.
+    """
     assert tensor.body is not None
     axes = [*tensor.axes, *dict.fromkeys(a for n in nodes(tensor.body) if isinstance(n, T.Reduce) for a in n.axes)]
     grids = {}

@@ -405,6 +405,8 @@ class Nest:
     def _tensorized(self, axis: Axis, intrinsic: Declared) -> Stmt:
         stage, name = self.stage, self.target.name
         at = stage.order.index(axis)
+        if empty := [loop.name for loop in stage.order if loop.reduce and not loop.extent]:
+            raise ScheduleError(f"{name}: the reduction {empty[0]} has no steps, and {intrinsic.name} takes some")
         for inner in stage.order[at:]:
             if inner in stage.kinds:
                 raise ScheduleError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")

@@ -308,7 +308,7 @@ class Stage:
         return stage, new
 
     def intrinsic_loops(self) -> list[Axis]:
-        """The loops that an intrinsic replaces: the tensorized one and those inside it. ScheduleError where it is gone."""
+        """The tensorized loop and those inside it, which an intrinsic replaces. ScheduleError where it is gone."""
         assert self.intrinsic is not None
         axis = self.intrinsic[0]
         if axis not in self.order:

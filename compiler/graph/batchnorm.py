@@ -64,6 +64,11 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     return become(after, node.outputs[0])
 
 
+def is_training(node: ir.Node) -> bool:
+    """Whether a BatchNormalization normalises by its batch: by its attribute, or, before opset 14, by its outputs."""
+    return len(node.outputs) > 1 or bool(attribute(node, "training_mode", 0))
+
+
 def _is_quantised(node: ir.Node) -> bool:
     return any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
 
@@ -72,7 +77,7 @@ def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
     """What `node` does to each channel of `x`, where it does nothing else."""
     channels = dims[1]
     if is_op(node, "BatchNormalization"):
-        if any(out.uses() or out.is_graph_output() for out in node.outputs[1:]) or attribute(node, "training_mode", 0):
+        if is_training(node):
             return None
         values = [constant(value) for value in node.inputs[1:5]]
         if node.inputs[0] is not x or any(v is None or v.shape != (channels,) for v in values):

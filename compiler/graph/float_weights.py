@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.batchnorm import is_training
 from celosia.compiler.graph.fold import fold_makers
 from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
@@ -110,7 +111,7 @@ def _is_affine(after: ir.Node, node: ir.Node, of_channels: tuple[int, ...]) -> b
         return False
     shapes = [array.shape for array in given if array is not None]
     if is_op(after, "BatchNormalization"):
-        return all(each == of_channels[:1] for each in shapes) and not attribute(after, "training_mode", 0)
+        return all(each == of_channels[:1] for each in shapes) and not is_training(after)
     scalar = [()] if is_op(after, "Mul") else []
     return is_op(after, "Add", "Mul") and shapes[0] in (of_channels, (1, *of_channels), *scalar)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY, VARIADIC
 from celosia.compiler.cpu.target import target
+from celosia.compiler.graph.batchnorm import is_training
 from celosia.compiler.graph.values import attribute, attributes, constant, new_constant, shape
 
 Shape = tuple[int, ...]
@@ -180,7 +181,7 @@ class _Layout:
     def _batch_norm(self, node: ir.Node) -> ir.Value | None:
         """As y = x * factor + offset."""
         x, fixed = self.blocked.get(_first(node)), [constant(value) for value in node.inputs[1:]]
-        if x is None or attribute(node, "training_mode", 0) or any(array is None for array in fixed):
+        if x is None or is_training(node) or any(array is None for array in fixed):
             return None
         scale, bias, mean, variance = (np.asarray(array, np.float64) for array in fixed)
         factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))

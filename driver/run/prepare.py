@@ -90,6 +90,8 @@ def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> 
     what: its type and shape, for people. batched: its first axis counts any number of samples.
     """
     array = np.asarray(given)
+    if not tensor.shape and array.size == 1:
+        array = array.reshape(())  # onnxruntime takes [1], too, where a model declares a scalar
     wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
     same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
     if array.dtype.name != tensor.dtype or not same:

@@ -227,6 +227,36 @@ def test_what_onnxruntime_takes(case: str) -> None:
     assert model.SerializeToString() == before
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("opset", [7, 9, 13])
+def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
+    """A BatchNormalization that lists what training computes normalises by its batch; also behind a convolution, into
+    whose weights it does not go then. shared: what training computes is an output of the model, too."""
+    rng = np.random.default_rng(opset)
+    constants = {
+        "w": rng.normal(size=(3, 2, 3, 3)), "scale": rng.normal(size=3), "offset": rng.normal(size=3),
+        "mean": rng.normal(size=3), "variance": rng.uniform(0.5, 2, 3),
+    }  # fmt: skip
+    more = ", float[3] m, float[3] v, float[3] sm, float[3] sv" if shared else ""
+    text = f"""g (float[2, 2, 6, 6] x) => (float[2, 3, 4, 4] y{more}) {{ h = Conv(x, w)
+        y, m, v, sm, sv = BatchNormalization<momentum: float = 0.8>(h, scale, offset, mean, variance) }}"""
+    model = graph(text, **{name: np.float32(value) for name, value in constants.items()})
+    model.opset_import[0].version = opset
+    feed = {"x": rng.normal(size=(2, 2, 6, 6)).astype(np.float32)}
+    wanted = opened(model.SerializeToString()).run(None, feed)
+    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(found.values(), wanted, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_element_is_a_scalar(shape: tuple[int, ...]) -> None:
+    model = graph("g (float[2, 3] x, float k) => (float[2, 3] y) { y = Mul(x, k) }")
+    feed = {"x": np.ones((2, 3), np.float32), "k": np.full(shape, 3, np.float32)}
+    wanted = opened(model.SerializeToString()).run(None, feed)
+    assert np.array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], wanted[0].reshape(2, 3))
+
+
 def open_input() -> ModelProto:
     model = graph(CHAIN)
     model.graph.input[0].type.tensor_type.ClearField("shape")

@@ -173,21 +173,22 @@ def test_an_empty_loop_can_be_split() -> None:
     assert both(s, np.zeros((0, 3), np.float32)).shape == (0, 3)
 
 
-def test_a_tensorized_loop_that_is_split_or_fused_is_refused() -> None:
+@pytest.mark.parametrize(
+    "change", [lambda stage: stage.split(stage.order[0], 2), lambda stage: stage.fuse(*stage.order)]
+)
+def test_a_tensorized_loop_that_is_split_or_fused_is_refused(change: Callable[[T.Stage], object]) -> None:
     """Also where the stage is computed at a loop of another, which asks for whole tiles."""
-    for change in (lambda stage: stage.split(stage.order[0], 2), lambda stage: stage.fuse(*stage.order)):
-        x = te.placeholder((4, 4), "float32", "x")
-        y = te.compute((4, 4), lambda i, j: x[i, j], "y")
-        z = te.compute((4, 4), lambda i, j: y[i, j] + 1, "z")
-        a = te.placeholder((4, 4), "float32", "a")
-        tile = te.compute((4, 4), lambda i, j: a[i, j], "tile")
-        schedule = T.create_schedule(z.node)
-        first = schedule[y.node].order[0]
-        schedule[y.node].tensorize(first, te.decl_tensor_intrin(tile.op, lambda p, q: te.hardware_intrin("t", *p, *q)))
-        schedule[y.node].compute_at(schedule[z.node], schedule[z.node].order[0])
-        change(schedule[y.node])
-        with pytest.raises(T.ScheduleError, match="the tensorized loop .* was split or fused"):
-            T.lower(schedule)
+    x, a = te.placeholder((4, 4), "float32", "x"), te.placeholder((4, 4), "float32", "a")
+    y = te.compute((4, 4), lambda i, j: x[i, j], "y")
+    z = te.compute((4, 4), lambda i, j: y[i, j] + 1, "z")
+    tile = te.compute((4, 4), lambda i, j: a[i, j], "tile")
+    schedule = T.create_schedule(z.node)
+    stage, reader = schedule[y.node], schedule[z.node]
+    stage.tensorize(stage.order[0], te.decl_tensor_intrin(tile.op, lambda p, q: te.hardware_intrin("t", *p, *q)))
+    stage.compute_at(reader, reader.order[0])
+    change(stage)
+    with pytest.raises(T.ScheduleError, match="was split or fused"):
+        T.lower(schedule)
 
 
 @pytest.mark.parametrize("extents", [(0, 5), (5, 0), (0,)])
@@ -198,6 +199,18 @@ def test_no_steps_in_lanes(extents: tuple[int, ...]) -> None:
     schedule = T.create_schedule(y)
     schedule[y].accumulate_lanes(axes[-1], (4, 2))
     assert np.all(both(schedule, np.ones(x.shape, np.float32)) == -np.inf)
+
+
+def test_an_intrinsic_does_not_take_no_steps() -> None:
+    """It would not run, and leave out what it begins with."""
+    a, b = te.placeholder((4, 0), "float32", "a"), te.placeholder((0, 4), "float32", "b")
+    r = te.reduce_axis((0, 0), "r")
+    y = te.compute((4, 4), lambda i, j: te.sum(a[i, r] * b[r, j], r), "y")
+    schedule = T.create_schedule(y.node)
+    stage = schedule[y.node]
+    stage.tensorize(stage.order[0], te.decl_tensor_intrin(y.op, lambda p, q: te.hardware_intrin("t", *p, *q)))
+    with pytest.raises(T.ScheduleError, match="the reduction r has no steps"):
+        T.lower(schedule)
 
 
 def test_no_element_of_a_tensor_is_outside_of_another() -> None:

@@ -69,17 +69,20 @@ def _sorted(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
 @host("BatchNormalization")
 def batch_normalisation(
     op: HostOp, x: Array, scale: Array, shift: Array, mean: Array, variance: Array
-) -> tuple[Array, Array, Array]:
-    """In training mode: normalises by the batch, and returns running statistics."""
-    if not op.attr("training_mode", 0):
+) -> tuple[Array, ...]:
+    """In training mode: normalises by the batch, and returns running statistics. Before opset 14, five outputs ask for
+    training mode; the last two are the mean and the inverse deviation of the batch, as onnxruntime has them."""
+    if not (op.attr("training_mode", 0) if op.opset >= 14 else op.wanted == 5):
         raise op.fail("it cannot be compiled for these inputs")
     axes = (0, *range(2, x.ndim))
     shape = (1, -1, *[1] * (x.ndim - 2))
     now, spread, keep = x.mean(axis=axes), x.var(axis=axes), op.attr("momentum", 0.9)
-    y = (x - now.reshape(shape)) / np.sqrt(spread.reshape(shape) + op.attr("epsilon", 1e-5))
+    deviation = np.sqrt(spread + op.attr("epsilon", 1e-5))
+    y = (x - now.reshape(shape)) / deviation.reshape(shape)
     y = y * scale.reshape(shape) + shift.reshape(shape)
     running = (mean * keep + now * (1 - keep), variance * keep + spread * (1 - keep))
-    return y.astype(x.dtype), running[0].astype(mean.dtype), running[1].astype(variance.dtype)
+    saved = (now, 1 / deviation)[: max(op.wanted - 3, 0)]
+    return y.astype(x.dtype), *(value.astype(mean.dtype) for value in (*running, *saved))
 
 
 COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
