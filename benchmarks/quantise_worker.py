@@ -34,13 +34,13 @@ class Task:
         made: tuple[Any, Any] = network(self.name)
         return made
 
-    def reader(self) -> Any:
-        """The samples as onnxruntime's quantiser takes them, which it may rewind."""
+    def reader(self, base: Any = None) -> Any:
+        """The samples as calibration data, which may be rewound. base: the reader's class, by default onnxruntime's."""
         from onnxruntime.quantization import CalibrationDataReader
 
         feeds = self.feeds
 
-        class Reader(CalibrationDataReader):  # type: ignore[misc]
+        class Reader(base or CalibrationDataReader):  # type: ignore[misc]
             def __init__(self) -> None:
                 self.rewind()
 
@@ -233,20 +233,9 @@ def _neural(task: Task, kind: str, **how: Any) -> None:
     from onnx_neural_compressor import data_reader
     from onnx_neural_compressor.quantization import QuantFormat, QuantType, config, quantize
 
-    feeds = task.feeds
-
-    class Reader(data_reader.CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.rewind()
-
-        def rewind(self) -> None:
-            self.left = feeds()
-
-        def get_next(self) -> Any:
-            return next(self.left, None)
-
     if kind in ("StaticQuantConfig", "SmoothQuantConfig"):
-        how |= {"calibration_data_reader": Reader(), "quant_format": QuantFormat[how.pop("form", "QDQ")]}
+        reader = task.reader(data_reader.CalibrationDataReader)
+        how |= {"calibration_data_reader": reader, "quant_format": QuantFormat[how.pop("form", "QDQ")]}
     for name in ("activation_type", "weight_type"):
         if name in how:
             how[name] = QuantType[how[name]]
