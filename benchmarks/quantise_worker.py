@@ -368,4 +368,5 @@ def main(quantiser: str, folder: Path, networks: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(sys.path.pop(0))  # installed packages come before the modules of this folder, as transformers.py
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3].split(","))

@@ -40,9 +40,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "quark": ("amd-quark==0.13",),
     "modelopt": ("nvidia-modelopt[onnx]==0.47.0",),
     "nncf": ("nncf==3.4.0",),
-    "neural-compressor": ("onnx-neural-compressor==1.0", "prettytable==3.16.0"),
-    "olive": ("olive-ai==0.13.0",),
-    "brevitas": ("brevitas==0.13.4",),
+    "neural-compressor": ("onnx-neural-compressor==1.0", "prettytable==3.16.0", "transformers>=4.50,<6"),
+    "olive": ("olive-ai==0.13.0", "requests"),
+    "brevitas": ("brevitas==0.13.4", "onnxoptimizer"),
     "aimet": ("hvplot", "osqp", "pandas", "scikit-learn", "jsonschema", "pybind11"),
 }
 """Packages that pip installs for each quantiser; none where this environment has them."""

@@ -31,7 +31,7 @@ import celosia
 from benchmarks.differential.case import Case
 from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
 from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised
+from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
 from benchmarks.differential.net import value_info
 from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.program import InputError, Program
@@ -281,7 +281,7 @@ class Neighbourhood:
     """How far rounding moves the tensors of `model`. optimised: the graph that onnxruntime makes of it."""
 
     def __init__(self, model: onnx.ModelProto, feed: Mapping[str, Array], optimised: onnx.ModelProto) -> None:
-        self.model, self.feed = model, feed
+        self.model, self.feed = with_rounded_biases(model, optimised), feed
         self.makers = {name: node for node in optimised.graph.node for name in node.output}
         self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self.quantisers = {

@@ -45,6 +45,31 @@ def with_moved_constants(model: onnx.ModelProto, rng: np.random.Generator) -> on
     return near
 
 
+def with_rounded_biases(model: onnx.ModelProto, optimised: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with the float biases that onnxruntime rounds to int32 for products of dequantised tensors.
+
+    optimised: the graph that onnxruntime makes of `model`, where DequantizeLinear makes floats of such a bias.
+    """
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimised.graph.initializer}
+    makers = {name: node for node in optimised.graph.node for name in node.output}
+    theirs = {node.name: node for node in optimised.graph.node if node.name}
+    rounded = onnx.ModelProto()
+    rounded.CopyFrom(model)
+    floats = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    for number, node in enumerate(rounded.graph.node):
+        other = theirs.get(node.name)
+        if other is None or len(node.input) < 3 or len(other.input) < 3 or node.input[2] not in floats:
+            continue
+        maker = makers.get(other.input[2])
+        if maker is None or maker.op_type != "DequantizeLinear" or not constants.keys() >= {*maker.input}:
+            continue
+        whole, scale = (constants[name] for name in maker.input[:2])
+        bias = numpy_helper.from_array(whole.astype(np.float32) * scale, f"{node.input[2]} rounded for {number}")
+        rounded.graph.initializer.append(bias)
+        node.input[2] = bias.name
+    return rounded
+
+
 def with_moved_dequantised(
     model: onnx.ModelProto, values: Mapping[str, Any], rng: np.random.Generator
 ) -> onnx.ModelProto:

@@ -477,6 +477,30 @@ def test_the_exponent_of_a_negative_base_is_what_it_is() -> None:
     assert not any(np.isnan(each["y"]).any() for each in near.near) and judge(case).what == EQUAL
 
 
+def test_a_float_bias_is_rounded_as_onnxruntime_does() -> None:
+    """A convolution of int8 to uint8 stays one of floats, and its bias becomes int32 in steps of the scales: with the
+    float bias, what lies next to a tie would not."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]>
+        g (float[1, 3, 20, 20] x) => (float[1, 16, 14, 14] y) <int8 zx = {1}, uint8 zy = {0}> {
+            a = QuantizeLinear(x, sx, zx) b = DequantizeLinear(a, sx, zx) v = DequantizeLinear(w, sw)
+            c = Conv(b, v, bias) d = Relu(c)
+            e = QuantizeLinear(d, sy, zy) y = DequantizeLinear(e, sy, zy) }""")
+    constants = {
+        "sx": np.float32(0.1), "sw": np.float32(0.3), "sy": np.float32(0.06), "bias": rng.normal(size=16),
+        "w": rng.integers(-3, 4, (16, 3, 7, 7)).astype(np.int8),
+    }  # fmt: skip
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(value, np.int8 if name == "w" else np.float32), name)
+        for name, value in constants.items()
+    )
+    for node in model.graph.node:
+        node.name = node.output[0]
+    feed = {"x": rng.normal(size=(1, 3, 20, 20)).astype(np.float32)}
+    with_ties = judge(Case("bias", model, (feed,), Config.load("tiny")))
+    assert with_ties.what in (EQUAL, DOCUMENTED), with_ties.why
+
+
 def test_what_is_no_number_is_found() -> None:
     near = Neighbourhood.__new__(Neighbourhood)
     one, none = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
