@@ -347,14 +347,15 @@ QUANTISERS: dict[str, dict[str, Option]] = {
 
 def main(quantiser: str, folder: Path, networks: list[str]) -> None:
     """Write what all options make of all networks."""
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).parent))
     for option, function in QUANTISERS[quantiser].items():
         place = folder / quantiser / option
         place.mkdir(parents=True, exist_ok=True)
         for name in networks:
             out = place / f"{name}.onnx"
-            if out.exists() or out.with_suffix(".txt").exists():
+            if out.exists():
                 continue
+            out.with_suffix(".txt").unlink(missing_ok=True)
             try:
                 function(Task(name, folder, out))
                 if not out.exists():
@@ -368,5 +369,5 @@ def main(quantiser: str, folder: Path, networks: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # installed packages come before the modules of this folder, as transformers.py
+    del sys.path[0]  # installed packages come before the modules of this folder, one of which is transformers.py
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3].split(","))
