@@ -232,6 +232,7 @@ NNCF: dict[str, Option] = {
 def _neural(task: Task, kind: str, **how: Any) -> None:
     from onnx_neural_compressor import data_reader
     from onnx_neural_compressor.quantization import QuantFormat, QuantType, config, quantize
+    from onnx_neural_compressor.quantization.algorithm_entry import rtn_quantize_entry
 
     if kind in ("StaticQuantConfig", "SmoothQuantConfig"):
         reader = task.reader(data_reader.CalibrationDataReader)
@@ -239,7 +240,11 @@ def _neural(task: Task, kind: str, **how: Any) -> None:
     for name in ("activation_type", "weight_type"):
         if name in how:
             how[name] = QuantType[how[name]]
-    quantize(str(task.model), str(task.out), getattr(config, kind)(**how))
+    chosen = getattr(config, kind)(**how)
+    if kind == "RTNConfig":
+        task.save(rtn_quantize_entry(str(task.model), chosen))
+    else:
+        quantize(str(task.model), str(task.out), chosen)
 
 
 NEURAL: dict[str, Option] = {
