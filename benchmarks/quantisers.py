@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -186,9 +187,9 @@ def rows(
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             yield Row(f"quantisers/{quantiser}", what, _TARGET, f"skipped: not installed: {error}", None, command)
             continue
-        done = subprocess.run(
-            [python, WORKER, quantiser, models, ",".join(networks)], capture_output=True, text=True, check=False
-        )
+        command_line = [python, WORKER, quantiser, models, ",".join(networks)]
+        with tempfile.TemporaryDirectory() as place:  # quantisers write reports to where they run
+            done = subprocess.run(command_line, cwd=place, capture_output=True, text=True, check=False)
         yield _row(quantiser, what, models, networks, config, command, done.stderr, say)
 
 

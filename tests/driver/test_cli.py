@@ -557,7 +557,7 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     for number in range(3):
         np.save(f"some/{number}.npy", images[number])
     Path("some/1.npy").write_text("no array")
-    code, out, _ = celosia(f"eval {models.demo_model_path()} --data some --device timed")
+    code, out, _ = celosia(f"eval {shlex.quote(str(models.demo_model_path()))} --data some --device timed")
     assert code == 1 and "2 samples" in out and "cycles an image" in out
     assert "left out: 1 of 3 samples, such as sample 1: " in out
     pytest.importorskip("onnxruntime")

@@ -447,7 +447,8 @@ def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
     (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
     head = _head(program) | {"device": "board", "options": {"base": 0}}
-    child = subprocess.Popen([site.python, tmp_path / "runner.pyz"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command, environment = [site.python, tmp_path / "runner.pyz"], os.environ | {"HOME": str(tmp_path)}
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert child.stdin and child.stdout
     child.stdin.write(pack(head, {"input_1": np.zeros((1, 3, 8, 8), np.float32)}))
     child.stdin.flush()

