@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
+from onnx.shape_inference import infer_shapes
 
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.narrow import NARROW, in_bytes
@@ -167,11 +168,13 @@ def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> d
 
 
 def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` that returns every tensor."""
+    """A copy of `model` that returns every tensor but those of 4 bits or fewer, which onnxruntime cannot return."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(model).graph.value_info}
     known = {value.name for value in copy.graph.output}
     made = [name for node in copy.graph.node for name in node.output if name and name not in known]
+    made = [name for name in made if types.get(name) not in FEW_BITS]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
     return copy
 
@@ -183,7 +186,7 @@ def _line(error: Exception) -> str:
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model`, changed: with types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = infer_shapes(model).graph
     known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
     missing = [name for node in graph.node for name in node.output if name and name not in known]
     if not missing:

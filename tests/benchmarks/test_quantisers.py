@@ -14,6 +14,7 @@ from benchmarks import quantise_worker, quantisers
 from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
 from onnx import numpy_helper
 
+from celosia.driver import oracle
 from celosia.driver.oracle import OracleError
 
 ort = pytest.importorskip("onnxruntime")
@@ -126,3 +127,13 @@ def test_the_worker_needs_no_celosia() -> None:
     code = "import sys; import quantise_worker; assert not [m for m in sys.modules if m.startswith('celosia')]"
     folder = Path(quantise_worker.__file__).parent
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+
+
+def test_tensors_of_four_bits_are_not_asked_for() -> None:
+    """onnxruntime computes them, and cannot return them: all others are compared."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[4, 4] x) => (float[4, 4] y) <float s = {0.5}, int4 z = {0}> {
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }""")
+    x = np.arange(16, dtype=np.float32).reshape(4, 4) / 4
+    found = oracle.run(oracle.session(oracle.exposed(model), "DISABLE_ALL"), {"x": x})
+    assert set(found) == {"d", "y"} and np.array_equal(found["y"], -found["d"])
