@@ -23,6 +23,10 @@ REASONS = Path(__file__).with_name("survivors.toml")
 """Why survivors that somebody has looked at survive."""
 
 
+MOST_UNBUILT = 20
+"""Where as many mutants in a row give no hardware at first, it is not the mutants."""
+
+
 def diff(mutant: Mutant) -> str:
     """The lines that a mutant changes."""
     return mutant.diff((ROOT / "hw" / mutant.file).read_text(encoding="utf-8"))
@@ -75,6 +79,9 @@ def main(
         verdicts.append((mutant, verdict))
         by = f" by {verdict.by}: {verdict.check}" if verdict.by else ""
         say(f"{mutant}: {verdict.outcome}{by}", highlight=False, markup=False)
+        if len(verdicts) == MOST_UNBUILT and all(each.outcome == UNBUILT for _, each in verdicts):
+            say(f"no hardware can be built, with whatever mutant: {verdict.note}", highlight=False, markup=False)
+            raise typer.Exit(1)
     counts = summary(verdicts)
     report(counts)
     if output is not None:

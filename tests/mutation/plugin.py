@@ -67,7 +67,7 @@ class Plugin:
                 raise ElsewhereError  # before Yosys, which takes as long again
             return text
 
-        verilog.rtlil = SimpleNamespace(convert=convert)  # type: ignore[assignment]
+        verilog.rtlil = SimpleNamespace(**{**vars(verilog.rtlil), "convert": convert})  # type: ignore[assignment]
         make_verilog = bench._verilog
         shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # what lies there tells nothing of the statement
 
