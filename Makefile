@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
+# How long each test took: `build/tests.xml` has all of them, and the log has the longest and the sums of folders.
+TIMES := --durations 40 --durations-min 5 --junitxml build/tests.xml
 # A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
@@ -35,7 +37,7 @@ check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
 	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl and not thorough" --ignore tests/hw
 
 unit: $(INSTALLED)
-	$(PYTEST) -n $(JOBS) --dist worksteal -q -m "not thorough" --durations 10 $(HANGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -q -m "not thorough" $(TIMES) $(HANGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
@@ -52,6 +53,21 @@ def _no_skip(report: Report) -> Report:
             report.outcome = "failed"
             report.longrepr = f"nothing is skipped in CI. {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With --durations: seconds of tests and of their fixtures, by folder."""
+    if config.getoption("durations") is None:
+        return
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                parts = report.nodeid.split("/")
+                seconds["/".join(parts[: min(len(parts) - 1, 2)])] += report.duration
+    terminalreporter.section("seconds by folder")
+    for folder, total in sorted(seconds.items(), key=lambda each: -each[1]):
+        terminalreporter.write_line(f"{total:8.1f} {folder}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,6 +32,17 @@ def test_a_skip_fails_in_ci(tmp_path: Path, ci: str, summary: str) -> None:
     assert summary in done.stdout, done.stdout
 
 
+def test_seconds_are_summed_by_folder(tmp_path: Path) -> None:
+    for name in ("one/test_a.py", "one/two/test_b.py", "one/two/three/test_c.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import time\ndef test_it(): time.sleep(0.1)\n")
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "--durations", "1"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    lines = done.stdout[done.stdout.index("seconds by folder") :].splitlines()[1:]
+    assert [line.split() for line in lines[:2]] == [["0.2", "one/two"], ["0.1", "one"]], done.stdout
+
+
 def test_a_module_that_is_skipped_fails_in_ci(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text("import pytest\npytest.importorskip('nosuchpackage')\n")
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())

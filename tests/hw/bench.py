@@ -49,6 +49,7 @@ from celosia import tools
 from celosia.cache import locked
 from celosia.hw.config import Config
 from celosia.hw.isa import Opcode, encode
+from celosia.hw.sources import normal_form
 
 INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
 
@@ -166,7 +167,7 @@ def _report(results: Path, log: Path) -> None:
 @cache
 def _sources_digest() -> str:
     sources = sorted((ROOT / "hw").rglob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+    return hashlib.sha256("\0".join(normal_form(path.read_bytes(), True) for path in sources).encode()).hexdigest()
 
 
 def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import celosia.hw
 from celosia.cache import cache_folder, locked, tool_environment
+from celosia.hw.sources import normal_form
 from celosia.hw.verilog import write_atomically
 from proofs.declare import Method, Mutant, Property
 from proofs.trace import last_steps
@@ -89,7 +90,8 @@ def _sources() -> str:
     digest = hashlib.sha256(_tools().encode())
     for folder in (Path(celosia.hw.__path__[0]), Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+            text = normal_form(path.read_bytes(), keep_names=True)
+            digest.update(f"\n{path.relative_to(folder).as_posix()}\n{text}".encode())
     return digest.hexdigest()
 
 
