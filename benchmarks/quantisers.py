@@ -187,7 +187,7 @@ def rows(
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             yield Row(f"quantisers/{quantiser}", what, _TARGET, f"skipped: not installed: {error}", None, command)
             continue
-        command_line = [python, WORKER, quantiser, models, ",".join(networks)]
+        command_line = [str(each) for each in (python, WORKER, quantiser, models, ",".join(networks))]
         with tempfile.TemporaryDirectory() as place:  # quantisers write reports to where they run
             done = subprocess.run(command_line, cwd=place, capture_output=True, text=True, check=False)
         yield _row(quantiser, what, models, networks, config, command, done.stderr, say)

@@ -110,7 +110,7 @@ def _written(value: Any, names: dict[str, str] | None, kept: set[str], in_class:
         around = names
         if isinstance(value, _SCOPES) and names == {}:
             names = _locals(value, kept)
-        silent = _SILENT
+        silent: tuple[str, ...] = _SILENT
         if isinstance(value, (*_FUNCTIONS, ast.arg)):
             silent += "annotation", "returns"
         elif isinstance(value, ast.AnnAssign) and value.value is not None and not in_class:

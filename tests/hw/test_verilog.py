@@ -164,7 +164,7 @@ def test_a_simulation_promises_nothing_that_silicon_does_not() -> None:
 
 
 def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In folders of folders, too."""
+    """In folders of folders, too; a comment changes nothing."""
     hardware = Path(str(sources.resources.files("celosia.hw")))
     shutil.copytree(hardware, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sources.resources, "files", lambda _: tmp_path)
@@ -172,6 +172,8 @@ def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.Mon
     for changed in ("top.py", "vector_unit/issue.py", "vector_unit/softmax/engine.py"):
         path = tmp_path / changed
         path.write_text(path.read_text() + "# another one\n")
+        assert sources_digest.__wrapped__() == before, changed
+        path.write_text(path.read_text() + "another = 1\n")
         after = sources_digest.__wrapped__()
         assert after != before, changed
         before = after
