@@ -23,6 +23,8 @@ REASONS = Path(__file__).with_name("survivors.toml")
 """Why survivors that somebody has looked at survive."""
 
 
+VERDICTS = Path(__file__).with_name("verdicts.jsonl")
+"""What has been found so far."""
 MOST_UNBUILT = 20
 """Where as many mutants in a row give no hardware at first, it is not the mutants."""
 
@@ -63,7 +65,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Another seed, other mutants.")] = 1,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Mutants at a time.")] = os.cpu_count() or 1,
     resume: Annotated[
-        Path | None, typer.Option(help="Keep verdicts in this file, and go on from it (default: in the cache folder).")
+        Path | None,
+        typer.Option(help="Keep verdicts in this file, and go on from it (default: VERDICTS)."),
     ] = None,
     known: Annotated[bool, typer.Option("--known", help="Try nothing: report what the file has.")] = False,
     output: Annotated[Path | None, typer.Option("--json", help="Write counts and survivors here.")] = None,
@@ -73,7 +76,7 @@ def main(
     folder = cache_folder() / "mutants"
     folder.mkdir(parents=True, exist_ok=True)
     say = CONSOLE.print
-    campaign = Campaign(folder, resume or folder / "verdicts.jsonl", lambda text: say(text, highlight=False))
+    campaign = Campaign(folder, resume or VERDICTS, lambda text: say(text, highlight=False))
     verdicts = []
     for mutant, verdict in campaign.known_verdicts(seed) if known else campaign.verdicts(count, seed, jobs):
         verdicts.append((mutant, verdict))

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 
-from celosia.hw.sources import KEPT, sources_digest
+from celosia.hw.sources import KEPT, normal_form, sources_digest
 from mutation.draw import Mutant, draw
 from mutation.probe import REACHED
 
@@ -245,7 +245,7 @@ class Worker:
 class Campaign:
     """Mutants of one seed and their verdicts, kept in `journal`, a file of JSON lines.
 
-    A kill is kept as long as the file of the mutant stays as it is. A survivor is tried again when checks change.
+    A kill is kept as long as the code of the mutant's file is the same. A survivor is tried again when checks change.
     """
 
     def __init__(self, folder: Path, journal: Path, say: Say) -> None:
@@ -259,7 +259,8 @@ class Campaign:
 
     def keys(self, mutant: Mutant) -> tuple[str, str]:
         """Of a verdict that stays, and of one that depends on the checks."""
-        text = f"{_digest_of(f'hw/{mutant.file}')} {mutant.start} {mutant.stop} {mutant.new}"
+        source = (ROOT / "hw" / mutant.file).read_text(encoding="utf-8")
+        text = f"{mutant.file} {mutant.kind} {normal_form(source)} {normal_form(mutant.apply(source))}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         return key, f"{key} {self.checks}"
 
