@@ -125,7 +125,7 @@ class Tuner:
 
     def _search(self, network: Network) -> None:
         state, first = self.state, True
-        while state.spent < state.trials and time.monotonic() < self.until:
+        while state.spent < state.trials and not self._is_over():
             active = sorted((s for s in state.subjects if not s.done), key=lambda s: -s.promise)
             asked: list[tuple[LayerSubject, list[int]]] = []
             left = state.trials - state.spent
@@ -140,7 +140,13 @@ class Tuner:
             first = False
             if not active:
                 return
-            self._round(network, asked)
+            for part in range(0, len(asked), TOGETHER):  # the first asks come from all layers, and may take minutes
+                if not self._is_over():
+                    self._round(network, asked[part : part + TOGETHER])
+
+    def _is_over(self) -> bool:
+        """Whether the budget of time is spent."""
+        return time.monotonic() >= self.until
 
     def _round(self, network: Network, asked: list[tuple[LayerSubject, list[int]]]) -> None:
         """Measure what is not known, then tell the searches, in the order in which they asked."""
@@ -191,6 +197,8 @@ class Tuner:
         state.tuned = cycles
         for subject in sorted(state.subjects, key=lambda s: -s.occurrence.count * (s.usual - s.best)):
             for option in self._finalists(subject):
+                if self._is_over():
+                    return chosen
                 other = {name: point for name, point in chosen.items() if name != subject.occurrence.workload}
                 if option != subject.occurrence.usual:
                     other[subject.occurrence.workload] = option

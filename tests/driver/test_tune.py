@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import signature
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tensorize.decisions import DecisionsError
-from celosia.compiler.tune import shipped
+from celosia.compiler.tune import shipped, tuner
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import apply, network_schedule
@@ -92,6 +95,20 @@ def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(monkeyp
                 found.append((space.legal(number), result.status))
     assert any(legal for legal, _ in found)
     assert all(status == (Status.OK if legal else Status.REFUSED) for legal, status in found)
+
+
+@pytest.mark.parametrize("looks", [1, 2, 4])
+def test_a_budget_ends_all_stages(looks: int, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first asks, which come from all layers, and the trials of the whole network. looks: at the clock, before
+    the budget is spent."""
+    clock = SimpleNamespace(monotonic=count(1).__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr(tuner, "time", clock)
+    monkeypatch.setattr("celosia.driver.tune.end_of", lambda budget: float(looks + 1))
+    report = tune(models / "quantised.onnx", "tiny", trials=1000, budget="1s").report
+    layers = len(report["layers"])
+    assert report["cycles"] <= report["untuned"]
+    assert report["trials"] <= layers + (looks - 1) * tuner.TOGETHER * tuner.AT_ONCE  # usual points, and some asks
+    assert report["measured"] <= report["trials"] + 2  # of the whole: untuned, and all that layers found
 
 
 def test_a_second_run_measures_nothing_and_finds_the_same(models: Path, tuned: tuple[Path, Tuning]) -> None:
