@@ -20,6 +20,11 @@ CHOOSING_OPS = named("moves", Moves.SOME, Moves.FILL)
 DequantizeLinear. `Commute._moved` says which uses of them do."""
 
 
+PART = "celosia.quantised part"
+"""In the metadata of a QuantizeLinear that stood behind a Concat in the model, where onnxruntime leaves it, so that
+the operator that makes this part stays one of floats."""
+
+
 class Commute:
     """The base of Integerise: rules that return whether they changed `graph`."""
 
@@ -140,6 +145,9 @@ class Commute:
                 self._like(old, [x, *old.inputs[1:]], y.value, x.shape, f"{x.name}_quantised_{node.name}_{number}")
                 for number, x in enumerate(node.inputs) if x is not None
             ]  # fmt: skip
+            for value, part in zip(values, parts, strict=True):
+                if part is None:
+                    value.producer().meta[PART] = True  # type: ignore[union-attr]
             self._replace(old, "Concat", values, "", attrs)
             return True
         first, same = known[0], len(known) == len(parts)

@@ -293,3 +293,26 @@ def test_the_attribute_output_dtype_says_the_type(to: str, scale: str) -> None:
         assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes(), (opset, attrs)
         compared += 1
     assert compared
+
+
+PARTS = "Add(a, b)", "Sigmoid(a)", "ConvTranspose(a, w, bias)", "AveragePool<kernel_shape = [1, 1]>(a)"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_quantised_behind_a_concat_stays_floats(part: str, seed: int) -> None:
+    """One part is quantised, another one is not: onnxruntime has no integer operator for what makes it."""
+    rng = np.random.default_rng(seed)
+    made = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+        g (float[1, 4, 8, 8] x) => (float[1, 8, 8, 8] y)
+        <float s = {{{rng.uniform(0.01, 0.03)}}}, float t = {{{rng.uniform(0.01, 0.03)}}}, int8 z = {{0}}> {{
+            p = QuantizeLinear(x, s, z) a = DequantizeLinear(p, s, z) u = Neg(x)
+            q = QuantizeLinear(u, t, z) b = DequantizeLinear(q, t, z) w = DequantizeLinear(weights, t, z)
+            c = {part} d = Concat<axis = 1>(c, b) e = QuantizeLinear(d, t, z) y = DequantizeLinear(e, t, z) }}""")
+    made.graph.initializer.extend([
+        numpy_helper.from_array(rng.integers(-128, 128, (4, 4, 1, 1), np.int8), "weights"),
+        numpy_helper.from_array(rng.normal(size=4).astype(np.float32), "bias"),
+    ])  # fmt: skip
+    feed = {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}
+    (wanted,) = opened(made.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs["y"], wanted)
