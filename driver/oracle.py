@@ -173,9 +173,9 @@ def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(model).graph.value_info}
     known = {value.name for value in copy.graph.output}
-    made = [name for node in copy.graph.node for name in node.output if name and name not in known]
-    made = [name for name in made if types.get(name) not in FEW_BITS]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    names = [name for node in copy.graph.node for name in node.output if name and name not in known]
+    returned = [name for name in names if types.get(name) not in FEW_BITS]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in returned)
     return copy
 
 

@@ -30,7 +30,7 @@ _NAMES = {
 """Fields that hold the name of a variable."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-"""What has variables of its own."""
+"""Syntax that opens a scope for variables."""
 
 
 def _files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:

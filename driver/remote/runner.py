@@ -44,11 +44,7 @@ class File:
 def modules() -> dict[str, Path]:
     """Files by the names of modules: those of FOLDERS that import Python's own, numpy and each other, and no others."""
     paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
-    around = [
-        PACKAGE / "plain.py",
-        PACKAGE / "tools.py",
-        *(PACKAGE / name / "__init__.py" for name in ("", "compiler", "driver")),
-    ]
+    around = ("__init__.py", "plain.py", "tools.py", "compiler/__init__.py", "driver/__init__.py")
     known = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
     needs = {
         name: [each if each in known else each.rpartition(".")[0] for each in _imported(path)]

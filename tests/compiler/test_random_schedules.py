@@ -202,7 +202,7 @@ def test_no_steps_in_lanes(extents: tuple[int, ...]) -> None:
 
 
 def test_an_intrinsic_does_not_take_no_steps() -> None:
-    """It would not run, and leave out what it begins with."""
+    """A loop without steps would drop the intrinsic, and with it the start value of the reduction."""
     a, b = te.placeholder((4, 0), "float32", "a"), te.placeholder((0, 4), "float32", "b")
     r = te.reduce_axis((0, 0), "r")
     y = te.compute((4, 4), lambda i, j: te.sum(a[i, r] * b[r, j], r), "y")

@@ -80,7 +80,7 @@ def test_names_of_local_variables_and_comments_do_not_count(path: Path) -> None:
 
 
 class WithoutAnnotations(ast.NodeTransformer):
-    """What stays is what behaves."""
+    """Drops the annotations, which the digest ignores."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None

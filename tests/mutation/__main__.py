@@ -24,7 +24,7 @@ REASONS = Path(__file__).with_name("survivors.toml")
 
 
 VERDICTS = Path(__file__).with_name("verdicts.jsonl")
-"""What has been found so far."""
+"""Verdicts of earlier campaigns."""
 MOST_UNBUILT = 20
 """Where as many mutants in a row give no hardware at first, it is not the mutants."""
 

