@@ -20,9 +20,9 @@ CHOOSING_OPS = named("moves", Moves.SOME, Moves.FILL)
 DequantizeLinear. `Commute._moved` says which uses of them do."""
 
 
-PART = "celosia.quantised part"
-"""In the metadata of a QuantizeLinear that stood behind a Concat in the model, where onnxruntime leaves it, so that
-the operator that makes this part stays one of floats."""
+IN_FLOATS = "celosia.operand stays in floats"
+"""In the metadata of a QuantizeLinear that stood behind a Concat, Pad or the like in the model. onnxruntime leaves it
+there, so that the operator whose result is quantised stays one of floats."""
 
 
 class Commute:
@@ -45,10 +45,13 @@ class Commute:
     def _choose(self, node: ir.Node) -> bool:
         """The same for what stands behind operators on floats, once it is clear which these are."""
         sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
-        return (sinks and self._sink(node)) or self._commute(node)
+        return (sinks and self._sink(node, floats=not is_op(node, *MOVING))) or self._commute(node)
 
-    def _sink(self, node: ir.Node) -> bool:
-        """moving(float) -> QuantizeLinear   becomes   QuantizeLinear -> moving(8 bit)."""
+    def _sink(self, node: ir.Node, floats: bool = False) -> bool:
+        """moving(float) -> QuantizeLinear   becomes   QuantizeLinear -> moving(8 bit).
+
+        floats: onnxruntime does not do this, so that what makes the operand stays an operator of floats.
+        """
         x, q = node.inputs[0], quantised(node.outputs[0])
         operands = None if q is None else self._moved(node, q)
         if q is None or x is None or operands is None or constant(x) is not None:
@@ -56,6 +59,8 @@ class Commute:
         old = q.value.producer()
         assert old is not None
         fresh = self._like(old, [x, *old.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}")
+        if floats or IN_FLOATS in old.meta:
+            fresh.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
         self._replace(old, node.op_type, [fresh, *operands], node.domain, dict(node.attributes))
         return True
 
@@ -147,7 +152,7 @@ class Commute:
             ]  # fmt: skip
             for value, part in zip(values, parts, strict=True):
                 if part is None:
-                    value.producer().meta[PART] = True  # type: ignore[union-attr]
+                    value.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
             self._replace(old, "Concat", values, "", attrs)
             return True
         first, same = known[0], len(known) == len(parts)

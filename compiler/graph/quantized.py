@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph import chain
 from celosia.compiler.graph.bounds import past_bounds
-from celosia.compiler.graph.commute import CHOOSING_OPS, PART, Commute
+from celosia.compiler.graph.commute import CHOOSING_OPS, IN_FLOATS, Commute
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.float_weights import in_steps
 from celosia.compiler.graph.norms import CENTRED, NORMS, norm_operands
@@ -89,7 +89,7 @@ class Integerise(Commute):
         rule = _RULES.get(node.op_type)
         y = quantised(node.outputs[0]) if rule is not None or node.op_type in chain.OPS else None
         maker = None if y is None else y.value.producer()
-        if maker is not None and PART in maker.meta and node.op_type != "DequantizeLinear":
+        if maker is not None and IN_FLOATS in maker.meta and node.op_type != "DequantizeLinear":
             rule = None  # functions of one tensor may become tables, which compute what floats do
         return y is not None and ((rule is not None and rule(self, node, y)) or self._chain(node, y))
 
