@@ -15,21 +15,23 @@ from celosia.sim.control import Control
 from celosia.sim.device import Event
 
 
-def recorded(depth: int, pulses: list[dict[str, int]]) -> tuple[int, Any]:
-    """How many events there were, and a reader of registers, after these cycles. pulses: numbers by their sources."""
+def recorded(depth: int, pulses: list[dict[str, int]], before: list[dict[str, int]] | None = None) -> tuple[int, Any]:
+    """How many events there were, and a reader of registers, after these cycles. pulses: numbers by their sources.
+    before: those of an earlier run."""
     dut, rows = EventTrace(Config(trace_depth=depth)), []
     count = 0
 
     async def host(ctx: Any) -> None:
         nonlocal count
-        ctx.set(dut.clear, 1)
-        await ctx.tick()
-        ctx.set(dut.clear, 0)
-        for cycle in [*pulses, *[{}] * (len(SOURCES) * WAITING)]:
-            for source, pulse in zip(SOURCES, dut.pulses):
-                ctx.set(pulse.valid, source in cycle)
-                ctx.set(pulse.payload.index, cycle.get(source, 0))
+        for run in [before or [], [*pulses, *[{}] * (len(SOURCES) * WAITING)]]:
+            ctx.set(dut.clear, 1)
             await ctx.tick()
+            ctx.set(dut.clear, 0)
+            for cycle in run:
+                for source, pulse in zip(SOURCES, dut.pulses):
+                    ctx.set(pulse.valid, source in cycle)
+                    ctx.set(pulse.payload.index, cycle.get(source, 0))
+                await ctx.tick()
         count = ctx.get(dut.registers.count)
         for at in range(depth):
             ctx.set(dut.registers.at, at)
@@ -81,6 +83,16 @@ def test_all_events(seed: int) -> None:
     pulses, events = random_run(seed, 300)
     count, rows = recorded(300, pulses)
     assert count == 2 * len(events) <= 300
+    assert Host(count, rows).events(300, len(pulses)) == events
+
+
+@pytest.mark.parametrize("kept", [0, 1, WAITING])
+def test_nothing_is_kept_of_an_earlier_run(kept: int) -> None:
+    """kept: cycles with events of all units right before the next run, which still wait to be written."""
+    pulses, events = random_run(3, 100)
+    before = [*random_run(4, 50)[0], *[{source: 7 for source in SOURCES}] * kept]
+    count, rows = recorded(300, pulses, before)
+    assert count == 2 * len(events)
     assert Host(count, rows).events(300, len(pulses)) == events
 
 
