@@ -105,13 +105,12 @@ class Lane:
     def open(self, ask: int) -> None:
         """Begin the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
         work, _ = self._started[0]
-        self._first = self._engine.begin(ask, work.bursts, round(work.beats * self._engine.channel.beat))
+        self._first = self._engine.begin(ask, work.bursts, work.beats)
         self.is_open = True
 
     def close(self) -> tuple[Work, int]:
         """End the train that is open. Return its instruction and that one's end."""
         self._engine.finish()
-        self._engine.disturb(self._first)
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
         first, last = self._first, self._engine.ends[-1]
@@ -240,8 +239,8 @@ class Load:
 class Store:
     """Units from `out`, packed into beats, and their responses."""
 
-    def __init__(self, engine: Engine, reads: ReadBursts, response: int) -> None:
-        self._engine, self._listing, self._response, self._reads = engine, Listing(engine), response, reads
+    def __init__(self, engine: Engine, response: int) -> None:
+        self._engine, self._listing, self._response = engine, Listing(engine), response
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * RESPONSES, RESPONSES)
 
@@ -254,18 +253,11 @@ class Store:
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         channel = self._engine.channel
         hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
-        slots = max(round(beats * channel.beat) + self._share(unit, beats), steps - hidden)
+        slots = max(beats, steps - hidden)
         ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
-        first, last = self._engine.train(ask, work.bursts, slots - units + 1, units - 1)
+        first, last = self._engine.train(ask, work.bursts, slots - units + 1, beats, units - 1)
         self._listing.end(max(start + 1, self._last), work.rows, first, last, last)
         self._last = last - UNIT_TO_BEAT
         end = last + self._response + RESPONSE_TO_END
         self._ends.append(end)
         return start, end
-
-    def _share(self, begin: int, beats: int) -> int:
-        """Slots that LOAD takes from a STORE of `beats`, and that from LOAD, if they share the DRAM's time."""
-        taken = round(beats * self._engine.channel.shared)
-        if taken:
-            self._reads.disturbed.append((begin, taken))
-        return taken

@@ -85,6 +85,6 @@ class Fetch:
         """Read a burst, asked for in cycle `ask`."""
         beats = min(self.beats - self._promised, self._longest - (self._place + self._promised) % self._longest)
         self._promised += beats
-        chosen, last = self._port.fetch(ask, round(beats * self._port.channel.beat))
+        chosen, last = self._port.fetch(ask, beats)
         self._may_ask = chosen + REQUEST_TO_ASK
         self._arrived.append((self._promised, last))

@@ -21,7 +21,7 @@ from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.fetch import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, ReadBursts, check_memory
+from celosia.sim.timing.memory import Channel, Engine, Moves, ReadBursts, SharedChannel, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -51,6 +51,11 @@ class Timing:
         return Counters(self.cycles, self.values, events)
 
 
+MOST_PASSES, SETTLED = 8, 0.001
+"""Where channels share DRAM, the run is computed again, with what each channel moved the last time, up to MOST_PASSES
+times or until its cycles change by no more than this share."""
+
+
 def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, address: int = 0) -> Timing:
     """Cycles of the run of the instructions in `code`, which lie at byte `address` of DRAM.
 
@@ -62,7 +67,18 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, addre
     wanted = demand(cfg, code)
     if not len(wanted.unit):
         return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
-    return Machine(cfg, wanted, model, address).run()
+    channels = cfg.ports + 1
+    if not model.bytes_per_cycle or channels * cfg.bus_bytes <= model.bytes_per_cycle:
+        return Machine(cfg, wanted, [Channel(model) for _ in range(channels)], model, address).run()
+    moves: list[Moves] = [()] * channels
+    before = NEVER
+    for _ in range(MOST_PASSES):
+        shared = [SharedChannel(model, cfg.bus_bytes, moves[:n] + moves[n + 1 :]) for n in range(channels)]
+        timing = Machine(cfg, wanted, shared, model, address).run()
+        if abs(timing.cycles - before) <= timing.cycles * SETTLED:
+            break
+        moves, before = [channel.moved for channel in shared], timing.cycles
+    return timing
 
 
 class Semaphore:
@@ -102,9 +118,11 @@ class Machine:
     GEMM come in its way.
     """
 
-    def __init__(self, cfg: Config, wanted: Demand, memory: MemoryModel, address: int) -> None:
+    def __init__(
+        self, cfg: Config, wanted: Demand, channels: Sequence[Channel], memory: MemoryModel, address: int
+    ) -> None:
         self._wanted, self._count = wanted, len(wanted.unit)
-        reads, writes = [Channel(cfg, memory) for _ in range(cfg.ports)], Channel(cfg, memory)
+        *reads, writes = channels
         window = min(OUTSTANDING, memory.outstanding)
         engines = [ReadBursts(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
@@ -114,7 +132,7 @@ class Machine:
         self._ports = [Port() for _ in range(VIN_PORT + 1)]
         self._load, self._gemm, self._vector = Load(cfg, engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
         self._held = cfg.residual_cycles - 1
-        self._store = Store(write, self._read, memory.write_latency)
+        self._store = Store(write, memory.write_latency)
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._masks()
         self._queues = self._works()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
+from itertools import chain
+from math import ceil
 
-from celosia.hw.config import Config
 from celosia.sim.memory import MemoryModel
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK
 from celosia.sim.timing.work import NEVER
@@ -19,22 +22,19 @@ def check_memory(memory: MemoryModel) -> None:
 
 
 class Channel:
-    """One direction of the memory: a beat a cycle at most, none while it refreshes.
+    """One direction of a port: a beat a cycle at most, none while memory refreshes.
 
     A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
-    of as many bursts as memory accepts before one has ended; a further one waits for the first of them.
+    of as many bursts as memory accepts before one has ended; a further one waits for the first of them. moved: of each
+    burst the first cycle, the cycle behind it, and its beats.
     """
 
-    def __init__(self, cfg: Config, memory: MemoryModel) -> None:
+    def __init__(self, memory: MemoryModel) -> None:
         self._period, self._refresh = memory.refresh_period, memory.refresh_cycles
         self._open = self._period - self._refresh
-        # Where the DRAM is slower than the bus, a beat takes several cycles.
-        self.beat = max(1.0, cfg.bus_bytes / memory.bytes_per_cycle) if memory.bytes_per_cycle else 1.0
-        # And where it has less than both directions can move, a beat that way takes this many slots of the other way.
-        both = memory.bytes_per_cycle / cfg.bus_bytes if memory.bytes_per_cycle else 2.0
-        self.shared = self.beat * min(1.0, max(0.0, 2.0 - both))
         self.next = 0
         self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
+        self.moved: list[tuple[int, int, int]] = []
 
     def after(self, cycle: int, slots: int) -> int:
         """The cycle of the slot that is `slots` after the first one from `cycle` on."""
@@ -43,6 +43,20 @@ class Channel:
         turn, within = divmod(cycle, self._period)
         turns, rest = divmod(max(0, within - self._refresh) + slots, self._open)
         return (turn + turns) * self._period + self._refresh + rest
+
+    def move(self, first: int, cycles: int, beats: int) -> int:
+        """Move the beats of a burst, the first one in cycle `first`, in `cycles` at least, which are slots. Return the
+        cycle of the last one."""
+        last = self.after(first, cycles - 1)
+        self.ends.append(last)
+        self.next = last + 1
+        self.moved.append((first, self.next, beats))
+        return last
+
+    @property
+    def regular_until(self) -> int:
+        """Up to which cycle, from `next` on, each is a slot but for those of refreshes."""
+        return NEVER
 
     def slots_before(self, cycle: int) -> int:
         """At least how many slots there are from `next` until then."""
@@ -58,6 +72,82 @@ class Channel:
         return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
+Moves = Sequence[tuple[int, int, int]]
+"""Of each burst of a channel the first cycle, the cycle behind it, and its beats."""
+
+
+class SharedChannel(Channel):
+    """One direction of a port where DRAM moves fewer bytes a cycle than all channels together can.
+
+    The channels that have beats to move take turns. How many of its own a channel moves by a cycle follows from what
+    the others move (`others`), and is kept as points of a line, between which beats come evenly. DRAM saves up SAVED
+    beats while nothing moves.
+    """
+
+    def __init__(self, memory: MemoryModel, bus_bytes: int, others: Sequence[Moves]) -> None:
+        super().__init__(memory)
+        self._most = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
+        changes: dict[int, list[float]] = {0: [0.0, 0]}  # of the rate of the others, and of how many move
+        for first, end, beats in chain.from_iterable(others):
+            if not beats:
+                continue
+            end = max(end, first + ceil(beats / self._most))  # until DRAM has saved up as much again
+            rate = beats / (end - first)
+            for cycle, sign in ((first, 1), (end, -1)):
+                change = changes.setdefault(cycle, [0.0, 0])
+                change[0] += sign * rate
+                change[1] += sign
+        # From each of these cycles on: beats of its own a cycle, and how many could have moved before.
+        self._cycles: list[int] = []
+        self._rates: list[float] = []
+        self._through: list[float] = []
+        taken, active, through = 0.0, 0, 0.0
+        for cycle in sorted(changes):
+            taken += changes[cycle][0]
+            active += round(changes[cycle][1])
+            rate = min(1.0, max(self._most / (active + 1), self._most - taken))
+            if self._rates and rate == self._rates[-1]:
+                continue
+            through += self._rates[-1] * (cycle - self._cycles[-1]) if self._rates else 0.0
+            self._cycles.append(cycle)
+            self._rates.append(rate)
+            self._through.append(through)
+
+    @property
+    def regular_until(self) -> int:
+        """As of Channel."""
+        place = bisect_right(self._cycles, self.next)
+        if self._rates[place - 1] < 1.0:
+            return self.next
+        return self._cycles[place] if place < len(self._cycles) else NEVER
+
+    def after(self, cycle: int, slots: int) -> int:
+        """The cycle of the slot that is `slots` after the first one from `cycle` on."""
+        cycle = super().after(cycle, 0)
+        return cycle if not slots else self._behind(cycle, slots)
+
+    def move(self, first: int, cycles: int, beats: int) -> int:
+        """As of Channel."""
+        alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
+        saved = 1 if alone and first > self.next + 1 / self._most else 0
+        last = super().after(first, max(cycles, beats) - 1)
+        if beats - 1 > saved:
+            last = max(last, self._behind(first, beats - 1 - saved))
+        self.ends.append(last)
+        self.next = max(last + 1, self._behind(last, 1))
+        self.moved.append((first, self.next, beats))
+        return last
+
+    def _behind(self, cycle: int, beats: int) -> int:
+        """When so many beats more have moved than in `cycle`."""
+        while True:
+            place = bisect_right(self._cycles, cycle) - 1
+            wanted = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
+            place = bisect_right(self._through, wanted) - 1
+            end = ceil(self._cycles[place] + (wanted - self._through[place]) / self._rates[place])
+            return end + self.refreshes(cycle, end, self._refresh)
+
+
 class Engine:
     """The bursts of STORE on their channel.
 
@@ -71,8 +161,8 @@ class Engine:
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
         self.asked = -NEVER  # when the last burst was asked for
 
-    def train(self, ask: int, bursts: int, slots: int, early: int = 0) -> tuple[int, int]:
-        """Send `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
+    def train(self, ask: int, bursts: int, slots: int, beats: int, early: int = 0) -> tuple[int, int]:
+        """Send `bursts` bursts of `beats`, which take `slots` in all, the first asked for in cycle `ask` or later.
 
         early: slots by which a burst that has waited for its turn is shorter, since its first beat is there already.
         Returns the cycles of the first and of the last beat.
@@ -80,15 +170,17 @@ class Engine:
         channel = self.channel
         ask = max(ask, self.next_ask)
         first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
-        if bursts > 1 and not self.waits(bursts, slots):
-            last = channel.after(first, slots - 1)
+        last = channel.after(first, slots - 1)
+        if last < channel.regular_until and bursts > 1 and not self.waits(bursts, slots):
             self._fill(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
-        elif bursts <= 2 * self.outstanding:
-            last = self._each(first, bursts, slots, early)
+            channel.next = last + 1
+            channel.moved.append((first, last + 1, beats))
+        elif bursts <= 2 * self.outstanding or channel.regular_until < NEVER:
+            last = self._each(first, bursts, slots, early, beats)
         else:
             last = self._bunches(first, bursts, slots, early)
-        channel.next = last + 1
+            channel.moved.append((first, last + 1, beats))
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
@@ -107,17 +199,17 @@ class Engine:
         for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
             ends.append(last - span * left // bursts)
 
-    def _each(self, first: int, bursts: int, slots: int, early: int) -> int:
-        """Bursts one by one, the first beat in cycle `first`; returns the last beat's."""
-        ends, taken, turn, after = self.ends, self.channel.ends, self.turn, self.channel.after
-        done, start, end = 0, first, first - 1
+    def _each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
+        """Bursts one by one, the first beat in cycle `first`; returns the last beat's. beats: of all (0: not noted)."""
+        channel, ends, turn = self.channel, self.ends, self.turn
+        done, moved, start, waited = 0, 0, first, False
         for number in range(1, bursts + 1):
-            through = slots * number // bursts
-            end = after(start, through - done - 1 - (early if start > end + 1 else 0))
-            done = through
+            through, then = slots * number // bursts, beats * number // bursts
+            end = channel.move(start, through - done - (early if waited else 0), then - moved)
+            done, moved = through, then
             ends.append(end)
-            taken.append(end)
-            start = max(end + 1, ends[1] + turn, taken[0] + turn - 1)
+            start = max(channel.next, ends[1] + turn, channel.ends[0] + turn - 1)
+            waited = start > channel.next
         return end
 
     def _bunches(self, first: int, bursts: int, slots: int, early: int) -> int:
@@ -133,6 +225,7 @@ class Engine:
                 for _ in range(window + 1):
                     self.ends.append(self.ends[0] + clear * period)
                 last = self.ends[-1]
+                self.channel.next = last + 1
                 left -= clear * window
             count = min(left, window)
             if count:
@@ -158,7 +251,6 @@ class ReadBursts:
         """Cycles from the last beat of a burst to the first one of the burst that takes its place."""
         self._latency = latency
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
-        self.disturbed: deque[tuple[int, int]] = deque()  # when the other direction took how many slots
         self.asked = -NEVER
         self._granted = self._taken = -NEVER  # the last request, of either: when it was chosen, when memory took it
         self._of_fetch = False  # whose it was
@@ -212,10 +304,12 @@ class ReadBursts:
     def end(self) -> int:
         """When the last beat of the train comes if fetch asks for nothing more."""
         kept = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
-        channel = self.channel.next, self.channel.ends.copy()
+        channel = self.channel
+        next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)
         last = self.finish()
         self.__dict__.update(kept)
-        self.channel.next, self.channel.ends = channel
+        channel.next, channel.ends = next_slot, ends
+        del channel.moved[moved:]
         return last
 
     def waits(self, bursts: int, slots: int) -> bool:
@@ -228,14 +322,6 @@ class ReadBursts:
             self.firsts[-number] += cycles
             self.ends[-number] += cycles
         self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
-
-    def disturb(self, first: int) -> None:
-        """What the other direction did since cycle `first`, before the last beat, makes that one later."""
-        while self.disturbed and self.disturbed[0][0] <= self.ends[-1]:
-            begin, slots = self.disturbed.popleft()
-            if begin >= first:
-                self.delay(slots)
-                self.channel.next += slots
 
     def _step(self) -> int:
         """Place the next burst of the train; returns the cycle of its first beat."""
@@ -257,21 +343,20 @@ class ReadBursts:
         channel = self.channel
         self._taken = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
         first = channel.after(max(self._taken + self._latency, channel.next), 0)
-        last = channel.after(first, max(1, slots) - 1)
-        channel.next = last + 1
-        channel.ends.append(last)
-        return first, last
+        return first, channel.move(first, max(1, slots), max(1, slots))
 
     def _skip(self, until: int) -> None:
         """Place as many bursts as are sure to be asked for before `until`, where their ends follow a rule."""
-        window, left = self.outstanding, self.left - self.outstanding
+        window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
         if not self.waits(self._bursts, self._slots):
-            count = left
-            if until < NEVER:
-                count = min(count, self.channel.slots_before(until) * self._bursts // self._slots - 1)
+            count, before = left, min(until, regular)
+            if before < NEVER:
+                count = min(count, self.channel.slots_before(before) * self._bursts // self._slots - 1)
             if count > 2 * window:
                 begin, gone, granted = self.channel.next, self._through(self._placed), self._granted + count
                 self._placed += count
+                moved = self._through(self._placed) - gone
+                self.channel.moved.append((begin, self.channel.after(begin, moved - 1) + 1, moved))
                 for number in range(self._placed - min(count, len(self.ends)), self._placed):
                     slots = self._through(number) - gone, self._through(number + 1) - gone - 1
                     self._ended(*(self.channel.after(begin, slot) for slot in slots))
@@ -286,7 +371,11 @@ class ReadBursts:
         count = min(left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
         if until < NEVER:
             count = min(count, (until - self.asked) // period - 1)
+        if regular < NEVER:
+            count = min(count, (regular - ends[-1]) // period - 1)
         if count > 0:
+            moved = self._through(self._placed + count * window) - self._through(self._placed)
+            self.channel.moved.append((ends[-1] + 1, ends[-1] + 1 + count * period, moved))
             self._placed += count * window
             for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
                 self._ended(first + count * period, last + count * period)

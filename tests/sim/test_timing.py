@@ -46,7 +46,7 @@ from celosia.sim.rtlsim import RtlDevice
 from celosia.sim.timed import TimedDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
 from celosia.sim.timing import memory as timing_memory
-from celosia.sim.timing.memory import Channel, ReadBursts
+from celosia.sim.timing.memory import Channel, Moves, ReadBursts, SharedChannel
 from celosia.sim.timing.work import Steps, Train
 
 # Instructions -------------------------------------------------------------------------------------------------
@@ -485,7 +485,9 @@ MEMORIES = {
     MemoryModel(outstanding=4): 0.03,
     PYNQ_Z2: 0.03,
     BOARDS["ultra96"].memory: 0.03,
-    MemoryModel(bytes_per_cycle=16): 0.07,  # less than both directions can move: they share it out beat by beat
+    MemoryModel(bytes_per_cycle=16): 0.03,  # less than all channels can move: they share it out beat by beat
+    MemoryModel(bytes_per_cycle=10): 0.03,
+    MemoryModel(bytes_per_cycle=5): 0.03,
 }
 
 
@@ -741,7 +743,7 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
     def ends() -> list[int]:
         rng, found = np.random.default_rng(7), []
         for _ in range(60):
-            port = ReadBursts(Channel(CONFIGS["4x4"], memory), memory.read_latency, min(8, memory.outstanding))
+            port = ReadBursts(Channel(memory), memory.read_latency, min(8, memory.outstanding))
             ask = 0
             for _ in range(4):
                 bursts = int(rng.integers(1, 300))
@@ -762,9 +764,56 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=7, refresh_cycles=3)], ids=str)
 def test_slots(memory: MemoryModel) -> None:
-    channel = timing_memory.Channel(CONFIGS["4x4"], memory)
+    channel = timing_memory.Channel(memory)
     period, closed = memory.refresh_period, memory.refresh_cycles
     for cycle in (0, 1, 2, 3, 5, 6, 7, 15, 16, 17, 700, 779, 780, 790, 800):
         free = [c for c in range(cycle, cycle + 900) if not period or c % period >= closed]
         for slots in (0, 1, 2, 5, 300):
             assert channel.after(cycle, slots) == free[slots]
+
+
+Bursts = list[tuple[int, int]]
+"""When each burst of a channel is due, and its beats."""
+
+
+def turn_by_turn(channels: list[Bursts], bus_bytes: int, bytes_per_cycle: int) -> list[list[int]]:
+    """The cycle of the last beat of each burst: DRAM saves up two beats at most, and channels take turns."""
+    left = [[beats for _, beats in bursts] for bursts in channels]
+    ends: list[list[int]] = [[] for _ in channels]
+    credit = turn = 0
+    for cycle in range(1_000_000):
+        credit = min(credit + bytes_per_cycle, 2 * max(bus_bytes, bytes_per_cycle))
+        for channel in [(turn + n) % len(channels) for n in range(len(channels))]:
+            burst = len(ends[channel])
+            if credit >= bus_bytes and burst < len(channels[channel]) and channels[channel][burst][0] <= cycle:
+                credit -= bus_bytes
+                turn = channel + 1
+                left[channel][burst] -= 1
+                if not left[channel][burst]:
+                    ends[channel].append(cycle)
+        if all(len(done) == len(bursts) for done, bursts in zip(ends, channels)):
+            return ends
+    raise AssertionError("bursts are left")
+
+
+@pytest.mark.parametrize("bytes_per_cycle", [3, 8, 11, 16, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
+    """Beats of 8 bytes of three channels come when they would if these took turns beat by beat."""
+    rng = np.random.default_rng(seed)
+    memory = MemoryModel(refresh_period=0, bytes_per_cycle=bytes_per_cycle)
+    gaps = [int(rng.choice([10, 60, 200])) for _ in range(3)]
+    channels = [
+        list(zip(np.cumsum(rng.integers(1, gap, 30)).tolist(), rng.integers(1, 17, 30).tolist())) for gap in gaps
+    ]
+    expected = turn_by_turn(channels, 8, bytes_per_cycle)
+    moves: list[Moves] = [()] * 3
+    for _ in range(machine.MOST_PASSES):
+        shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
+        found = [
+            [one.move(one.after(max(due, one.next), 0), beats, beats) for due, beats in bursts]
+            for one, bursts in zip(shared, channels)
+        ]
+        moves = [one.moved for one in shared]
+    for one, other in zip(found, expected):
+        assert np.abs(np.array(one) - other).max() <= 0.03 * max(map(max, expected))
