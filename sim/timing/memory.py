@@ -79,9 +79,9 @@ Moves = Sequence[tuple[int, int, int]]
 class SharedChannel(Channel):
     """One direction of a port where DRAM moves fewer bytes a cycle than all channels together can.
 
-    The channels that have beats to move take turns. How many of its own a channel moves by a cycle follows from what
-    the others move (`others`), and is kept as points of a line, between which beats come evenly. DRAM saves up SAVED
-    beats while nothing moves.
+    The channels that have beats to move take turns. So how many of its own a channel can have moved by a cycle follows
+    from what the others move (`others`). It is kept as the corners of a line, between which beats come evenly. DRAM
+    saves up one more beat while nothing moves.
     """
 
     def __init__(self, memory: MemoryModel, bus_bytes: int, others: Sequence[Moves]) -> None:
@@ -103,8 +103,8 @@ class SharedChannel(Channel):
         self._through: list[float] = []
         taken, active, through = 0.0, 0, 0.0
         for cycle in sorted(changes):
-            taken += changes[cycle][0]
             active += round(changes[cycle][1])
+            taken = taken + changes[cycle][0] if active else 0.0
             rate = min(1.0, max(self._most / (active + 1), self._most - taken))
             if self._rates and rate == self._rates[-1]:
                 continue
@@ -129,7 +129,7 @@ class SharedChannel(Channel):
     def move(self, first: int, cycles: int, beats: int) -> int:
         """As of Channel."""
         alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
-        saved = 1 if alone and first > self.next + 1 / self._most else 0
+        saved = int(alone and first > self.next + 1 / self._most)
         last = super().after(first, max(cycles, beats) - 1)
         if beats - 1 > saved:
             last = max(last, self._behind(first, beats - 1 - saved))
@@ -140,12 +140,11 @@ class SharedChannel(Channel):
 
     def _behind(self, cycle: int, beats: int) -> int:
         """When so many beats more have moved than in `cycle`."""
-        while True:
-            place = bisect_right(self._cycles, cycle) - 1
-            wanted = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
-            place = bisect_right(self._through, wanted) - 1
-            end = ceil(self._cycles[place] + (wanted - self._through[place]) / self._rates[place])
-            return end + self.refreshes(cycle, end, self._refresh)
+        place = bisect_right(self._cycles, cycle) - 1
+        wanted = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
+        place = bisect_right(self._through, wanted) - 1
+        end = ceil(self._cycles[place] + (wanted - self._through[place]) / self._rates[place])
+        return end + self.refreshes(cycle, end, self._refresh)
 
 
 class Engine:
