@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Selection
 from celosia.compiler.launch.lowering import Lowered

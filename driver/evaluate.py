@@ -15,7 +15,8 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import inputs_of, resized
 from celosia.compiler.program import InputError, Program, TensorInfo
 from celosia.compiler.program.host.threads import processors

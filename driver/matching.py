@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 
 Array = NDArray[Any]
 WIRES = {"QuantizeLinear", "DequantizeLinear", "Identity", "Dropout"}

@@ -14,7 +14,7 @@ import onnx
 from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Options, Run, Source, taking
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import BudgetError

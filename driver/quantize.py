@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised, resized
 from celosia.compiler.graph.lenient import as_onnxruntime_has_it, conform, for_checker
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET

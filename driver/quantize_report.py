@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.norms import NORMS
 from celosia.driver.calibration import Input, Samples
 from celosia.driver.compare import Graph, add_noise

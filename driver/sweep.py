@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import celosia
@@ -33,7 +33,7 @@ from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
 from benchmarks.differential.exclusions import excuse
 from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
 from benchmarks.differential.net import value_info
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.oracle import OracleError, exposed, run, session
@@ -239,7 +239,8 @@ class Cut:
     """`model` where what reads a quantised tensor of `values` reads an input of its own instead.
 
     names: of those tensors, and of their inputs. The inputs of DynamicQuantizeLinear are cut, too, as its result
-    depends on all elements at once.
+    depends on all elements at once. An operator stands behind each input, since onnxruntime computes float16 operators
+    that read nothing but inputs in another way.
     """
 
     def __init__(self, model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
@@ -258,9 +259,14 @@ class Cut:
             graph.input.append(value_info(inside, values[name]))
             if name not in known:
                 graph.output.append(value_info(name, values[name]))
+        behind = {name: f"{inside}_behind" for name, inside in self.names.items() if np.ndim(values[name])}
         for node in graph.node:
             for place, name in enumerate(node.input):
-                node.input[place] = self.names.get(name, name)
+                node.input[place] = behind.get(name, self.names.get(name, name))
+        first = [helper.make_node("Concat", [self.names[name]], [held], axis=0) for name, held in behind.items()]
+        nodes = [*first, *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
     def nodes(self, name: str) -> list[onnx.NodeProto]:
         """Those that make `name` from inputs and cut tensors, the last one first."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.lenient import size_name
 
 Shapes = Mapping[str, Sequence[int | None]]

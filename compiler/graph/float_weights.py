@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from celosia.compiler.graph.batchnorm import is_training
 from celosia.compiler.graph.fold import fold_makers
@@ -47,12 +47,13 @@ class _Product:
         return self.last.inputs[self.place] if len(self.last.inputs) > self.place else None
 
 
-def quantise_weights(model: ir.Model) -> None:
-    """Change `model`: constants become integers behind DequantizeLinear."""
+def quantise_weights(model: ir.Model, kind: DTypeLike = np.float32) -> None:
+    """Change `model`: constants of type `kind` become integers behind DequantizeLinear. Of float16, which onnxruntime
+    then computes in float32, these are biases alone."""
     found = [product for node in model.graph if (product := _product(node)) is not None]
     fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, each.source.inputs[1])))
     for product in found:
-        _quantise(model.graph, product)
+        _quantise(model.graph, product, np.dtype(kind))
 
 
 def _product(node: ir.Node) -> _Product | None:
@@ -151,21 +152,21 @@ def _of_weights(node: ir.Node, factor: NDArray[Any], w: NDArray[Any]) -> NDArray
     return each
 
 
-def _quantise(graph: ir.Graph, product: _Product) -> None:
+def _quantise(graph: ir.Graph, product: _Product, kind: np.dtype[Any]) -> None:
     if product.absorbed and not _absorb(graph, product):
         return
     node, last, given = product.node, product.last, product.bias
     scale, bias = constant(product.source.inputs[1]), constant(given)
-    if scale is not None and (scale.dtype != np.float32 or scale.size != 1):
+    if scale is not None and (scale.dtype != kind or scale.size != 1):
         return
     if given is None and last is not node:
         return
-    if given is not None and (bias is None or bias.dtype != np.float32 or bias.ndim != 1):
+    if given is not None and (bias is None or bias.dtype != kind or bias.ndim != 1):
         return
     if last is not node and bias is not None and bias.shape != (shape(node.inputs[1]) or ())[-1:]:  # type: ignore[arg-type]
         return
     found = _weights(node, bias)
-    if found is None:
+    if found is None or found[1].dtype != kind:
         return
     w8, w_scale, w_zero = found
     if constant(node.inputs[1]) is not None:
@@ -173,16 +174,23 @@ def _quantise(graph: ir.Graph, product: _Product) -> None:
         arrays: dict[str, NDArray[Any] | None] = {f"{name}_int8": w8, f"{name}_scale": w_scale, f"{name}_zero": w_zero}
         node.replace_input_with(1, _dequantised(graph, node, arrays))
     if bias is not None and scale is not None:  # of a scale that comes at run time weights alone become integers
-        step = (scale.reshape(()) * w_scale).astype(np.float32)
+        step = scale.reshape(()).astype(np.float32) * w_scale.astype(np.float32)
         axis = {"axis": 0} if step.ndim else {}
         arrays = {f"{node.name}_bias_int32": in_steps(bias, step), f"{node.name}_bias_scale": step}
-        last.replace_input_with(product.place, _dequantised(graph, last, arrays, **axis))
+        value = _dequantised(graph, last, arrays, **axis)
+        if kind != np.float32:
+            to = ir.DataType.from_numpy(kind)
+            out = ir.Value(name=None, shape=value.shape, type=ir.TensorType(to))
+            graph.insert_before(last, ir.Node("", "Cast", [value], attributes(to=to.value), outputs=[out]))
+            value = out
+        last.replace_input_with(product.place, value)
 
 
-def in_steps(bias: NDArray[np.float32], step: NDArray[np.float32]) -> NDArray[np.int32]:
-    """A float bias as onnxruntime adds it to products of bytes whose scales' product is `step`."""
+def in_steps(bias: NDArray[Any], step: NDArray[np.float32]) -> NDArray[np.int32]:
+    """A bias of float32 or float16 as onnxruntime adds it to products of bytes whose scales' product is `step`. It
+    rounds the quotient in the bias's own type, so that float16 overflows."""
     with np.errstate(all="ignore"):
-        steps = np.rint(bias / step)
+        steps = np.rint((bias.astype(np.float32) / step).astype(bias.dtype)).astype(np.float32)
     return np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW).astype(np.int32)
 
 
@@ -204,7 +212,7 @@ def _weights(
         return None if w is None or w.dtype != np.float32 or not w.size else _in_bytes(w)
     assert source is not None
     scale = constant(source.inputs[1])
-    if scale is None or scale.dtype != np.float32 or bias is None or is_op(node, "MatMul"):
+    if scale is None or bias is None or scale.dtype != bias.dtype or is_op(node, "MatMul"):
         return None
     if scale.size == 1:
         return None, scale.reshape(()), None

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import is_mapped
-from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.qdq import MADE_OF, steps_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape

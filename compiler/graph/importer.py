@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from zipfile import is_zipfile
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -19,8 +20,10 @@ from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.double_pairs import merge_pairs
 from celosia.compiler.graph.element_types import mistyped
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.float16 import compute_in_float32
+from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
@@ -33,15 +36,6 @@ from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
 from celosia.compiler.program.host.hostops.types import spread_complaint
-from celosia.compiler.program.host.op import clipped
-from celosia.plain import Sentence
-
-
-class ModelError(Sentence, ValueError):
-    """A model that cannot be compiled; one sentence that names the model's part and the way out."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(clipped(sentence))
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -96,6 +90,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     merge_pairs(model)
     settle_biases(model)
     widen(model)
+    quantise_weights(model, np.float16)
     compute_in_float32(model)
     return model
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import onnx
 
-from celosia.compiler.graph.importer import ModelError, read
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.program import TensorInfo
 from celosia.compiler.program.dtypes import ONNX_TYPES

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.passes import Watch
 from celosia.compiler.graph.values import constant, is_op, shape
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.beside import beside_softmaxes
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, inputs

@@ -6,7 +6,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.values import dtype_name, shape
 from celosia.compiler.program import HostStep, Program
 from celosia.compiler.program.dtypes import itemsize, numpy_dtype

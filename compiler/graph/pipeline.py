@@ -14,9 +14,9 @@ from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.fold import fold, fold_imported
 from celosia.compiler.graph.identities import remove_wires, simplify
-from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.layout import layout
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.quantized import Integerise

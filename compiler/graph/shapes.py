@@ -18,7 +18,7 @@ from celosia.compiler.cpu.ops import OPS, Unsupported, build
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
 from celosia.compiler.program.host.hostops.types import block_complaint

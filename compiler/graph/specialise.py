@@ -20,9 +20,10 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin
 from celosia.compiler.graph.fold import DEQUANTISED, fold
-from celosia.compiler.graph.importer import ModelError, imported, of_sequences, require_static, sound
+from celosia.compiler.graph.importer import imported, of_sequences, require_static, sound
 from celosia.compiler.graph.lenient import undeclared
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes

@@ -18,7 +18,7 @@ from celosia.compiler.cpu.schedule.group import group, saved_traffic
 from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.names import unused_name
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
 from celosia.compiler.graph.names import value_names

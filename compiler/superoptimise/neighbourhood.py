@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
 from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pricing
 from celosia.compiler.superoptimise.windows import Averaging

@@ -124,7 +124,7 @@ def import_files(paths: Sequence[Path] | None) -> None:
     """Run the Python files of `--import`, which register operators. ModelError where one cannot be run."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.graph.errors import ModelError
 
     for number, path in enumerate(paths or ()):
         if not path.is_file():
@@ -143,7 +143,7 @@ def import_files(paths: Sequence[Path] | None) -> None:
 def check_source(path: Path) -> None:
     """ModelError where there is no file, now and not after a login on a board."""
     if not path.exists():
-        from celosia.compiler.graph.importer import ModelError
+        from celosia.compiler.graph.errors import ModelError
 
         raise ModelError(f"there is no model at {path}")
 
@@ -215,7 +215,7 @@ def advise(program: Program, quiet: bool) -> None:
 
 def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
     """The shapes of `--shape` options. ModelError where one is none."""
-    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.graph.errors import ModelError
 
     shapes: dict[str, tuple[int, ...]] = {}
     for text in given or []:

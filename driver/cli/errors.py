@@ -47,7 +47,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
     from celosia.compiler.cpu.target import TargetError
-    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError

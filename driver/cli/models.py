@@ -203,7 +203,7 @@ def inspect(
 def _show_derivation(model: Path) -> None:
     """ModelError where `celosia optimise` has not made the model, or that of the Program."""
     common.check_source(model)
-    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.superoptimise.derivation import derivation_in
     from celosia.driver.show import optimise as show
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.superoptimise.state import SearchState

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.select import select
 from celosia.compiler.graph.specialise import specialise

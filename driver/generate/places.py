@@ -9,8 +9,8 @@ from onnx import helper, numpy_helper
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from celosia.compiler.graph.dimensions import inputs_of
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.fold import fold
-from celosia.compiler.graph.importer import ModelError
 from celosia.compiler.graph.values import constant
 from celosia.driver.generate.roles import Roles
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from celosia.compiler.graph.dimensions import inputs_of
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 
 CACHE_AXIS = 2
 """Of a cache: tokens."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.generate.writer import GraphWriter
 
 Array = NDArray[Any]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError
 from celosia.plain import from_json
 

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.traceback import preserve_node_meta
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.driver.progress import Stages
 from celosia.driver.runtime import Runtime

@@ -16,7 +16,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.sizes import broadcast, taken
 from celosia.driver.runtime import Runtime

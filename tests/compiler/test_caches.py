@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from thorough import some
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.lattice import Lattice

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gain import cycles
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.driver.runtime import Runtime

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 
 TYPES = {"z": np.int8(3), "u": np.uint8(3), "s": np.float32(0.05), "i": np.int32(7)}
 WEIGHTS = {"w": np.ones((8, 8, 1, 1), np.int8), "m": np.ones((8, 8), np.int8), "b": np.zeros(8, np.int32)}

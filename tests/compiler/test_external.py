@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.graph import external
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import SMALL
-from celosia.compiler.graph.importer import ModelError
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -47,3 +47,29 @@ def test_what_scales_channels_becomes_part_of_them(between: str, shape: tuple[in
 
 def test_softmax_in_front_of_bounds_that_change_nothing() -> None:
     assert_onnxruntimes(model("soft = Softmax(real) bound = Relu(soft) last = Relu(bound)"))
+
+
+@pytest.mark.parametrize("axis", ["of each channel", "of all"])
+@pytest.mark.parametrize("bias_scale", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("op", ["Conv", "Gemm"])
+def test_float16_biases_become_integers(op: str, bias_scale: float, axis: str) -> None:
+    """Between quantised tensors; quotients beyond what float16 holds overflow, as onnxruntime's do."""
+    rng = np.random.default_rng(3)
+    half = np.float16
+    scales = rng.uniform(0.002, 0.004, 5).astype(half) if axis == "of each channel" else half(0.003)
+    weights = rng.integers(-128, 128, (5, 8, 3, 3) if op == "Conv" else (5, 200)).astype(np.int8)
+    product = "Conv(real, w, bias)" if op == "Conv" else "Gemm<transB = 1>(flat, w, bias)"
+    graph = onnx.parser.parse_graph(f"""g (uint8[1, 8, 5, 5] x) => (uint8 y) {{
+        moved = BitwiseNot(x) real = DequantizeLinear(moved, sx, zx) flat = Flatten(real)
+        w = DequantizeLinear<axis = 0>(weights, sw, zw)
+        product = {product}
+        last = Relu(product) y = QuantizeLinear(last, sy, zy)
+    }}""")
+    arrays = {
+        "sx": half(0.02), "zx": np.uint8(120), "sy": half(0.2), "zy": np.uint8(0), "sw": scales,
+        "zw": np.zeros(np.shape(scales), np.int8), "weights": weights,
+        "bias": (rng.normal(size=5) * bias_scale).astype(half),
+    }  # fmt: skip
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    assert_onnxruntimes(made)

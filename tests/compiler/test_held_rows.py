@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.hw.config import PRESETS, Config
 
 ROWS = Config(block_in=16, block_out=8)

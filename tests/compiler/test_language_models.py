@@ -86,5 +86,5 @@ def test_an_unknown_operator_is_refused() -> None:
     graph, _ = model()
     graph.graph.node[0].op_type = "Nothing"
     graph.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.INT8, [5, 40]))
-    with pytest.raises(celosia.compiler.graph.importer.ModelError, match=r"Nothing of domain 'my.domain'"):
+    with pytest.raises(celosia.compiler.graph.errors.ModelError, match=r"Nothing of domain 'my.domain'"):
         celosia.compile(graph, config="tiny")

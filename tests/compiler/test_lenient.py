@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.runtime import Runtime
 
 CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Neg(x) b = Add(a, x) c = Exp(a) y = Mul(c, x) }"

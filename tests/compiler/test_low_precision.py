@@ -14,7 +14,7 @@ from thorough import paired
 
 import celosia
 from celosia.compiler.graph import narrow
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver import oracle
 from celosia.driver.runtime import Runtime
 

@@ -11,7 +11,7 @@ from oracle import opened
 from thorough import some
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.runtime import Runtime
 
 CONFIGS = ("tiny", "pynq", "wide")

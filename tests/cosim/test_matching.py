@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import feed_of
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver import oracle
 from celosia.driver.compare import compare
 from celosia.driver.matching import Flow, Matching, match

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 from agreement import CONFIGS, ONE_STEP, expected, feed_of
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.driver import compare as comparing
 from celosia.driver.compare import compare

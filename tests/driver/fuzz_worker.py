@@ -60,7 +60,7 @@ def _inputs(wanted: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def celosia_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
     import celosia
-    from celosia.compiler.graph.importer import ModelError
+    from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError
     from celosia.compiler.program.host.op import HostError
 

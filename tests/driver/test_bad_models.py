@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 
 MODELS = [
     quantised().SerializeToString(),

@@ -13,7 +13,7 @@ from small_models import Builder
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.driver.cli import app
 from celosia.driver.cut import Relay, _balanced, cut

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.calibration import CalibrationError, Input

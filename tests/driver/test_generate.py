@@ -19,7 +19,7 @@ from onnx import helper
 from thorough import some
 from typer.testing import CliRunner
 
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError
 from celosia.driver import cli
 from celosia.driver.generate import decoder as decoding

@@ -19,7 +19,7 @@ from thorough import some
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.driver.cli import app
 from celosia.driver.generate.decoder import Decoder
 from celosia.hw.config import PRESETS

@@ -22,7 +22,7 @@ from thorough import some
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app

@@ -20,7 +20,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.compile import price
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cut import cut
 from celosia.driver.runtime import Runtime

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.target import TARGETS, Target
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.files import OutputError
 from celosia.driver.arrays import read_array

@@ -18,7 +18,7 @@ from thorough import paired, some
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import HostStep, InputError, Program, ProgramError
 from celosia.compiler.program.host import execute as host
 from celosia.compiler.program.host.execute import needs_compiler

@@ -16,7 +16,7 @@ from driver_models import floats
 from small_models import Builder
 
 import celosia
-from celosia.compiler.graph.importer import ModelError
+from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, LaunchStep, Program
 from celosia.driver.board.device import BoardDevice
 from celosia.hw.config import Config

@@ -1,0 +1,13 @@
+"""The error of models that cannot be compiled."""
+
+from __future__ import annotations
+
+from celosia.compiler.program.host.op import clipped
+from celosia.plain import Sentence
+
+
+class ModelError(Sentence, ValueError):
+    """A model that cannot be compiled; one sentence that names the model's part and the way out."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(clipped(sentence))
