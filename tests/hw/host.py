@@ -110,11 +110,18 @@ class Host:
             await self.write(name, value)
         await bench.fall(self.dut)
         while not self.dut.irq.value:
+            if self.dut.busy.value:
+                assert self._lights() == (0, 1, 0)
             await bench.fall(self.dut)
         status = await self.read("status")
         assert status & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE, f"status is {status:#x}"
         assert self.checkers["m_axi", axi_model.WRITE].written_out
-        return Error(status >> STATUS_ERROR_SHIFT), await self.read("error_index")
+        error = Error(status >> STATUS_ERROR_SHIFT)
+        assert self._lights() == ((1, 0, 0) if error == Error.NONE else (0, 0, 1))
+        return error, await self.read("error_index")
+
+    def _lights(self) -> tuple[int, int, int]:
+        return int(self.dut.idle.value), int(self.dut.busy.value), int(self.dut.error.value)
 
     async def run(
         self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000

@@ -441,6 +441,7 @@ async def rate(dut: Any) -> None:
         span = beats[-1] - beats[0] + 1
         cocotb.log.info("%s: %d beats in %d cycles; active %d, held %d", case, len(beats), span, active, held)
         assert active >= len(beats) - 2 * sum(block["y_size"] * block["z_size"] for block in blocks)
+        assert (0 if case == "padded rows" else 40) < held <= cycle + 1 - active  # the first beat comes that late
         # The writes of padding take their cycles too: (58 * 10 - 56 * 8) of them for 56 * 8 * 2 beats.
         floor = {"padded rows": 0.85}.get(case, 0.95)
         assert len(beats) / span >= floor, f"{case}: {len(beats)} beats in {span} cycles"

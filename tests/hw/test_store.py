@@ -247,6 +247,7 @@ async def rate(dut: Any) -> None:
         span = beats[-1] - beats[0] + 1
         cocotb.log.info("%s: %d beats in %d cycles; active %d, held %d", case, len(beats), span, active, held)
         assert answers == bursts > 0
+        assert 0 < held <= cycle + 1 - active
         assert len(beats) / span >= 0.95, f"{case}: {len(beats)} beats in {span} cycles"
         await put
         await bench.rise(dut)
