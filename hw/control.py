@@ -25,7 +25,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.sources import sources_identity
 
 REGISTER_BITS = 12
@@ -151,6 +151,10 @@ class Control(wiring.Component):
                 m.d.comb += stuck.eq(1)
                 with m.If(all_quiet):
                     m.next = "IDLE"
+        probes(
+            self, values=values, busy=busy, stuck=stuck, lapsed=lapsed, finished=finished, all_quiet=all_quiet,
+            start=start, abort=abort,
+        )  # fmt: skip
         return m
 
     def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
@@ -243,6 +247,7 @@ class Control(wiring.Component):
                                     m.d.sync += (
                                         values[register.name].word_select(byte, 8).eq(bus.wdata.word_select(byte, 8))
                                     )
+        probes(self, reading=reading, read=read, write=write)
         return start, aborted, renewed
 
     def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
@@ -251,6 +256,7 @@ class Control(wiring.Component):
         asked = {name: Reg(name=f"asks_{name}") for name in self._present}
         with m.If(read):
             m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
+        probes(self, asked=asked)
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
     def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
@@ -264,6 +270,7 @@ class Control(wiring.Component):
             expired.eq((limit != 0) & (idle >= limit) & ~restart),
             idle.eq(Mux(restart, 0, idle + 1)),
         ]
+        probes(self, idle=idle)
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:

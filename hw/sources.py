@@ -1,8 +1,8 @@
 """A digest of the hardware's sources: equal in a bitstream and in the driver that is to use it.
 
 The digest covers what the sources do, and not how they are written. Comments, docstrings, annotations of functions, the
-layout of lines and the names of local variables do not count: a corrected comment rebuilds no simulator, and no flashed
-board is refused for it.
+layout of lines, the names of local variables and those that proofs use do not count: a corrected comment rebuilds no
+simulator, and no flashed board is refused for it.
 """
 
 from __future__ import annotations
@@ -126,8 +126,11 @@ def _written(value: Any, names: dict[str, str] | None, kept: set[str], in_class:
 
 
 def _is_comment(part: Any) -> bool:
-    """Whether a statement is a docstring."""
-    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
+    """Whether a statement is a docstring, or declares names for proofs (`signals.probes`)."""
+    match part:
+        case ast.Expr(value=ast.Constant(value=str()) | ast.Call(func=ast.Name(id="probes"))):
+            return True
+    return False
 
 
 @cache

@@ -10,7 +10,7 @@ from amaranth.utils import exact_log2
 from celosia.hw.dae_pipeline.dma import beat_layout
 from celosia.hw.layout import ERROR_BITS
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class Aligner(wiring.Component):
@@ -77,4 +77,5 @@ class Aligner(wiring.Component):
             m.d.sync += holds.eq(self.beat.valid & ~(take & row_end & crosses))
             with m.If(self.beat.valid):
                 m.d.sync += held.eq(beat)
+        probes(self, following=following, inside=inside, holds=holds, held=held)
         return m

@@ -16,7 +16,7 @@ from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import ERROR_BITS, Pulse
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 OFFSET_BITS = 32
 
@@ -97,6 +97,9 @@ class Splitter(wiring.Component):
             m.d.sync += [word.eq(next_word), left.eq(next_left), *burst(next_word, next_left)]
             with m.If(~valid | last):
                 m.d.sync += [refused.eq(row.offset + row.bytes > self.dma_size), final.eq(row.final)]
+        probes(
+            self, word=word, left=left, valid=valid, refused=refused, length=length, ends=ends, final=final, stuck=stuck
+        )
         return m
 
 
@@ -179,6 +182,7 @@ class ReadEngine(wiring.Component):
         with m.If(freed | (taken != 0)):
             m.d.sync += free.eq(free + freed - taken)
         m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
+        probes(self, splitter=splitter, order=order, beats=beats, free=free, split=split)
         return m
 
 
@@ -230,6 +234,7 @@ class WriteEngine(wiring.Component):
         self._data(m, lengths)
         self._responses(m, order)
         m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
+        probes(self, splitter=splitter, lengths=lengths, split=split, order=order)
         return m
 
     def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
@@ -286,6 +291,7 @@ class WriteEngine(wiring.Component):
                 strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe)),
                 axi.wlast.eq(w_last),
             ]
+        probes(self, count=count, w_load=w_load)
 
     def _responses(self, m: Module, order: StreamFifo) -> None:
         """Responses of B, and rows that are refused, in their order, to `answer`."""

@@ -14,7 +14,7 @@ from celosia.hw.packing import BOOKS, NIBBLE_BITS, packing
 from celosia.hw.pipeline import EXPAND_STAGES
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 CHOICE_BITS = exact_log2(BOOKS)
 
@@ -63,6 +63,7 @@ class PackHeads(wiring.Component):
             m.d.sync += [held.eq(Mux(word == i, self.unit.payload.data, held)) for i, held in enumerate(words)]
         with m.Elif(self.rest.valid & self.rest.ready & self.packed):
             m.d.sync += [number.eq(Mux(number == behind - 1, 0, number + 1)), begins.eq(number == behind - 1)]
+        probes(self, begins=begins, word=word, number=number, words=words)
         return m
 
 
@@ -143,4 +144,5 @@ class WeightExpander(wiring.Component):
             of = memory.read_port()
             m.d.comb += [of.en.eq(1), of.addr.eq(place)]
             found.append(of.data)
+        probes(self, fills=fills, places=places, word=word, memories=memories)
         return Cat(found)

@@ -17,7 +17,7 @@ from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, in
 from celosia.hw.legality import rules
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class Fetch(wiring.Component):
@@ -69,6 +69,7 @@ class Fetch(wiring.Component):
         else:
             self._split(m, buffer.o, word)
         self._dispatch(m, going, word)
+        probes(self, going=going, buffer=buffer, depth=depth)
         return m
 
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
@@ -93,6 +94,7 @@ class Fetch(wiring.Component):
                 self.error.payload.code.eq(Error.ADDRESS),
                 self.error.payload.index.eq(fitting),
             ]
+        probes(self, bad=bad, allowed=allowed, checked=checked)
         return allowed
 
     def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
@@ -139,6 +141,7 @@ class Fetch(wiring.Component):
             buffer.i.payload.error.eq(response.payload.error),
             self.quiet.eq(pending == 0),
         ]
+        probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 
     def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Puts the beats of a word together; the next one is begun while the last one leaves."""
@@ -227,3 +230,7 @@ class Fetch(wiring.Component):
                 self.error.payload.code.eq(Mux(error, Error.READ, Error.ILLEGAL_INSTRUCTION)),
                 self.error.payload.index.eq(index),
             ]
+        probes(
+            self, holds=holds, error=error, index=index, instr=instr, goes=goes, legal=legal, belongs=belongs,
+            last=last, queues=queues,
+        )  # fmt: skip

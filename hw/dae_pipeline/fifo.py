@@ -8,7 +8,7 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 def _one_more(number: Value) -> Value:
@@ -48,6 +48,7 @@ class StreamFifo(wiring.Component):
             queue.r_en.eq(self.o.ready),
             self.empty.eq(queue.level == 0),
         ]
+        probes(self, queue=queue)
         return m
 
 
@@ -95,4 +96,5 @@ class HeadFifo(wiring.Component):
                 m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))
         with m.If(free):
             m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
+        probes(self, produce=produce, consume=consume, level=level, ring=ring, holds=holds, head=head, of=of)
         return m

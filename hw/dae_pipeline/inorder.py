@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import Pulse, done_layout
+from celosia.hw.signals import probes
 
 
 class InOrder(wiring.Component):
@@ -55,4 +56,5 @@ class InOrder(wiring.Component):
             down = told & oldest.lanes[lane]
             with m.If(pulse != down):
                 m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
+        probes(self, order=order, counts=counts)
         return m

@@ -23,6 +23,7 @@ from celosia.hw.layout import unit_members, write_port
 from celosia.hw.packing import packing
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import probes
 
 
 def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
@@ -101,6 +102,7 @@ class Lane(wiring.Component):
         connect_pads(m, writer.pads, self.pads)
 
         self._tell(m, accept, writer, engine)
+        probes(self, **parts, engine=engine)
         return m
 
     def _tell(self, m: Module, accept: Value, writer: Writer, engine: ReadEngine) -> None:

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class ReadMux(wiring.Component):
@@ -79,4 +79,5 @@ class ReadMux(wiring.Component):
             owners.o.ready.eq(self.read_beat & axi.rlast),
             self.quiet.eq(~axi.arvalid & ~owners.o.valid),
         ]
+        probes(self, owners=owners, load_next=load_next, ask=ask, burst=burst)
         return m

@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.layout import ReadPort, WritePort, load_port, read_port, write_port
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import probes
 
 
 class Scratchpad(wiring.Component):
@@ -51,6 +52,7 @@ class Scratchpad(wiring.Component):
             self.read.data.eq(read.data),
             self.read.ready.eq(1),
         ]
+        probes(self, memory=memory)
         return m
 
 
@@ -142,6 +144,7 @@ class WindowScratchpad(wiring.Component):
             entry = entries.word_select((first + place)[:low_bits], self.width)
             m.d.comb += read.data.word_select(place, self.width).eq(entry)
         m.d.comb += [write.ready.eq(1), read.ready.eq(1)]
+        probes(self, banks=banks, first=first)
         return m
 
 
@@ -245,4 +248,5 @@ class AccScratchpad(wiring.Component):
             port, bank = getattr(self, f"{unit}_read"), Signal(name=f"{unit}_bank")
             m.d.sync += bank.eq(port.addr[-1])
             m.d.comb += port.data.eq(Mux(bank, data[1], data[0]))
+        probes(self, banks=banks)
         return m

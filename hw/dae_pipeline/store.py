@@ -17,6 +17,7 @@ from celosia.hw.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
+from celosia.hw.signals import probes
 
 
 class Packer(wiring.Component):
@@ -90,6 +91,10 @@ class Packer(wiring.Component):
             ]
         with m.If(flush & self.beat.ready):
             m.d.sync += [flush.eq(0), held.eq(0)]
+        probes(
+            self, flush=flush, held=held, inside=inside, count=count, place=place, next_fills=next_fills, last=last,
+            take=take,
+        )  # fmt: skip
         return m
 
 
@@ -133,6 +138,7 @@ class Reader(wiring.Component):
         with m.If(free):
             m.d.sync += full.eq(walker.step.valid & self.out.ready)
             m.d.sync += selected.eq((step.element[:piece_shift] << self._step_shift) | step.step)
+        probes(self, walker=walker, selected=selected)
         return m
 
 
@@ -212,6 +218,7 @@ class Store(wiring.Component):
             self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
             self.quiet.eq(~waiting.o.valid & engine.quiet),
         ]
+        probes(self, **parts, engine=engine, stop=stop)
         return m
 
     def _accept(self, m: Module, rows: Rows, jobs: HeadFifo, waiting: HeadFifo, reader: Reader, stop: Signal) -> None:
@@ -243,6 +250,7 @@ class Store(wiring.Component):
             waiting.i.payload.index.eq(self.instr.payload.index),
             waiting.i.payload.post.eq(f.post),
         ]
+        probes(self, block=block)
 
     def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, packer: Packer, stop: Signal) -> None:
         """A row goes to the engine, and its place within its bus words to the packer."""
@@ -257,6 +265,7 @@ class Store(wiring.Component):
             places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
             places.i.payload.single.eq((row.bytes >> unit_shift) == 1),
         ]
+        probes(self, unit_shift=unit_shift)
 
     def _tell(self, m: Module, engine: WriteEngine, waiting: HeadFifo, stop: Signal) -> None:
         """`done` or an error, by the engine's answers."""

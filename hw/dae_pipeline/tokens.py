@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class Semaphore(wiring.Component):
@@ -39,6 +39,7 @@ class Semaphore(wiring.Component):
                 count.eq(Mux(up == down, count, Mux(up, more, less))),
                 some.eq(Mux(up == down, some, up | (count != 1))),
             ]
+        probes(self, tokens=tokens, room=room)
         return m
 
 
@@ -111,6 +112,7 @@ class Tokens(wiring.Component):
             waiters = [self._older(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
             level += 1
         m.d.sync += self.oldest.eq(Mux(waiters[0].waits, waiters[0].index, last))
+        probes(self, semaphores=semaphores)
         return m
 
     def _register(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, row_layout
 from celosia.hw.isa import X_BITS, YZ_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
@@ -108,6 +108,11 @@ class Rows(wiring.Component):
                 self.stretch.eq(block.stretch),
                 self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
+        probes(
+            self, waiting=waiting, block=block, plane_size=plane_size, merged=merged, y_step=y_step, z_step=z_step,
+            rows=rows, rows_left=rows_left, planes_left=planes_left, last_row=last_row, last_plane=last_plane,
+            single=single, plane=plane,
+        )  # fmt: skip
         return m
 
     def _stretched(self, block: Any, elements: Value) -> Value:
@@ -187,6 +192,7 @@ class Halves(wiring.Component):
         ]
         with m.If(self.row.valid & self.half.ready):
             m.d.sync += [inside.eq(~is_last), begin.eq(following), left.eq(count - 1), last.eq(count == 2)]
+        probes(self, inside=inside, left=left, last=last, begin=begin)
         return m
 
 
@@ -321,6 +327,10 @@ class Walker(wiring.Component):
                 last_step.eq(next_last_step),
                 last.eq(next_last_step & x.next_last & y.next_last & z.next_last),
             ]
+        probes(
+            self, job=job, step_last=step_last, single_step=single_step, outside=outside, last_step=last_step,
+            last=last, x=x, y=y, z=z, plane=plane, row=row,
+        )  # fmt: skip
         return m
 
     def _next_element(

@@ -20,6 +20,7 @@ from celosia.hw.packing import packing
 from celosia.hw.pipeline import EXPAND_STAGES, PARTING
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
+from celosia.hw.signals import probes
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
@@ -156,6 +157,7 @@ class Writer(wiring.Component):
         ]
 
         self._write(m, leaving, ports_)
+        probes(self, leaving=leaving, failed=failed)
         return m
 
     def _told(self, m: Module) -> tuple[Any, Any]:
@@ -212,6 +214,7 @@ class Writer(wiring.Component):
             to.done.index.eq(out.index),
             to.done.post.eq(out.post),
         ]
+        probes(self, out=out, moves=moves)
 
     def _far(self, step: data.View[data.StructLayout]) -> Value:
         """Whether only the second half of its element is this lane's: of what is spread, in a lane that is not the

@@ -16,7 +16,7 @@ from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
 from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
 from celosia.hw.pipeline import claim_lead
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 _FROM_READ = 5
 """Cycles from the read of an accumulator to its write, both of them included."""
@@ -95,6 +95,7 @@ class Gemm(wiring.Component):
         in_flight = Signal()  # in one of the cycles from 1 on
         m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
         m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
+        probes(self, pipe=pipe, array=array)
         return m
 
     def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
@@ -162,6 +163,7 @@ class Gemm(wiring.Component):
                 m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
         with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
+        probes(self, stages=stages)
 
     def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
         """Says which ports of acc will be taken. Reads of small arrays are claimed before their operands are read."""

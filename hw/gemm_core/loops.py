@@ -11,7 +11,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.isa import EXTENT_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
@@ -134,6 +134,7 @@ class Loops(wiring.Component):
             self.ahead.last.eq(Mux(renew | self.step.ready, coming[outer:].all(), reduction_done)),
         ]
         self._addresses(m, held, renew, goes_on, advance)
+        probes(self, busy=busy, held=held, at_last=at_last, rise=rise, goes_on=goes_on)
         return m
 
     def _last_indices(
@@ -163,6 +164,7 @@ class Loops(wiring.Component):
                     left[i].eq(Mux(at_last[i], extent, left[i] - 1)),
                     near[i].eq(Mux(at_last[i], extent == 2, left[i] == 3)),
                 ]
+        probes(self, left=left, single=single, near=near)
         return coming
 
     def _addresses(
@@ -195,3 +197,4 @@ class Loops(wiring.Component):
                     m.d.sync += begin[operand, loop].eq(base)
                 with m.Elif(advance[self.names.index(loop)]):
                     m.d.sync += begin[operand, loop].eq(following)
+        probes(self, begin=begin)

@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.pipeline import ring_places, vector_stages
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class Bypass(wiring.Component):
@@ -38,6 +38,7 @@ class Bypass(wiring.Component):
         m.d.sync += [head.eq(head + self.push), tail.eq(next_tail), oldest.eq(of.data)]
         with m.If(self.clear):
             m.d.sync += [head.eq(0), tail.eq(0)]
+        probes(self, head=head, tail=tail, ring=ring)
         return m
 
 

@@ -11,7 +11,7 @@ from celosia.hw.config import Config
 from celosia.hw.layout import write_port
 from celosia.hw.pipeline import QUEUED
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 
 class Landing(wiring.Component):
@@ -74,4 +74,7 @@ class Landing(wiring.Component):
         ]
         with m.If(self.clear):
             m.d.sync += [number.eq(0) for number in (put, arrived, goes, written, waiting)]
+        probes(
+            self, written=written, goes=goes, waiting=waiting, arrived=arrived, put=put, places=places, entries=entries
+        )
         return m

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import REQUANTISE_STAGES
 from celosia.hw.scratchpads import PAR
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
@@ -77,6 +77,10 @@ class Requantise(wiring.Component):
         m.d.comb += self.result.eq(result)
         with m.If(self.enable[7]):
             m.d.sync += result.eq(Mux(negative[6], -nearest, nearest))
+        probes(
+            self, significand=significand, product=product, negative=negative, magnitude=magnitude,
+            multiplier=multiplier, shift=shift, less=less, nearest=nearest,
+        )  # fmt: skip
         return m
 
     def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
@@ -115,6 +119,7 @@ class Requantise(wiring.Component):
                 less.eq(drop + kept[24]),  # the rounding may carry into a 25th bit; the others are 0 then
                 multiplier[2].eq(multiplier[1]),
             ]
+        probes(self, integer=integer, drop=drop, half=half)
         return significand, less
 
     def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
@@ -131,6 +136,7 @@ class Requantise(wiring.Component):
             ]
         with m.If(self.enable[4]):
             m.d.sync += product.eq(Cat(by_low[:LOW_BITS], by_high + by_low[LOW_BITS:]))
+        probes(self, by_low=by_low, by_high=by_high)
         return product
 
     def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> tuple[Signal, Signal]:
@@ -176,4 +182,5 @@ class Requantise(wiring.Component):
         ]
         with m.If(self.enable[6]):
             m.d.sync += nearest.eq(Mux(over, 1 << _INT, rounded[point:]))
+        probes(self, quotient=quotient, over=over)
         return nearest

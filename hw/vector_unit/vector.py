@@ -34,7 +34,7 @@ from celosia.hw.isa import Destination, Opcode
 from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
 from celosia.hw.pipeline import ADD_STAGES, softmax_span
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items
@@ -155,6 +155,7 @@ class Vector(wiring.Component):
         with m.If(tells):
             m.d.sync += [self.done.payload[name].eq(value) for name, value in told.items()]
         items.advance(self.halt)
+        probes(self, items=items, last=last, issue=issue, step=step, place=place, finish=finish)
         return m
 
     def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any]) -> None:
@@ -174,6 +175,7 @@ class Vector(wiring.Component):
         ]
         if cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
+        probes(self, in_acc=in_acc)
 
     def _channel(self, lane: int) -> int:
         piece, place = divmod(lane, self._cfg.piece_bytes)
@@ -404,6 +406,7 @@ class Vector(wiring.Component):
             landing.clear.eq(self.halt),
         ]
         wiring.connect(m, landing.write, wiring.flipped(self.acc_write))
+        probes(self, landing=landing, raw=raw)
         return landing
 
     def _ring(
@@ -412,4 +415,5 @@ class Vector(wiring.Component):
         """`value` for what leaves in one stage and returns in another."""
         m.submodules[name] = ring = Bypass(len(value), len(items.between(leaves, returns)))
         m.d.comb += [ring.clear.eq(self.halt), ring.push.eq(push), ring.i.eq(value), ring.pop.eq(pop)]
+        probes(self, **{name: ring})
         return ring.o

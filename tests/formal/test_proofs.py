@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from proofs.declare import PROPERTIES, Mutant, all_properties
+from proofs.plant import matches, planted, with_names, words
 from proofs.run import ProofError, run, together
 from thorough import some
 
@@ -51,13 +52,39 @@ def test_mutant_that_no_longer_fits_is_reported() -> None:
         run(proof, Mutant("dae_pipeline/tokens.py", "no such line", ""))
 
 
-def test_every_mutant_fits() -> None:
-    """Those that only `make prove` tries, too."""
-    hardware = Path(hw.__file__).parent
-    misfits = [
-        f"{name}: {mutant}"
-        for name, proof in PROPERTIES.items()
-        for mutant in proof.mutants
-        if (hardware / mutant.file).read_text(encoding="utf-8").count(mutant.old) != 1
-    ]
+@pytest.mark.parametrize("suffix", ["", "_renamed"])
+def test_every_mutant_fits(suffix: str) -> None:
+    """Those that only `make prove` tries, too, and where all local variables of the hardware are called otherwise."""
+    hardware, sources, misfits = Path(hw.__file__).parent, dict[str, str](), []
+    for name, proof in PROPERTIES.items():
+        for mutant in proof.mutants:
+            if mutant.file not in sources:
+                source = (hardware / mutant.file).read_text(encoding="utf-8")
+                local = {word.text for word in words(source) if word.is_local}
+                sources[mutant.file] = with_names(source, {name: name + suffix for name in local})
+            if len(list(matches(sources[mutant.file], mutant.old, mutant.near))) != 1:
+                misfits.append(f"{name}: {mutant}")
     assert not misfits
+
+
+def test_faults_are_planted_whatever_variables_are_called() -> None:
+    source = """
+class Queue:
+    def elaborate(self, m, level):
+        with m.If(self.push):
+            m.d.sync += [level.eq(level + 1), self.count.eq(0)]
+        with m.If(self.pop):
+            m.d.sync += level.eq(level - 1)
+        more = level
+        ends = more
+"""
+    renamed = source.replace("level", "filled")
+    fault = "count.eq(count + 1)", "count.eq(count - 1)"
+    assert planted(source, *fault).count("level.eq(level - 1)") == 2
+    assert planted(renamed, *fault) == planted(source, *fault).replace("level", "filled")
+    # One pattern fits two assignments, and a name that is only in the fault comes from what is near.
+    with pytest.raises(ValueError, match="2 times"):
+        planted(source, "ends = more", "ends = 0")
+    assert "ends = filled" in planted(renamed, "ends = more", "ends = level", near="more = level")
+    with pytest.raises(ValueError, match="0 times"):
+        planted(source, "self.missing.eq(0)", "")

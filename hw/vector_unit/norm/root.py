@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import ROOT_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.norm.variance import WORD_BITS
 
 _LEFT_BITS = 60
@@ -51,4 +51,5 @@ class InverseRoot(wiring.Component):
             ]
             with m.If(~self.done):
                 m.d.sync += self.root.eq(Cat(fits, self.root[:-1]))
+        probes(self, step=step, fits=fits, left=left, part=part, word=word, thrice=thrice)
         return m

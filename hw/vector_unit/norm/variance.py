@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
 
 COUNT_BITS = NORM_LANES.bit_length()
@@ -54,6 +54,7 @@ class NormVariance(wiring.Component):
             m.d.sync += step.eq(step + (step != 0))
         self._divide(m, step)
         self._shift(m, step, self._products(m, step))
+        probes(self, step=step)
         return m
 
     def _products(self, m: Module, step: Signal) -> Signal:
@@ -94,6 +95,7 @@ class NormVariance(wiring.Component):
             m.d.sync += [divisor.eq(divisor >> 1), quotient.eq(Cat(~less[-1], quotient[:-1]))]
             with m.If(~less[-1]):
                 m.d.sync += rest.eq(less)
+        probes(self, rest=rest, divisor=divisor, quotient=quotient, less=less)
 
     def _shift(self, m: Module, step: Signal, total: Signal) -> None:
         """By four pairs of bits while these are 0, then by one."""

@@ -7,7 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
 TO_DIVISION = 3
@@ -54,6 +54,7 @@ class PairDivider(wiring.Component):
             m.d.sync += Cat(nothing, large).eq(Cat(flags))
         self._result(m, *self._tie(m, rest, digits, slack, nothing, large))
         assert DIVIDE_STAGES == TO_DIVISION + QUOTIENT_BITS + 3
+        probes(self, rests=rests, words=words, rest=rest, digits=digits, nothing=nothing, large=large)
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:

@@ -28,7 +28,7 @@ from celosia.hw.pipeline import (
     softmax_span,
 )  # fmt: skip
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
@@ -115,6 +115,7 @@ class SoftmaxEngine(wiring.Component):
         self._look_up(m, largest, beat, marks, divides)
         self._quotients(m, marks, divides, inside)
         self._write(m, marks, divides)
+        probes(self, beat=beat, marks=marks, divides=divides)
         return ResetInserter(self.halt)(m)
 
     def _later(self, m: Module, value: Value, name: str, stages: int, fresh: bool = True) -> list[Any]:
@@ -145,6 +146,7 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_ALIKE]
         with m.If(~self.busy | free):
             m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_OWN]
+        probes(self, second=second, alike=alike)
 
     def _walks(self, m: Module, summed: Value) -> Signal:
         """Who reads in which cycle of a beat, and when a tile begins. Returns the number of the cycle.
@@ -209,6 +211,7 @@ class SoftmaxEngine(wiring.Component):
             m.d.comb += [
                 lane.found.eq(largest.found), lane.number.eq(largest.number), lane.largest.eq(largest.largest),
             ]  # fmt: skip
+        probes(self, find=find)
 
     def _keep(self, m: Module, beat: Signal) -> None:
         """Each part of an entry to the lane of its row, while the buffer's other half is added up."""
@@ -253,6 +256,7 @@ class SoftmaxEngine(wiring.Component):
             step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(each)] == (DIVIDE_TURN - 1) % each),
             step.end.eq((beat == DIVIDE_TURN - 1) & divide.ends & ~divide.more),
         ]  # fmt: skip
+        probes(self, divide=divide)
         return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
 
     def _look_up(self, m: Module, largest: RowLargest, beat: Signal, marks: list[Any], divides: list[Any]) -> None:

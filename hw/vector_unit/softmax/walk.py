@@ -13,7 +13,7 @@ from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 from celosia.hw.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.signals import Reg, probes
 
 BUFFERS = 2
 """Entries of each row in front of the adders: one that is added up, and one that is being filled."""
@@ -89,6 +89,7 @@ class TileWalk(wiring.Component):
         self._entries(m, comes, self.on & (self.bottom | self._by_row))
         self._rows(m, comes, self.on & (self.last | (not self._by_row)), over)
         (self._addresses_by_row if self._by_row else self._addresses_by_entry)(m, comes)
+        probes(self, due=due, waits=waits)
         return m
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
@@ -99,6 +100,7 @@ class TileWalk(wiring.Component):
             m.d.sync += [left.eq(entries), self.first.eq(1), self.last.eq(entries == 1)]
         with m.Elif(on):
             m.d.sync += [left.eq(left - 1), self.first.eq(0), self.last.eq(left == 2)]
+        probes(self, left=left)
 
     def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
         """Whether a row is the tile's last one, and whether other tiles follow."""
@@ -115,6 +117,7 @@ class TileWalk(wiring.Component):
             m.d.sync += [row.eq(0), tile.eq(tile + 1)]
         with m.Elif(on):
             m.d.sync += row.eq(row + 1)
+        probes(self, others=others)
 
     def _next(self, fields: Any) -> Value:
         """From an entry of a row to the next one that is read, or from a pair; it is of neighbours."""
@@ -135,6 +138,7 @@ class TileWalk(wiring.Component):
             m.d.sync += [self.addr.eq(target), self.wrapped.eq(self.wrapped | (follows & target[-1]) | within)]
             with m.If(self.last):
                 m.d.sync += line.eq(target)
+        probes(self, line=line)
 
     def _addresses_by_entry(self, m: Module, comes: Value) -> None:
         """A tile begins one row behind the last one's first entry."""

@@ -186,7 +186,7 @@ prove("no stall is needed in the vector unit: what it writes to acc takes the po
     partial(lands, TINY)
 )
 BLIND = Mutant(ISSUE, "blocked: Value = ~a_vin & unit.claims.read.bit_select(bank, 1)", "blocked: Value = Const(0)")
-OLD_BANK = Mutant(ISSUE, "bank = loops.ahead.a[", "bank = step.payload.a[")
+OLD_BANK = Mutant(ISSUE, "bank = loops.ahead.a[", "bank = step.payload.a[", near="step = loops.step")
 OLD_FACT = Mutant(
     ISSUE, "Mux(loops.instr.ready, unit.instr.payload.fields.a_source == ASource.VIN, now.a_vin)", "now.a_vin"
 )

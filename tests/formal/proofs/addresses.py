@@ -312,7 +312,9 @@ def list_of(h: Harness, max_shift: int) -> Listing:
 
 
 LOOPS, WALK = "gemm_core/loops.py", "dae_pipeline/walk.py"
-STRIDE = Mutant(LOOPS, "begin[operand, loop].eq(following)", "begin[operand, loop].eq(origin)")
+STRIDE = Mutant(
+    LOOPS, "begin[operand, loop].eq(following)", "begin[operand, loop].eq(origin)", near="following.eq(origin + stride)"
+)
 GOES = Mutant(LOOPS, "coming[i + 1 :].all() & ~coming[i]", "coming[i + 1 :].all()")
 RESTART = Mutant(LOOPS, "Mux(at_last[i], extent == 2, left[i] == 3)", "left[i] == 3")
 AHEAD = Mutant(LOOPS, "Mux(moves, following, innermost)", "innermost")
@@ -323,7 +325,7 @@ for name, case in {
     prove(f"addresses of the loops of {name}", STRIDE, GOES, RESTART, AHEAD, depth=1, tested=name == "GEMM")(
         partial(loops, *case)
     )
-NEXT = Mutant(WALK, "next_row.eq(next_plane), next_element", "next_element")
+NEXT = Mutant(WALK, "next_row.eq(next_plane), next_element", "next_element", near="next_plane.eq(plane + job.z_step)")
 BORDER = Mutant(WALK, "stop | (self.outside & ~first)", "stop | self.outside")
 PARTS = Mutant(WALK, "next_last_step.eq(next_outside | next_step_last)", "next_last_step.eq(next_step_last)")
 for padded in (True, False):
@@ -336,7 +338,7 @@ for padded in (True, False):
     )(partial(walker, padded))
 prove(
     "rows of blocks in DRAM",
-    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)"),
+    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)", near="next_plane = (plane + z_step)[:OFFSET_BITS]"),
     Mutant(WALK, "count = Mux(merged, 1, block.y_size)", "count = block.y_size"),
     depth=1,
     tested=False,

@@ -1,4 +1,4 @@
-"""Writes the design of one property, with a mutant if one is given: python -m proofs.build NAME CASE [FILE OLD NEW].
+"""Write the design of one property, or of a mutant: python -m proofs.build NAME CASE [FILE OLD NEW NEAR].
 
 In a process of its own, because the fault is planted into the source before anything imports it.
 """
@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from proofs.declare import Method, Mutant, all_properties
+from proofs.plant import planted
 
 
 class _Loader(SourceFileLoader):
@@ -22,12 +23,11 @@ class _Loader(SourceFileLoader):
         self._mutant = mutant
 
     def get_code(self, fullname: str) -> CodeType:
-        source = Path(self.path).read_text(encoding="utf-8")
-        if source.count(self._mutant.old) != 1:
-            raise SystemExit(
-                f"{self._mutant.old!r} stands {source.count(self._mutant.old)} times in {self.path}, not once"
-            )
-        return compile(source.replace(self._mutant.old, self._mutant.new), self.path, "exec")
+        source, mutant = Path(self.path).read_text(encoding="utf-8"), self._mutant
+        try:
+            return compile(planted(source, mutant.old, mutant.new, mutant.near), self.path, "exec")
+        except ValueError as error:
+            raise SystemExit(f"{self.path}: {error}") from None
 
 
 class Planter(MetaPathFinder):

@@ -332,7 +332,12 @@ for bus_bytes, bytes_bits in ((8, 33), (16, 38)):
     prove(
         f"read channels, {8 * bus_bytes} bits",
         Mutant(MUX, "with m.If(~axi.arvalid | axi.arready):", "with m.If(1):"),
-        Mutant(MUX, "owners.i.payload.eq(pick_load)", "owners.i.payload.eq(load_next)"),
+        Mutant(
+            MUX,
+            "owners.i.payload.eq(pick_load)",
+            "owners.i.payload.eq(load_next)",
+            near="pick_load.eq(load.request.valid & (load_next |",
+        ),
     )(partial(read_mux, bus_bytes, 16))
 prove(
     "write responses",

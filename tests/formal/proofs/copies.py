@@ -678,8 +678,12 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
 STORE, LOAD, WRITE, DMA, WALK = (f"dae_pipeline/{name}.py" for name in ("store", "load", "write", "dma", "walk"))
 prove(
     "rows hold the elements of a block in order",
-    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)"),
-    Mutant(WALK, "rows_left.eq(rows)", "rows_left.eq(1)"),
+    Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)", near="next_plane = (plane + z_step)[:OFFSET_BITS]"),
+    Mutant(
+        WALK,
+        "rows_left.eq(rows), last_row.eq(single), planes_left.eq(planes_left - 1)",
+        "rows_left.eq(1), last_row.eq(single), planes_left.eq(planes_left - 1)",
+    ),
     depth=1,
 )(elements_of_rows)
 for padded in (True, False):
@@ -715,9 +719,15 @@ for name, cfg in CONFIGS.items():
             STORE,
             "places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop)",
             "places.i.valid.eq(rows.row.valid & ~stop)",
+            near="asked.i.payload.eq(row)",
         ),
         Mutant(STORE, "block.z_step.eq(f.dram_z)", "block.z_step.eq(f.dram_y)"),
-        Mutant(STORE, "wiring.connect(m, asked.o, engine.row)", "wiring.connect(m, rows.row, engine.row)"),
+        Mutant(
+            STORE,
+            "wiring.connect(m, asked.o, engine.row)",
+            "wiring.connect(m, rows.row, engine.row)",
+            near="self._list(m, rows, asked, places, packer, stop)",
+        ),
         depth=1,
         script=PARTS,
         tested=name == "small",
@@ -725,16 +735,26 @@ for name, cfg in CONFIGS.items():
     prove(
         f"each byte of STORE is written to its address, Config {name}",
         Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
-        Mutant(STORE, "bytes_.eq(self.unit.payload << (first << 3))", "bytes_.eq(self.unit.payload << (place << 3))"),
+        Mutant(
+            STORE,
+            "bytes_.eq(self.unit.payload << (first << 3))",
+            "bytes_.eq(self.unit.payload << (place << 3))",
+            near="first = Mux(inside, place, row.first)",
+        ),
         Mutant(STORE, "held.data | Mux(flush, 0, bytes_[: 8 * bus])", "Mux(flush, 0, bytes_[: 8 * bus])"),
-        Mutant(DMA, " word.eq(self.beat.payload.data)", " word.eq(Mux(count[0], 0, self.beat.payload.data))"),
+        Mutant(
+            DMA,
+            " word.eq(self.beat.payload.data)",
+            " word.eq(Mux(count[0], 0, self.beat.payload.data))",
+            near="count.eq(Mux(w_last, 0, count + 1))",
+        ),
         depth=1,
         script=CUT,
         tested=False,
     )(partial(units_to_memory, cfg))
 prove(
     "of elements that are spread each half is asked for once, in order",
-    Mutant(WALK, "last.eq(count == 2)", "last.eq(count == 1)"),
+    Mutant(WALK, "last.eq(count == 2)", "last.eq(count == 1)", near="left.eq(count - 1)"),
     Mutant(WALK, "following.eq(here + (1 << (shift - low)))", "following.eq(here + (1 << (shift - low - 1)))"),
     Mutant(WALK, "half.final.eq(row.final & is_last)", "half.final.eq(row.final)"),
     Mutant(WALK, "Mux(inside, last, self.alone)", "Mux(inside, last, 0)"),
@@ -757,6 +777,7 @@ for name, cfg in (CONFIGS | LEAN).items():
             LOAD,
             "places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt)",
             "places.i.valid.eq(rows.valid & ~self.halt)",
+            near="asked.i.payload.eq(row)",
         ),
         *((WIDER,) if cfg.int32 else ()),
         depth=1,
@@ -815,7 +836,12 @@ prove(
         "next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)",
         "next_left.eq((row.bytes - 1) >> word_bits)",
     ),
-    Mutant(DMA, "self.dma_base + (word << word_bits)", "self.dma_base + (left << word_bits)"),
+    Mutant(
+        DMA,
+        "self.dma_base + (word << word_bits)",
+        "self.dma_base + (left << word_bits)",
+        near="word.eq(next_word), left.eq(next_left)",
+    ),
     Mutant(DMA, "order.i.payload.refused.eq(split.payload.refused)", "order.i.payload.refused.eq(0)"),
     depth=1,
     tested=False,

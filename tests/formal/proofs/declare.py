@@ -20,11 +20,12 @@ class Method(Enum):
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted fault: `old`, which stands once in `file` below hw/, becomes `new`."""
+    """A planted fault: `old`, which stands once in `file` below hw/, becomes `new`, as `plant.planted` says."""
 
     file: str
     old: str
     new: str
+    near: str = ""
 
     def __str__(self) -> str:
         return f"{self.file.split('/')[-1]}: {self.old} → {self.new}"

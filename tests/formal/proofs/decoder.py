@@ -128,7 +128,7 @@ FETCH = "dae_pipeline/fetch.py"
 for name, cfg in CONFIGS.items():
     prove(
         f"every word of {8 * instruction_bytes(cfg)} bits is an instruction or an error, Config {name}",
-        Mutant(FETCH, "(error | ~legal)", "(error | (~legal & instr[2]))"),
+        Mutant(FETCH, "(error | ~legal)", "(error | (~legal & instr[2]))", near="instr.eq(word.payload.data)"),
         Mutant(FETCH, "= coming.opcode == opcode, Reg(", "= coming.opcode[:2] == int(opcode) & 3, Reg("),
         depth=1,
     )(partial(decoder, cfg))

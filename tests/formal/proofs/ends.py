@@ -217,7 +217,10 @@ prove(
 prove(
     "every read burst ends",
     Mutant(
-        MUX, "owners.o.ready.eq(self.read_beat & axi.rlast)", "owners.o.ready.eq(self.read_beat & axi.rlast & ~ask)"
+        MUX,
+        "owners.o.ready.eq(self.read_beat & axi.rlast)",
+        "owners.o.ready.eq(self.read_beat & axi.rlast & ~ask)",
+        near="axi.arvalid.eq(ask)",
     ),
     depth=1,
 )(partial(read_burst, 16))

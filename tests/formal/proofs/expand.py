@@ -123,9 +123,14 @@ for name, cfg in CONFIGS.items():
     prove(
         f"packed weights are expanded, {name}",
         Mutant(FILE, "to.data.eq(word)", "to.data.eq(word + 1)"),
-        Mutant(FILE, "Mux(self.book.en, self.book.addr, entry)", "Mux(fills, self.book.addr, entry)"),
-        Mutant(FILE, "expanded.eq(expand)", "expanded.eq(self.expand)"),
-        Mutant(FILE, "Mux(expanded, found", "Mux(expand, found"),
+        Mutant(
+            FILE,
+            "Mux(self.book.en, self.book.addr, entry)",
+            "Mux(fills, self.book.addr, entry)",
+            near="fills.eq(self.book.en & self.book.mask[0])",
+        ),
+        Mutant(FILE, "expanded.eq(expand)", "expanded.eq(self.expand)", near="expand.eq(self.expand)"),
+        Mutant(FILE, "Mux(expanded, found", "Mux(expand, found", near="expand.eq(self.expand), expanded.eq(expand)"),
         Mutant(FILE, "data_.word_select(i, NIBBLE_BITS)", "data_.word_select(i ^ 1, NIBBLE_BITS)"),
         *(
             (Mutant(FILE, "word_select(i * each // nibbles,", "word_select(0,"),)

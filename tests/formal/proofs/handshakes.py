@@ -225,8 +225,14 @@ for name, cfg in CONFIGS.items():
             TOKENS,
             "semaphores[unit, other].put.eq(done.valid & ",
             "semaphores[unit, other].put.eq(done.valid & ~passes[other] & ",
+            near='semaphores[other, unit].take.eq(passes[unit] & fields["wait"][other])',
         ),
-        Mutant(TOKENS, "instr.valid.eq(queue.valid & ready)", "instr.valid.eq(queue.valid & ready & ~done.valid)"),
+        Mutant(
+            TOKENS,
+            "instr.valid.eq(queue.valid & ready)",
+            "instr.valid.eq(queue.valid & ready & ~done.valid)",
+            near="semaphores[unit, other].put.eq(done.valid &",
+        ),
         depth=1,
     )(partial(gates, cfg))
 for max_shift in (4, 8):
@@ -256,7 +262,12 @@ for bus_bytes in (8, 16):
 for name, cfg in CONFIGS.items():
     prove(
         f"reader of out keeps its units, Config {name}",
-        Mutant(STORE, "free = ~full | self.unit.ready", "free = ~full | self.unit.ready | walker.step.valid"),
+        Mutant(
+            STORE,
+            "free = ~full | self.unit.ready",
+            "free = ~full | self.unit.ready | walker.step.valid",
+            near="self.out.en.eq(walker.step.valid & free)",
+        ),
     )(partial(reader, cfg))
 prove(
     "control registers on AXI4-Lite",

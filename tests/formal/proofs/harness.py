@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator
-from types import FrameType
 from typing import Any
 
 from amaranth import ClockDomain, Const, Elaboratable, Module, Signal, Value
@@ -12,6 +10,8 @@ from amaranth.asserts import AnyConst, AnySeq
 from amaranth.back import rtlil
 from amaranth.hdl import Assert, Assume, Fragment, ShapeLike
 from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In
 
 from celosia.garbage import seldom_collected
@@ -19,44 +19,35 @@ from celosia.hw.layout import UNITS
 
 
 class Inside:
-    """What the methods of a component call by a name while it is elaborated: `inside["queue.level"]`.
+    """Signals, memories and parts inside a component, by name: `inside["queue.level"]`.
 
-    A path leads through parts; each name in it is a local variable of `elaborate`, or else an attribute.
+    A path leads through parts. Each name in it is one that the part declares with `celosia.hw.signals.probes`, an
+    attribute, the number of an item of a list, or a signal of a queue of Amaranth's library.
     """
 
     def __init__(self, component: Elaboratable, m: Module) -> None:
         self._component, self._m = component, m
-        self._names: dict[int, dict[str, Any]] = {}
-        self._results: dict[int, Any] = {}
-        sys.setprofile(self._watch)
-        try:
-            self.fragment = Fragment.get(component, None)
-        finally:
-            sys.setprofile(None)
-
-    def _watch(self, frame: FrameType, event: str, result: Any) -> None:
-        part = frame.f_locals.get("self")
-        if event == "return" and isinstance(part, Elaboratable):
-            self._names.setdefault(id(part), {}).update(frame.f_locals)
-            if frame.f_code.co_name == "elaborate":
-                self._results[id(part)] = result
+        self.fragment = Fragment.get(component, None)
 
     def __getitem__(self, path: str) -> Any:
         return self.of(self._component, path)
 
     def of(self, part: Any, path: str) -> Any:
-        """What a part calls by a name; `list.0` is an item of a list."""
+        """The same, where the path begins in `part`."""
         for name in path.split("."):
-            names = self._names.get(id(part), {})
             if isinstance(part, list):
                 part = part[int(name)]
+            elif name in (declared := getattr(part, "probes", {})):
+                part = declared[name]
+            elif isinstance(part, SyncFIFO | SyncFIFOBuffered) and not hasattr(part, name):
+                part = _of_library(self.fragment, part)[name]
             else:
-                part = names[name] if name in names else getattr(part, name)
+                part = getattr(part, name)
         return part
 
     def memory(self, path: str, address: Value) -> Signal:
-        """What the memory holds at `address`."""
-        instance = _with_content(self.fragment, self._results[id(self[path])]._data)
+        """The word at `address` of a memory."""
+        instance = _with_content(self.fragment, self[path].data)
         content = Signal(len(instance._read_ports[0]._data), name="content")
         place = Signal(range(instance._data.depth), name="place")
         self._m.d.comb += place.eq(address)
@@ -64,12 +55,24 @@ class Inside:
         return content
 
 
+def _of_library(fragment: Fragment, queue: Elaboratable) -> dict[str, Any]:
+    """Signals of a queue of Amaranth's library, and its memory."""
+    own = next(part for part in _parts(fragment) if queue in (part.origins or ()))
+    statements = [statement for group in own.statements.values() for statement in group]
+    signals = {signal.name: signal for statement in statements for signal in statement._lhs_signals()}
+    memories = (origin for part in _parts(own) for origin in part.origins or () if isinstance(origin, Memory))
+    return {**signals, "storage": next(memories)}
+
+
+def _parts(fragment: Any) -> Iterator[Any]:
+    yield fragment
+    for part, *_ in fragment.subfragments:
+        yield from _parts(part)
+
+
 def _with_content(fragment: Any, content: object) -> Any:
     """The memory in `fragment` that holds `content`: a ResetInserter leaves a copy of the one that was elaborated."""
-    if getattr(fragment, "_data", None) is content:
-        return fragment
-    parts = (_with_content(part, content) for part, *_ in fragment.subfragments)
-    return next((part for part in parts if part is not None), None)
+    return next((part for part in _parts(fragment) if getattr(part, "_data", None) is content), None)
 
 
 class Harness:

@@ -76,8 +76,7 @@ def rings(cfg: Config) -> Harness:
         "residuals": (stage["reduce"], stage["add"], lambda i: of(i, "rescale_add")),
     }
     for name, (first, end, counts) in kinds.items():
-        ring: Any = getattr(it.inside["m"].submodules, name)
-        head, tail = it.inside.of(ring, "head"), it.inside.of(ring, "tail")
+        head, tail = it.inside[f"{name}.head"], it.inside[f"{name}.tail"]
         there = it.waiting(first, end, counts)
         h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
         h.ensure(there <= end - first, f"{name}_room")

@@ -180,15 +180,15 @@ MUTANTS = (
     Mutant(PUMP, "changed = turn ^ seen", "changed = ~(turn ^ seen)"),
     Mutant(PUMP, "late.eq(self.moves)", "late.eq(self.moves[::-1])"),
     Mutant(PAIR, "kept[3], kept[2])", "kept[2], kept[3])"),
-    Mutant(BLOCK, '"AD": chosen,', '"AD": product,'),
+    Mutant(BLOCK, '"AD": chosen,', '"AD": product,', near="operands, chosen, product, total = moves"),
 )
 for packed, more in {
     True: (
         Mutant(PAIR, "(1 << _LOW_BITS) - 2", "(1 << _LOW_BITS) - 1"),
         Mutant(PAIR, "Cat(~self.factors, self.factors[-1])", "Cat(~self.factors, ~self.factors[-1])"),
-        Mutant(BLOCK, "Cat(first, Const(1, 1)", "Cat(second, Const(1, 1)"),
+        Mutant(BLOCK, "Cat(first, Const(1, 1)", "Cat(second, Const(1, 1)", near="first, second = halves"),
     ),
-    False: (Mutant(BLOCK, "Cat(Const(0, 1), second,", "Cat(Const(0, 1), first,"),),
+    False: (Mutant(BLOCK, "Cat(Const(0, 1), second,", "Cat(Const(0, 1), first,", near="first, second = halves"),),
 }.items():
     prove(
         f"two cycles of a pumped pair are one, {'' if packed else 'not '}packed", *MUTANTS, *more,

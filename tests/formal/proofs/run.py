@@ -186,7 +186,7 @@ def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
     """The design of a property as RTLIL, or its offending paths. ProofError where it cannot be built."""
     command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name, "" if case is None else str(case)]
     if mutant:
-        command += [mutant.file, mutant.old, mutant.new]
+        command += [mutant.file, mutant.old, mutant.new, mutant.near]
     paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**tool_environment(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

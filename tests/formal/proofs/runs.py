@@ -26,7 +26,7 @@ def _place(address: Value, name: str) -> Value:
 
 @prove(
     "the number and the registers of a run",
-    Mutant(CONTROL, "locked=busy | stuck", "locked=stuck"),
+    Mutant(CONTROL, "values, locked=busy | stuck", "values, locked=stuck"),
     Mutant(CONTROL, "write & ~(locked & (register.access == Access.SETUP))", "write"),
     Mutant(CONTROL, "index.eq(0), runs.eq(runs + 1)]", "index.eq(0), runs.eq(runs + ~self.halt)]"),
     Mutant(CONTROL, "Mux(bit, values[name], 0)", 'Mux(bit & (name != "runs"), values[name], 0)'),
@@ -64,7 +64,11 @@ def number() -> Harness:
     Mutant(CONTROL, "(Error.LEASE, lapsed), ", ""),
     Mutant(CONTROL, "restart = moved | expired | self.clear", "restart = moved | expired"),
     Mutant(CONTROL, "restart = moved | expired | self.clear", "restart = expired | self.clear"),
-    Mutant(CONTROL, "renewed.eq(1)", "renewed.eq(~self.run)"),
+    Mutant(
+        CONTROL,
+        '"lease": m.d.comb += renewed.eq(1)',
+        '"lease":\n                                m.d.comb += renewed.eq(~self.run)',
+    ),
     Mutant(CONTROL, "(idle >= limit)", "(idle == limit - 1)"),
 )
 def lease() -> Harness:
@@ -91,7 +95,12 @@ def lease() -> Harness:
 @prove(
     "an abort ends the run",
     Mutant(CONTROL, ", (Error.ABORTED, abort)", ""),
-    Mutant(CONTROL, "m.d.sync += aborted.eq(abort)", "m.d.sync += aborted.eq(abort & self.run)"),
+    Mutant(
+        CONTROL,
+        "m.d.sync += aborted.eq(abort)",
+        "m.d.sync += aborted.eq(abort & self.run)",
+        near="abort.eq((bus.wdata & CONTROL_ABORT)",
+    ),
     Mutant(CONTROL, "& bus.wstrb[0] & ~abort)", "& bus.wstrb[0])"),
 )
 def abort() -> Harness:

@@ -124,8 +124,18 @@ for grain, parts in ((4, 1), (2, 2)):
     prove(
         f"VECTOR and LOAD at a scratchpad equal one memory, {parts} part{'s' * (parts > 1)} of an entry",
         Mutant(FILE, "load.ready.eq(~vector.en)", "load.ready.eq(1)"),
-        Mutant(FILE, "write.addr.eq(Mux(vector.en, ", "write.addr.eq(Mux(vector.en & ~load.en, "),
-        Mutant(FILE, "write.en.eq(vector.en | load.en)", "write.en.eq(vector.en ^ load.en)"),
+        Mutant(
+            FILE,
+            "write.addr.eq(Mux(vector.en, ",
+            "write.addr.eq(Mux(vector.en & ~load.en, ",
+            near="part = vector.addr[:low_bits] m.d.comb += [vector.ready.eq(1), load.ready.eq(~vector.en)",
+        ),
+        Mutant(
+            FILE,
+            "write.en.eq(vector.en | load.en)",
+            "write.en.eq(vector.en ^ load.en)",
+            near="part = vector.addr[:low_bits] m.d.comb += [vector.ready.eq(1), load.ready.eq(~vector.en)",
+        ),
         depth=1,
     )(partial(shared, grain, parts))
 for size in (2, 3, 5):

@@ -347,14 +347,22 @@ prove(
 
 WALK, ENGINE = "vector_unit/softmax/walk.py", "vector_unit/softmax/engine.py"
 PAIRS = replace(CONFIG, taps=2, tap_depth=4, softmax=2)
-for name, cfg, mutants in (("by entry", CONFIG, ()), ("by pairs", PAIRS, (Mutant(WALK, " | within)", ")"),))):
+for name, cfg, mutants in (
+    ("by entry", CONFIG, ()),
+    ("by pairs", PAIRS, (Mutant(WALK, "(follows & target[-1]) | within)", "(follows & target[-1]))"),)),
+):
     prove(
         f"a softmax reads no row that it tells to be over, nor beyond the end of vin, {name}",
         Mutant(WALK, "(follows & target[-1])", "0"),
         *mutants,
         Mutant(ENGINE, "find.through & ~find.wrapped", "~find.wrapped"),
         Mutant(ENGINE, "self.over.eq(divide.on & divide.last)", "self.over.eq(divide.on)"),
-        Mutant(ENGINE, "self.comes.eq(divide.comes)", "self.comes.eq(find.comes)"),
+        Mutant(
+            ENGINE,
+            "self.comes.eq(divide.comes)",
+            "self.comes.eq(find.comes)",
+            near="find.begin.eq(begin | ~(found | finds))",
+        ),
         depth=1,
         reach=16,
     )(partial(rows_are_over, cfg))

@@ -239,9 +239,15 @@ MUTANTS = (
         DMA,
         "row.offset + row.bytes > self.dma_size",
         "(row.offset + row.bytes) >> word_bits > self.dma_size >> word_bits",
+        near="self.dma_base + (word << word_bits)",
     ),
     Mutant(DMA, "strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "strobe.eq(self.beat.payload.strobe)"),
-    Mutant(STORE, "((1 << self.unit_bytes) - 1) << first", "((1 << self.unit_bytes) - 1) << place"),
+    Mutant(
+        STORE,
+        "((1 << self.unit_bytes) - 1) << first",
+        "((1 << self.unit_bytes) - 1) << place",
+        near="first = Mux(inside, place, row.first)",
+    ),
 )
 KEEPS = Mutant(STORE, "strobe[bus:], Mux(row_end, 0,", "strobe[bus:], Mux(0, 0,")
 """Only units of less than a word end within one."""
