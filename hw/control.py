@@ -14,6 +14,7 @@ from celosia.hw.axi import ADDR_BITS, AxiLite
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, TraceRegisters, error_layout
+from celosia.hw.probes import probes
 from celosia.hw.regs import (
     CONTROL_ABORT,
     CONTROL_START,
@@ -25,7 +26,7 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 from celosia.hw.sources import sources_identity
 
 REGISTER_BITS = 12

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # novm: boards may have an older Python, and do not check types
 
-NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "sources.py")
+NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "probes.py", "sources.py")
 """Files that the Verilog does not depend on."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""
@@ -126,9 +126,11 @@ def _written(value: Any, names: dict[str, str] | None, kept: set[str], in_class:
 
 
 def _is_comment(part: Any) -> bool:
-    """Whether a statement is a docstring, or declares names for proofs (`signals.probes`)."""
+    """Whether a statement is a docstring, or declares names for proofs (`probes.py`)."""
     match part:
         case ast.Expr(value=ast.Constant(value=str()) | ast.Call(func=ast.Name(id="probes"))):
+            return True
+        case ast.ImportFrom(module="celosia.hw.probes"):
             return True
     return False
 

@@ -9,8 +9,9 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.dma import beat_layout
 from celosia.hw.layout import ERROR_BITS
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 
 class Aligner(wiring.Component):

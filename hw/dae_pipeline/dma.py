@@ -15,8 +15,9 @@ from celosia.hw.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4W
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import ERROR_BITS, Pulse
 from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 OFFSET_BITS = 32
 

@@ -12,9 +12,10 @@ from celosia.hw.config import Config
 from celosia.hw.layout import ERROR_BITS, WritePort, write_port
 from celosia.hw.packing import BOOKS, NIBBLE_BITS, packing
 from celosia.hw.pipeline import EXPAND_STAGES
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 CHOICE_BITS = exact_log2(BOOKS)
 

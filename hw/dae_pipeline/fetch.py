@@ -16,8 +16,9 @@ from celosia.hw.isa import UNIT_OF, formats, instruction_bytes
 from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, instructions, layout
 from celosia.hw.legality import rules
 from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 
 class Fetch(wiring.Component):

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.layout import Pulse, done_layout
-from celosia.hw.signals import probes
+from celosia.hw.probes import probes
 
 
 class InOrder(wiring.Component):

@@ -22,8 +22,8 @@ from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.layout import unit_members, write_port
 from celosia.hw.packing import packing
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import probes
 
 
 def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:

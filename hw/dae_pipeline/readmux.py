@@ -8,7 +8,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 
 
 class ReadMux(wiring.Component):

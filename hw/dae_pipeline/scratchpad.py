@@ -11,8 +11,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.layout import ReadPort, WritePort, load_port, read_port, write_port
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import probes
 
 
 class Scratchpad(wiring.Component):

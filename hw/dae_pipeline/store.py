@@ -15,9 +15,9 @@ from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.isa import Opcode
 from celosia.hw.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import probes
 
 
 class Packer(wiring.Component):

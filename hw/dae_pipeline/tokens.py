@@ -9,7 +9,8 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.isa import Unit
 from celosia.hw.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 
 
 class Semaphore(wiring.Component):

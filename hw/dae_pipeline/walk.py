@@ -11,7 +11,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, row_layout
 from celosia.hw.isa import X_BITS, YZ_BITS
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:

@@ -18,9 +18,9 @@ from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
 from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.packing import packing
 from celosia.hw.pipeline import EXPAND_STAGES, PARTING
+from celosia.hw.probes import probes
 from celosia.hw.regs import Error
 from celosia.hw.scratchpads import Scratchpad, scratchpads
-from celosia.hw.signals import probes
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:

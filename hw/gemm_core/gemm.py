@@ -15,8 +15,9 @@ from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
 from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
 from celosia.hw.pipeline import claim_lead
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 _FROM_READ = 5
 """Cycles from the read of an accumulator to its write, both of them included."""

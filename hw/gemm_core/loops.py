@@ -11,7 +11,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.isa import EXTENT_BITS
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:

@@ -14,7 +14,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.config import Config
 from celosia.hw.pipeline import ring_places, vector_stages
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 
 
 class Bypass(wiring.Component):

@@ -10,8 +10,9 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.config import Config
 from celosia.hw.layout import write_port
 from celosia.hw.pipeline import QUEUED
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 
 class Landing(wiring.Component):

@@ -33,8 +33,9 @@ from celosia.hw.config import Config
 from celosia.hw.isa import Destination, Opcode
 from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
 from celosia.hw.pipeline import ADD_STAGES, softmax_span
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items

@@ -151,6 +151,7 @@ def test_what_others_see_counts(one: str, other: str) -> None:
         ),
         ("x: int = 1", "x: str = 1"),
         ("class A:\n    'Text.'\n    def f(self): pass", "class A:\n    def f(self) -> int: pass"),
+        ("def f(a):\n    b = a", "from celosia.hw.probes import probes\ndef f(a):\n    c = a\n    probes(f, level=c)"),
     ],
 )
 def test_what_nobody_sees_does_not(one: str, other: str) -> None:

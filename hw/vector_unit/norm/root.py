@@ -7,7 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import ROOT_BITS
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.norm.variance import WORD_BITS
 
 _LEFT_BITS = 60

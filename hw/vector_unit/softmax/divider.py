@@ -7,7 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
-from celosia.hw.signals import Reg, probes
+from celosia.hw.probes import probes
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
 TO_DIVISION = 3

@@ -27,8 +27,9 @@ from celosia.hw.pipeline import (
     softmax_parts,
     softmax_span,
 )  # fmt: skip
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION

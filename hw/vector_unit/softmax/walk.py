@@ -12,8 +12,9 @@ from amaranth.utils import exact_log2
 from celosia.hw.config import Config
 from celosia.hw.isa import EXTENT_BITS, Opcode, formats
 from celosia.hw.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
+from celosia.hw.probes import probes
 from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg, probes
+from celosia.hw.signals import Reg
 
 BUFFERS = 2
 """Entries of each row in front of the adders: one that is added up, and one that is being filled."""

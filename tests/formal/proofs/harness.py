@@ -21,7 +21,7 @@ from celosia.hw.layout import UNITS
 class Inside:
     """Signals, memories and parts inside a component, by name: `inside["queue.level"]`.
 
-    A path leads through parts. Each name in it is one that the part declares with `celosia.hw.signals.probes`, an
+    A path leads through parts. Each name in it is one that the part declares with `celosia.hw.probes`, an
     attribute, the number of an item of a list, or a signal of a queue of Amaranth's library.
     """
 
