@@ -23,7 +23,7 @@ from benchmarks.figures import commit
 from benchmarks.toggles import Toggles, toggles
 from celosia.bitstreams import power
 from celosia.compiler.program.files import write_text
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from celosia.hw.verilog import TOP, verilog
 
 ROOT = Path(__file__).parents[1]

@@ -18,8 +18,8 @@ from celosia.bitstreams import area
 from celosia.bitstreams.area import FITTED, Counted, Model
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.program.files import write_text
-from celosia.hw.config import Config, ConfigError
-from celosia.hw.fpga import DEVICES
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.spec.config import Config, ConfigError
 
 SPACE: dict[str, tuple[Any, ...]] = {
     "batch": (1, 1, 2, 4), "block_in": (2, 4, 8, 16), "block_out": (2, 4, 8, 16), "bus_bytes": (4, 8, 16, 32),

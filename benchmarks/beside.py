@@ -11,7 +11,7 @@ from benchmarks.gain import cycles
 from benchmarks.rows import Row
 from benchmarks.superoptimise import MADE, made
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.sim.memory import MemoryModel
+from celosia.hw.boards.memory import MemoryModel
 
 NETWORKS = ("inception_v3", "inception", "squeezenet1_1", "u_net", "nasnet_cells")
 OVERLAP = "beside"

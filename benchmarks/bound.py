@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _kernels() -> int:
 
 def _multipliers() -> int:
     from celosia.bitstreams.area import model
-    from celosia.hw.config import PRESETS as presets
+    from celosia.hw.spec.config import PRESETS as presets
 
     return model().estimate(presets["pynq"]).dsp
 
@@ -447,7 +447,7 @@ ATTENTION = tuple(
 FOUR_BITS = tuple(
     Figure(
         f"four-bits-{name}{suffix}", f"{label}: {what}", unit,
-        ("driver/four_bits.py", "driver/moments.py", "driver/quantize.py", "models"),
+        ("driver/quantize/four_bits.py", "driver/quantize/moments.py", "driver/quantize/quantize.py", "models"),
         f"{BENCH} four_bits --models {name}", (f"four_bits/{name}",), of(key, factor), most=most,
     )
     for name, label, unit, cost, bound, factor in (

@@ -36,9 +36,9 @@ from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.records import Points, context_of
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
 from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
-from celosia.hw.config import Config
-from celosia.sim.board import Board
-from celosia.sim.boards import find_board
+from celosia.hw.boards.board import Board
+from celosia.hw.boards.known import find_board
+from celosia.hw.spec.config import Config
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "bench" / "explore"

@@ -22,7 +22,7 @@ from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegiste
 from celosia.driver.export.objects import code_bytes, undefined
 from celosia.driver.export.targets import ExportTarget, find_export_target
 from celosia.driver.export.write import RUNTIME, Exported, export
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Say = Callable[[str], None]
 COMMAND = "python -m benchmarks export"

@@ -9,8 +9,8 @@ import celosia
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.program import Program
-from celosia.hw.isa import instruction_bytes
-from celosia.sim.memory import MemoryModel
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.timing import predict
 
 CONFIGS = ("pynq", "ultra96", "zcu104")

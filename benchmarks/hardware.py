@@ -17,9 +17,9 @@ from benchmarks.rows import ROOT, Row
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import LABELS, usage
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.fpga import DEVICES
-from celosia.sim.boards import BOARDS
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.known import BOARDS
+from celosia.hw.spec.config import PRESETS, Config
 
 Say = Callable[[str], None]
 MARGIN = {"pynq": dict.fromkeys(LABELS, 10.0), "wide": dict.fromkeys(LABELS, 5.0) | {"lut": 10.0}}

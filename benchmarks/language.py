@@ -22,8 +22,8 @@ from benchmarks.rows import ROOT, Row
 from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.oracle import session
-from celosia.hw.config import Config
+from celosia.driver.run.oracle import session
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 COMMAND = "python -m benchmarks language"

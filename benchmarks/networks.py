@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from celosia.driver.quantize import quantize
+from celosia.driver.quantize.quantize import quantize
 
 Array = NDArray[Any]
 OPSET, IR_VERSION = 18, 10

@@ -17,10 +17,10 @@ from benchmarks.decoders import DECODERS, DecoderNetwork
 from benchmarks.encoders import ATTENTIONS, ENCODERS, LANES, NORM, Encoder, quantised, sample
 from benchmarks.rows import Row
 from benchmarks.transformers import TOKENS, generated, growing
-from celosia.driver.oracle import session
-from celosia.driver.quantize import quantize
-from celosia.hw.config import Config
-from celosia.sim.memory import MemoryModel
+from celosia.driver.quantize.quantize import quantize
+from celosia.driver.run.oracle import session
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
 
 ROUNDINGS = {"softmax": "onnxruntime", "rounded": "correct"}
 """What runs beside products on the accelerator, by the end of a row's key: softmax; norms, too."""

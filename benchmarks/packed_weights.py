@@ -19,10 +19,10 @@ from benchmarks.decoders import DECODERS
 from benchmarks.rows import Row
 from benchmarks.transformers import PROMPT, TOKENS, growing
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.driver.oracle import session
-from celosia.hw.config import Config
-from celosia.hw.packing import BOOKS, GROUP
-from celosia.sim.memory import MemoryModel
+from celosia.driver.run.oracle import session
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.packing import BOOKS, GROUP
 
 Array = NDArray[Any]
 OUTPUTS, INPUTS = 1000, 512

@@ -30,7 +30,7 @@ from celosia.driver.pages.figures import ROOFS
 from celosia.driver.pages.run import roofs_of
 from celosia.driver.run.explain import layer_rows, predicted
 from celosia.driver.runtime import Runtime
-from celosia.sim.memory import ZYNQ_HP
+from celosia.hw.boards.memory import ZYNQ_HP
 
 LEAST_HIDING = 1.2
 """Times as many cycles that convolutions take without latency hiding, at least."""

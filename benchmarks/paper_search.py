@@ -16,7 +16,7 @@ from benchmarks import tune
 from benchmarks.paper_chart import Chart, PaperSize, Say, quantised
 from benchmarks.rows import Row
 from celosia.compiler.tune.search import SEARCHES
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 

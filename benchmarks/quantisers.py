@@ -28,9 +28,9 @@ from benchmarks.quantise_worker import QUANTISERS
 from benchmarks.rows import Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, explained
-from celosia.driver.oracle import session
+from celosia.driver.run.oracle import session
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 WORKER = Path(__file__).with_name("quantise_worker.py")
 NETWORKS = ("resnet", "mobilenet", "detector", "transformer", "unet", "recurrent")

@@ -24,15 +24,15 @@ from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_b
 from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLOADS, Inputs, Missing, Workload
 from celosia import models
 from celosia.compiler.program import Program
-from celosia.driver.evaluate import evaluate
+from celosia.driver.accuracy.evaluate import evaluate
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.sim.boards import BOARDS
+from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.device import Device
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
 
 Array = NDArray[Any]
@@ -486,7 +486,8 @@ class Bench:
     def build(self) -> Iterator[Row]:
         """The simulator, into an empty cache, and from it."""
         command = self._command("build")
-        code = "import sys, time; from celosia.hw.config import Config; from celosia.sim.rtlsim import RtlDevice; "
+        code = "import sys, time; from celosia.hw.spec.config import Config; "
+        code += "from celosia.sim.rtl.rtlsim import RtlDevice; "
         code += "started = time.perf_counter(); "
         code += f"RtlDevice(Config.load({self.config!r}), quiet=True).close(); print(time.perf_counter() - started)"
         with tempfile.TemporaryDirectory() as folder:

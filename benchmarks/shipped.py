@@ -25,7 +25,7 @@ from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, 
 from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.shipped import FOLDER
-from celosia.driver.tune import tune
+from celosia.driver.tune.tune import tune
 
 CONFIGS = PRESETS[1:]
 NETWORKS = ("demo", "ds_cnn", "mobilenet_v2", "mobilenet_v2_160", "resnet18")

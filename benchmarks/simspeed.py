@@ -27,8 +27,8 @@ TARGET, BUILD_TARGET = 0.5, 1.0
 WORKER = """
 import hashlib, json, os, sys, time
 import celosia
-from celosia.hw.config import Config
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import Config
+from celosia.sim.rtl.rtlsim import RtlDevice
 what, model, config, plain, feed = sys.argv[1:]
 started = os.times()
 cfg, options = Config.load(config), {}

@@ -26,11 +26,11 @@ from celosia.driver.cut import Relay, cut
 from celosia.driver.run.explain import predicted
 from celosia.driver.run.stream import LANES
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.sim.boards import clock_mhz
+from celosia.hw.boards.known import clock_mhz
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
-from celosia.sim.timed import TimedDevice
+from celosia.sim.timing.timed import TimedDevice
 
 Array = NDArray[Any]
 Inputs = Sequence[Mapping[str, Array]]

@@ -38,9 +38,9 @@ from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.optimise import optimise
-from celosia.driver.oracle import opened
+from celosia.driver.run.oracle import opened
 from celosia.driver.runtime import Runtime
+from celosia.driver.tune.optimise import optimise
 
 ENCODER = "minilm_64"
 MADE: dict[str, Callable[[], onnx.ModelProto]] = {

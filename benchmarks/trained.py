@@ -17,14 +17,14 @@ import celosia
 from benchmarks.encoders import APART, LANES, NORM
 from benchmarks.four_bits import IMAGES, accuracy, floats, of_held_out
 from benchmarks.rows import Row
-from celosia.driver.compare import compare
-from celosia.driver.oracle import session
-from celosia.driver.quantize import quantize
-from celosia.hw.config import Config
+from celosia.driver.accuracy.compare import compare
+from celosia.driver.quantize.quantize import quantize
+from celosia.driver.run.oracle import session
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
 from celosia.models import demo_images, gpt_path, preprocess, vit_path
 from celosia.models.train_gpt import CALIBRATION_WINDOWS, read_tokens, windows
 from celosia.models.train_resnet8 import CALIBRATION_IMAGES, read_dataset
-from celosia.sim.memory import MemoryModel
 
 Array = NDArray[Any]
 Say = Callable[[str], None]

@@ -17,12 +17,12 @@ from benchmarks.decoders import DECODERS
 from benchmarks.encoders import APART, ATTENTIONS, ENCODERS, LANES, NORM, quantised, sample
 from benchmarks.rows import Row
 from benchmarks.trained import TRAINED
-from celosia.driver.compare import compare
+from celosia.driver.accuracy.compare import compare
 from celosia.driver.generate.decoder import Session
-from celosia.driver.oracle import session
-from celosia.driver.quantize import quantize
-from celosia.hw.config import Config
-from celosia.sim.memory import MemoryModel
+from celosia.driver.quantize.quantize import quantize
+from celosia.driver.run.oracle import session
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
 
 TOKENS, PROMPT = 128, 112
 """Of a decoder's sequence, and of its prompt."""

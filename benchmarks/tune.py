@@ -35,8 +35,8 @@ from celosia.compiler.tune.network import Occurrence
 from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.search import SEARCHES
-from celosia.driver.tune import tune
-from celosia.hw.config import Config
+from celosia.driver.tune.tune import tune
+from celosia.hw.spec.config import Config
 
 ROOT = Path(__file__).parent.parent
 KNOWN = 0.003

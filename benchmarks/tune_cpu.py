@@ -30,7 +30,7 @@ from celosia.compiler.tune.kernels.trial import processor
 from celosia.compiler.tune.kernels.tuner import KernelTuner
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
-from celosia.driver.tune_cpu import tune_cpu
+from celosia.driver.tune.cpu import tune_cpu
 
 COMMAND = "python -m benchmarks tune_cpu"
 LEAST, GEOMEAN, LEAST_MODEL, WITHIN = 0.85, 1.25, 1.1, 0.05

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from celosia.bitstreams.memories import block_rams, memories
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.config import Config
-from celosia.hw.isa import formats, instruction_bytes
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import formats, instruction_bytes
+from celosia.hw.spec.scratchpads import scratchpads
 
 MEASURED = Path(__file__).with_name("area.json")
 FAMILY = "xc7"
@@ -137,7 +137,7 @@ def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> N
 def model() -> Model:
     """Fitted to the Configs that are shipped.
 
-    >>> from celosia.hw.config import PRESETS
+    >>> from celosia.hw.spec.config import PRESETS
     >>> model().estimate(PRESETS["tiny"]).ram, model().estimate(PRESETS["tiny"]).extrapolated
     (10.5, False)
     """
@@ -182,7 +182,7 @@ def _pumped(cfg: Config) -> dict[str, float]:
     cycle, and sums of two products.
 
     >>> from dataclasses import replace
-    >>> from celosia.hw.config import PRESETS
+    >>> from celosia.hw.spec.config import PRESETS
     >>> _pumped(replace(PRESETS["tiny"], pump=2))    # as Yosys has them, but for 6 flip-flops that all pairs share
     {'lut': 16, 'ff': 300}
     """

@@ -17,8 +17,8 @@ from typing import Any
 
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.synthesis import require, run_tool, run_yosys
-from celosia.hw.config import Config
-from celosia.hw.fpga import DEVICES
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.spec.config import Config
 
 DEVICE, PACKAGE, SPEED_GRADE = "lfe5u-85f", "CABGA381", 6
 CLOCK_PIN = "G2"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from celosia.hw.config import Config
-from celosia.hw.isa import formats
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS
-from celosia.hw.pipeline import FETCH_BURSTS, QUEUED, ROOM, fetch_burst, ring_places, vector_stages
-from celosia.hw.scratchpads import Scratchpad, scratchpads
+from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import formats
+from celosia.hw.spec.pipeline import FETCH_BURSTS, QUEUED, ROOM, fetch_burst, ring_places, vector_stages
+from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 class Memory(NamedTuple):

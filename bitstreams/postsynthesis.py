@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.synthesis import SynthesisError, netlist
-from celosia.hw.config import Config
-from celosia.hw.fpga import DEVICES
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
 
 PART = "xc7z020"

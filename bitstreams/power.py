@@ -21,9 +21,9 @@ from typing import Any
 
 from celosia.bitstreams.memories import of_pad
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.board import Board
+from celosia.hw.boards.board import Board
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import scratchpads
 
 FIGURES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("power.toml").read_text(encoding="utf-8"))
 MEASURED = Path(__file__).with_name("activity.json")
@@ -266,7 +266,7 @@ def _device(part: str) -> str:
 def model() -> PowerModel:
     """Of the reports that are shipped.
 
-    >>> from celosia.sim.boards import BOARDS
+    >>> from celosia.hw.boards.known import BOARDS
     >>> found = model().coefficient("ps", BOARDS["pynq-z2"].part)
     >>> found.watts > 1, found.sources > 3, found.stands_in
     (True, True, False)

@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celosia.hw.config import Config
+from celosia.hw.boards.board import LIMITS, Board
 from celosia.hw.manifest import Manifest, ManifestError
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, Sentences
-from celosia.sim.board import LIMITS, Board
 
 if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature
@@ -222,8 +222,8 @@ def _own_bits(address_bits: int, axi3: bool) -> dict[str, int]:
 
 def _buses(cfg: Config) -> dict[str, Signature]:
     """Those of the accelerator, by name."""
-    from celosia.hw.axi import Axi4, Axi4Read, AxiLite
     from celosia.hw.control import REGISTER_BITS
+    from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 
     second = {"m_axi1": Axi4Read(cfg.bus_bytes)} if cfg.ports == 2 else {}
     return {"m_axi": Axi4(cfg.bus_bytes), **second, "s_axil": AxiLite(REGISTER_BITS).flip()}

@@ -6,12 +6,12 @@ from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.isa import Opcode
-from celosia.hw.layout import load_port, read_port, unit_members
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.layout import load_port, read_port, unit_members
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Scanned(wiring.Component):

@@ -19,8 +19,8 @@ from typing import Any
 
 from celosia import tools
 from celosia.cache import cache_folder, shrink, tool_environment, used, writing
-from celosia.hw.config import Config
-from celosia.hw.fpga import Device
+from celosia.hw.boards.fpga import Device
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog, write_atomically
 from celosia.plain import Sentences
 

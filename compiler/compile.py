@@ -50,7 +50,7 @@ from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import seldom_collected
-from celosia.hw.config import Config, did_you_mean
+from celosia.hw.spec.config import Config, did_you_mean
 
 
 @taking(Options)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.lattice import Lattice
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Int8 = NDArray[np.int8]
 
@@ -348,9 +348,11 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Norm:
-    """y = requantised rows of each pixel's channels over their deviation, see sim/norm.py. offset: added to x. centre:
-    less their mean. epsilon: what is added to variances. requantise: of results with NORM_FRACTION bits behind the
-    point."""
+    """y = requantised rows of each pixel's channels over their deviation, see sim/functional/norm.py.
+
+    offset: added to x. centre: less their mean. epsilon: what is added to variances. requantise: of results with
+    NORM_FRACTION bits behind the point.
+    """
 
     name: str
     x: Activation

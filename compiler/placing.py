@@ -14,7 +14,7 @@ from celosia.compiler.graph.select import Selection
 from celosia.compiler.launch.lowering import Lowered
 from celosia.compiler.superoptimise.price import BYTES_A_CYCLE, bytes_of, host_cycles
 from celosia.compiler.tune.measure import TIMED
-from celosia.hw.config import Config, did_you_mean
+from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 
 CPU, ACCELERATOR, COST = "cpu", "accelerator", "cost"

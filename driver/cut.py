@@ -24,8 +24,8 @@ from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.explain import estimate
 from celosia.driver.run.stream import LANES, Results, Sample
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
 
 BYTES: tuple[ir.DataType | None, ...] = ir.DataType.INT8, ir.DataType.UINT8
 

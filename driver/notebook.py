@@ -70,10 +70,10 @@ def _evaluation(found: Any) -> Iterable[Any]:
 
 SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
     ("celosia.driver.explore.explore", "Exploration"): _exploration,
-    ("celosia.driver.tune", "Tuning"): _tuning,
+    ("celosia.driver.tune.tune", "Tuning"): _tuning,
     ("celosia.compiler.superoptimise.optimise", "Optimised"): _optimised,
-    ("celosia.driver.compare", "TensorComparison"): _comparison,
-    ("celosia.driver.evaluate", "Evaluation"): _evaluation,
+    ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison,
+    ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation,
 }
 """What the command line prints of a result, by the module and the name of its class."""
 

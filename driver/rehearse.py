@@ -33,9 +33,9 @@ from celosia.driver.remote.simulated import FPGA
 from celosia.driver.remote.ssh import Connection
 from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
+from celosia.hw.boards.board import Board
 from celosia.hw.manifest import Manifest
-from celosia.sim.board import Board
+from celosia.hw.spec.config import Config
 from celosia.sim.device import DeviceError
 
 PYTHON = """#!/bin/sh
@@ -151,7 +151,7 @@ def rehearse(
         folder = Path(name)
         library = None
         if device == "rtl":
-            from celosia.sim.build import library as built
+            from celosia.sim.rtl.build import library as built
 
             with found.step("simulator", "nothing: the FPGA takes its place", stages) as say:
                 library = built(config)

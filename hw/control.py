@@ -10,12 +10,14 @@ from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import ADDR_BITS, AxiLite
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, TraceRegisters, error_layout
-from celosia.hw.probes import probes
-from celosia.hw.regs import (
+from celosia.hw.lib.axi import ADDR_BITS, AxiLite
+from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS, UNITS, Pulse, TraceRegisters, error_layout
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import (
     CONTROL_ABORT,
     CONTROL_START,
     COUNTERS,
@@ -26,8 +28,6 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.signals import Reg
-from celosia.hw.sources import sources_identity
 
 REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
@@ -46,7 +46,7 @@ class Control(wiring.Component):
 
     Members
     -------
-    axil : In(AxiLite)          The registers of `hw/regs.py`.
+    axil : In(AxiLite)          The registers of `hw/spec/regs.py`.
     irq : Out(1)                While done, if enabled.
     busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
     clear, run, halt : Out(1)   To the pipeline.

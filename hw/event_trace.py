@@ -7,10 +7,10 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
-from celosia.hw.regs import TRACE_INDEX_SHIFT
+from celosia.hw.lib.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import TRACE_INDEX_SHIFT
 
 WAITING = 8
 """Events of each kind and unit that wait for their turn at the ring, which takes one a cycle; what comes on top is

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, from_json
 
 

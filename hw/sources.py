@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # novm: boards may have an older Python, and do not check types
 
-NO_HARDWARE = ("config_doc.py", "fpga.py", "isa_doc.py", "manifest.py", "probes.py", "sources.py")
-"""Files that the Verilog does not depend on."""
+NO_HARDWARE = (
+    "boards/", "lib/probes.py", "manifest.py", "sources.py", "spec/config_doc.py", "spec/isa_doc.py",
+)  # fmt: skip
+"""Files and folders that the Verilog does not depend on."""
 KEPT = "sources.txt"
 """Holds the digest where the sources are not, as on a board."""
 _SILENT = ("ctx", "kind", "type_comment", "type_ignores", "type_params")
@@ -33,13 +35,16 @@ _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast
 """Syntax that opens a scope for variables."""
 
 
-def _files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the hardware's sources, those of folders as well."""
+def hardware_files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the hardware's sources in `folder` and the folders in it."""
     for path in folder.iterdir():
-        if path.name.endswith(".py") and path.name not in NO_HARDWARE:
-            yield within + path.name, path.read_bytes()
-        elif path.is_dir():
-            yield from _files(path, f"{within}{path.name}/")
+        name = f"{within}{path.name}/" if path.is_dir() else within + path.name
+        if name in NO_HARDWARE:
+            continue
+        if path.is_dir():
+            yield from hardware_files(path, name)
+        elif name.endswith(".py"):
+            yield name, path.read_bytes()
 
 
 def normal_form(source: str | bytes, keep_names: bool = False) -> str:
@@ -130,7 +135,7 @@ def _is_comment(part: Any) -> bool:
     match part:
         case ast.Expr(value=ast.Constant(value=str()) | ast.Call(func=ast.Name(id="probes"))):
             return True
-        case ast.ImportFrom(module="celosia.hw.probes"):
+        case ast.ImportFrom(module="celosia.hw.lib.probes"):
             return True
     return False
 
@@ -142,7 +147,7 @@ def sources_digest() -> str:
     if (folder / KEPT).is_file():
         return (folder / KEPT).read_text(encoding="ascii")
     digest = hashlib.sha256()
-    for name, data in sorted(_files(folder)):
+    for name, data in sorted(hardware_files(folder)):
         digest.update(f"\n{name}\n{normal_form(data)}".encode())
     return digest.hexdigest()[:32]
 

@@ -10,8 +10,6 @@ from amaranth import Cat, ClockDomain, ClockSignal, DomainRenamer, Module, Signa
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import Axi4, Axi4Read, AxiLite, connect_part
-from celosia.hw.config import Config
 from celosia.hw.control import REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import HeadFifo
@@ -28,10 +26,12 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, UNITS, PerUnit
-from celosia.hw.pipeline import ISSUE
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite, connect_part
+from celosia.hw.lib.layout import INDEX_BITS, UNITS, PerUnit
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.pipeline import ISSUE
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
@@ -83,7 +83,7 @@ class Accelerator(wiring.Component):
 
     Members
     -------
-    s_axil : In(AxiLite)    Control registers, `hw/regs.py`.
+    s_axil : In(AxiLite)    Control registers, `hw/spec/regs.py`.
     m_axi : Out(Axi4)       Memory.
     m_axi1 : Out(Axi4Read)  The second read port to memory, where the Config has two.
     irq : Out(1)            1 while a run is done, if enabled.

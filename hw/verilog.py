@@ -22,9 +22,9 @@ from amaranth.back import rtlil
 
 from celosia.cache import cache_folder, require_own, tool_environment, used, writing
 from celosia.garbage import seldom_collected
-from celosia.hw.blocks import Blocks
-from celosia.hw.config import Config
 from celosia.hw.sources import sources_digest
+from celosia.hw.spec.blocks import Blocks
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
 TOP = "celosia_top"

@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit
-from celosia.hw.regs import COUNTERS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import COUNTERS
 from celosia.plain import Sentence
 
 UNITS = frozenset(unit.name.lower() for unit in Unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celosia.hw.config import Config
+    from celosia.hw.spec.config import Config
     from celosia.sim.device import Device
 
 WITH_CYCLES = ("timed", "rtl")
@@ -16,20 +16,20 @@ SIMULATORS = ("functional", *WITH_CYCLES)
 def open_simulator(name: str, config: Config, **options: Any) -> Device:
     """The Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another name.
 
-    >>> from celosia.hw.config import Config
+    >>> from celosia.hw.spec.config import Config
     >>> open_simulator("timed", Config.load("tiny")).memory_model.split()[0]
     'zynq-hp'
     """
     if name == "functional":
-        from celosia.sim.fsim import FunctionalDevice
+        from celosia.sim.functional.fsim import FunctionalDevice
 
         return FunctionalDevice(config)
     if name == "timed":
-        from celosia.sim.timed import TimedDevice
+        from celosia.sim.timing.timed import TimedDevice
 
         return TimedDevice(config, **options)
     if name == "rtl":
-        from celosia.sim.rtlsim import RtlDevice
+        from celosia.sim.rtl.rtlsim import RtlDevice
 
         return RtlDevice(config, **options)
     raise ValueError(f"there is no simulator {name!r}; take {', '.join(SIMULATORS[:-1])} or {SIMULATORS[-1]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celosia.hw.isa import Unit
+from celosia.hw.spec.isa import Unit
 from celosia.sim.device import Event
 
 HOST = len(Unit)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from celosia.bitstreams import postsynthesis
-from celosia.hw.blocks import Dsp
+from celosia.hw.spec.blocks import Dsp
 
 # A MULT18X18D as FPGA-TN-02205 and Yosys' list of its ports describe it: signed, three registers, each with its enable.
 MULT18X18D = """

@@ -9,7 +9,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.layer import Requantise
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize import pack
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 TINY = Config.load("tiny")
 WIDE = Config(name="wide", batch=1, block_in=8, block_out=4, inp_depth=512, wgt_depth=128, acc_depth=256)

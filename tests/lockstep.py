@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from celosia.sim import build
-from celosia.sim.build import BuildError
+from celosia.sim.rtl import build
+from celosia.sim.rtl.build import BuildError
 
 
 def said(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *more: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config, ConfigError, field_values
-from celosia.hw.isa import (
+from celosia.hw.spec.config import Config, ConfigError, field_values
+from celosia.hw.spec.isa import (
     EXTENT_BITS,
     GEMM_LOOPS,
     OUTER_LOOPS,
@@ -39,9 +39,9 @@ from celosia.hw.isa import (
     has,
     instruction_bytes,
 )
-from celosia.hw.packing import BOOKS, NIBBLES, packing
-from celosia.hw.pipeline import NORM_LANES, softmax_span
-from celosia.hw.scratchpads import POWERS, scratchpads, total_bytes
+from celosia.hw.spec.packing import BOOKS, NIBBLES, packing
+from celosia.hw.spec.pipeline import NORM_LANES, softmax_span
+from celosia.hw.spec.scratchpads import POWERS, scratchpads, total_bytes
 from celosia.sim.device import Device
 
 SMALL: dict[str, Any] = dict(

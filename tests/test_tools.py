@@ -12,8 +12,8 @@ from celosia import tools
 from celosia.bitstreams import synthesis
 from celosia.bitstreams.synthesis import SynthesisError
 from celosia.driver import cli
-from celosia.sim import build
-from celosia.sim.build import BuildError
+from celosia.sim.rtl import build
+from celosia.sim.rtl.build import BuildError
 from celosia.tools import Tool, choice, find, programs, too_old
 
 VERSIONS = {

@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 import typer
 from programs import TestProgram, random_config, random_program
 
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import predict
 
 WITHIN = 0.03

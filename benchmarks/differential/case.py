@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from benchmarks.differential.networks import network
 from benchmarks.differential.operators.table import operator
 from benchmarks.differential.quantised import FORMS, quantised
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 KINDS = ("qdq", "qdq", "qdq", "qoperator", "dynamic", "float", "operator", "operator", "operator")
 OPSETS = tuple(range(13, 22))

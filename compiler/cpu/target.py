@@ -15,9 +15,9 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
-from celosia.hw.config import did_you_mean
+from celosia.hw.boards.known import BOARDS, find_board, is_file
+from celosia.hw.spec.config import did_you_mean
 from celosia.plain import Sentence
-from celosia.sim.boards import BOARDS, find_board, is_file
 
 
 class TargetError(Sentence, ValueError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from celosia.sim.norm import inverse_root
+from celosia.sim.functional.norm import inverse_root
 
 ONES = 0x01010101
 """Four bytes that are 1, as dot4 takes them."""

@@ -1,4 +1,4 @@
-"""Rows over their deviation, as expressions: what sim/norm.py, which says why it is near enough, has in numpy."""
+"""Rows over their deviation, as expressions. sim/functional/norm.py has the same in numpy, and says how exact it is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from celosia.compiler.expr.nodes import Expr, call, maximum, minimum, wrap
 from celosia.compiler.expr.tensor import reduce_axis, sum
-from celosia.hw.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, NORM_LANES, ROOT_BITS
-from celosia.sim.norm import VARIANCE_BITS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, NORM_LANES, ROOT_BITS
+from celosia.sim.functional.norm import VARIANCE_BITS
 
 INT = "int64"
 OfRow = Callable[..., Expr]

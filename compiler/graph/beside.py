@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from celosia.compiler.graph.select import Choice
 from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
-from celosia.hw.config import Config
-from celosia.hw.pipeline import softmax_parts, softmax_spans, tile_rows
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import softmax_parts, softmax_spans, tile_rows
 
 
 def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, new_constant, shape
 from celosia.compiler.tensorize import pack
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import depths
 
 MOST_BLOCKS = 32
 """Output blocks that read the same input, in one instruction."""

@@ -11,7 +11,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, inputs
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 @dataclass

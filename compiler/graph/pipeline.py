@@ -27,7 +27,7 @@ from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.turned import turn_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
-from celosia.hw.config import Config, did_you_mean
+from celosia.hw.spec.config import Config, did_you_mean
 
 
 def _to_integers(model: ir.Model, norms: bool = False) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant
-from celosia.hw.scratchpads import TABLE_SIZE
+from celosia.hw.spec.scratchpads import TABLE_SIZE
 
 BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}
 FUNCTIONS = {"QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu"}

@@ -20,7 +20,7 @@ from celosia.compiler.cpu.ops import VIEWS, traits
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")
 """What stands between values and the heads that share them."""

@@ -29,7 +29,7 @@ from celosia.compiler.layer import Activation, ActivationProduct, Conv, Epilogue
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 TIMEOUT = 1 << 40
 

@@ -31,7 +31,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import attention_cycles
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="cpu" runs it'
 

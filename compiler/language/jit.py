@@ -28,7 +28,7 @@ from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.threads import default_threads
 from celosia.compiler.program.html import table
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
 

@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 Arrays = dict[ArrayArgument, NDArray[Any]]

@@ -21,7 +21,7 @@ from celosia.compiler.language.errors import fail
 from celosia.compiler.language.meaning import fixed
 from celosia.compiler.language.tile import ArrayArgument, Tile
 from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped, seen, viewed
-from celosia.hw.scratchpads import POWERS
+from celosia.hw.spec.scratchpads import POWERS
 
 PLACES = POWERS // 2
 """Of a table of powers."""

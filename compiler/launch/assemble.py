@@ -50,7 +50,7 @@ from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.plan import LayerPart
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 class Assembler:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 class Attention(NamedTuple):

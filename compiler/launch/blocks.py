@@ -42,7 +42,7 @@ from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Decisions, Problem
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 LONGEST = 5
 """Layers of a block."""

@@ -12,7 +12,7 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 CHAIN = "chain"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
 from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.space import First
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 class Company:

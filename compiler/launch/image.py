@@ -24,9 +24,9 @@ from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream, Stuck
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
-from celosia.sim.touches import complete, rows
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.sim.functional.access import complete, rows
 
 
 class LayerErrors(Exception):

@@ -14,7 +14,7 @@ from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.order import beside_products
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 LaunchLayers = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 """Layers of each launch, and the storages that the host fills before it and takes after it."""

@@ -22,7 +22,7 @@ from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
 from celosia.compiler.tensorize.space import Problem
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 ROOM = 0.9
 """Share of a convolution's cycles that other layers may take of each unit beside it."""

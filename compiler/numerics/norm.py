@@ -1,4 +1,4 @@
-"""LayerNormalization and RMSNormalization of bytes to bytes: the integers around those of sim/norm.py.
+"""LayerNormalization and RMSNormalization of bytes to bytes: the integers around those of sim/functional/norm.py.
 
 A row's results are gamma / sy (z + beta / gamma), rounded, where z is the row over its deviation: the scale of the
 input sx is in epsilon alone.
@@ -14,7 +14,7 @@ import numpy as np
 
 from celosia.compiler.numerics.float32 import Float32, Float64, Int32, f32
 from celosia.compiler.numerics.requantiser import fold_scale
-from celosia.hw.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES
 
 MOST_OFF = 2.0**-14
 """Of a step: what results may be off before they are rounded, where they are at most LARGEST steps."""
@@ -78,5 +78,5 @@ def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon:
 
 
 def _off(gamma: Float64, beta: Float64) -> Float64:
-    """The bound that sim/norm.py proves, of each channel, all in steps of the result."""
+    """The bound that sim/functional/norm.py proves, of each channel, all in steps of the result."""
     return 2.0**-24 * (1.52 * (LARGEST + np.abs(beta)) + 1.76 * gamma + 3.01 * LARGEST)

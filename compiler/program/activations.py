@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Bytes = NDArray[np.uint8]
 

@@ -21,7 +21,7 @@ from celosia.compiler.program.model import (
     TensorInfo,
     matrix_counts,
 )
-from celosia.hw.isa import instruction_bytes
+from celosia.hw.spec.isa import instruction_bytes
 
 ALIGNMENT = 64
 MOST_DRAM = 1 << 32

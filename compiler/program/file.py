@@ -33,7 +33,7 @@ from celosia.compiler.program.model import (
     TensorInfo,
 )
 from celosia.compiler.program.saved import array_bytes, load_array, load_op, make, op_bytes
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
 FORMAT = "celosia-program"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.html import table
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
 from celosia.plain import Sentence, printable
 
 Bytes = NDArray[Any]

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep
 from celosia.compiler.selfcheck.kernels import products
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
-from celosia.sim.decode import Instruction
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.decode import Instruction
+from celosia.sim.functional.fsim import FunctionalDevice
 
 Bytes = NDArray[np.uint8]
 NEAR = 16

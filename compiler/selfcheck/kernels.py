@@ -22,11 +22,11 @@ from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
 from celosia.compiler.cpu.target import dot_instructions
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.hw.config import Config
-from celosia.hw.isa import GEMM_LOOPS
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.decode import Instruction
-from celosia.sim.reference import State
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import GEMM_LOOPS
+from celosia.hw.spec.scratchpads import scratchpads
+from celosia.sim.functional.decode import Instruction
+from celosia.sim.functional.reference import State
 
 UInt8 = NDArray[np.uint8]
 ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64

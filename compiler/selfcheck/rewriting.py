@@ -36,7 +36,7 @@ from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, r
 from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
 from celosia.compiler.selfcheck.rounding import beyond_rounding
 from celosia.compiler.selfcheck.tolerance import outside
-from celosia.sim.fsim import one_blas_thread
+from celosia.sim.functional.fsim import one_blas_thread
 
 Array = NDArray[Any]
 Values = Mapping[str, Any]

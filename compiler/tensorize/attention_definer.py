@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Le
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 def attention(cfg: Config, block: Block) -> Definition:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
 from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import VECTOR_STAGES
-from celosia.hw.scratchpads import depths, scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.hw.spec.pipeline import VECTOR_STAGES
+from celosia.hw.spec.scratchpads import depths, scratchpads
 
 WAITING = 0.1
 """Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.packing import BOOKS, NIBBLE_BITS, NIBBLES
-from celosia.sim.packing import numbers
+from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES
+from celosia.sim.functional.packing import numbers
 
 Bytes = NDArray[np.uint8]
 CHUNK = 1 << 14

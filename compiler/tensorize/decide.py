@@ -17,7 +17,7 @@ from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.roofline import choose
 from celosia.compiler.tensorize.space import Decisions, First, Problem
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 class Decided(Protocol):

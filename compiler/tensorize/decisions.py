@@ -20,7 +20,7 @@ from celosia.compiler.program.files import reading
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
 FORMAT, VERSION = "celosia-decisions", 1

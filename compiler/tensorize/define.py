@@ -30,8 +30,8 @@ from celosia.compiler.tensorize.definer import Definer
 from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import depths
 
 
 def define(cfg: Config, layer: Layer) -> list[Definition]:

@@ -36,8 +36,8 @@ from celosia.compiler.tensorize.definition import (
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
-from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, element_bytes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, element_bytes
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""

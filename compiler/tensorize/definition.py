@@ -26,7 +26,7 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tensorize.transfer import DramPlace
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Blob = NDArray[np.uint8]
 

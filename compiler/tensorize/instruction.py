@@ -18,7 +18,7 @@ from celosia.compiler.expr.nodes import Const, Expr, Tensor, Var
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
-from celosia.hw.isa import OUTER_LOOPS, Opcode
+from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
 
 Env = dict[Var, int]
 Fields = dict[str, int]

@@ -17,7 +17,7 @@ from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 from celosia.compiler.tensorize.match import match
-from celosia.hw.isa import Opcode
+from celosia.hw.spec.isa import Opcode
 
 Args = tuple[Expr | Tensor | int, ...]
 

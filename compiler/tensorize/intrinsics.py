@@ -1,6 +1,6 @@
 """What the accelerator can do, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
 
->>> from celosia.hw.config import Config
+>>> from celosia.hw.spec.config import Config
 >>> print(gemm(Config.load("tiny")).behaviour.body)
 sum[q, k](int32(inp[q, b, k]) * int32(wgt[((p * 4) + g), ((q * 4) + k)]))
 """
@@ -21,9 +21,9 @@ from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.tensorize import norm, softmax
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.requantised import requantised
-from celosia.hw.config import Config
-from celosia.hw.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
+from celosia.hw.spec.scratchpads import scratchpads
 
 __all__ = [
     "BUFFERS", "Compute", "Move", "TensorIntrinsic", "declared", "element_shape", "element_type", "gemm",

@@ -31,9 +31,9 @@ from celosia.compiler.tensorize.instruction import (
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
 from celosia.compiler.tensorize.transfer import Dim
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, Opcode, formats
-from celosia.hw.packing import packing
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
+from celosia.hw.spec.packing import packing
 
 
 def make(

@@ -3,7 +3,7 @@
 A row is the channels of a pixel, whose entries lie one behind the other in vin; what its last lanes hold, where they
 are none of it, nobody reads.
 
->>> from celosia.hw.config import PRESETS
+>>> from celosia.hw.spec.config import PRESETS
 >>> print(intrinsic(PRESETS["tiny"], "row_squares", 7).behaviour.body)
 sum[k]((int64(a[k]) + offset) * (int64(a[k]) + offset))
 """
@@ -17,8 +17,8 @@ from celosia.compiler.expr.norm import INT, OfRow, norm_row, sums
 from celosia.compiler.expr.tensor import compute, placeholder
 from celosia.compiler.tensorize.intrinsic import ROW, Compute, TensorIntrinsic, Within
 from celosia.compiler.tensorize.requantised import requantised
-from celosia.hw.config import Config
-from celosia.hw.isa import ASource, Destination, Opcode
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import ASource, Destination, Opcode
 
 SUMS = ("row_total", "row_squares")
 NAMES = (*SUMS, "layer_norm", "rms_norm")

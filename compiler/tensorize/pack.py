@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from celosia.compiler.layer import Conv, Requantise, Window
 from celosia.compiler.tensorize.codebooks import coded, entries
 from celosia.compiler.tensorize.constants import ALIGN
-from celosia.hw.config import Config
-from celosia.hw.packing import NIBBLE_BITS, packing
-from celosia.hw.scratchpads import PAR, scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.packing import NIBBLE_BITS, packing
+from celosia.hw.spec.scratchpads import PAR, scratchpads
 
 Bytes = NDArray[np.uint8]
 
@@ -122,7 +122,7 @@ def stored_weights(cfg: Config, layer: Conv) -> StoredWeights:
 
 
 def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
-    """Entries of wgt as codebooks and packs, see `hw/packing.py`; None where there are not enough codebooks.
+    """Entries of wgt as codebooks and packs, see `hw/spec/packing.py`; None where there are not enough codebooks.
 
     whole: uint8, of whole packs.
     """

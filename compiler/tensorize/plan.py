@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.space import Decisions, First, Problem
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 REMEMBERED = 1024
 """Loops that a process keeps, some 60 KB each."""

@@ -41,8 +41,8 @@ from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import depths
 
 PAGE = 4096
 ALIGN = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.expr.nodes import Expr, Value, call, clip
-from celosia.hw.scratchpads import PAR
+from celosia.hw.spec.scratchpads import PAR
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:

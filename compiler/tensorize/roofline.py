@@ -27,9 +27,10 @@ from celosia.compiler.tensorize.space import (
     too_large,
 )
 from celosia.compiler.tensorize.transfer import PAD_MAX
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import (
+from celosia.hw.boards.memory import ZYNQ_HP
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.hw.spec.pipeline import (
     MAX_BURST,
     OUTSTANDING,
     PAIR_STAGES,
@@ -40,8 +41,7 @@ from celosia.hw.pipeline import (
     softmax_spans,
     tile_rows,
 )
-from celosia.hw.scratchpads import depths, scratchpads
-from celosia.sim.memory import ZYNQ_HP
+from celosia.hw.spec.scratchpads import depths, scratchpads
 from celosia.sim.timing import latency
 
 MEMORY = ZYNQ_HP

@@ -15,7 +15,7 @@ from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import Definer
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
-from celosia.hw.isa import Opcode, formats
+from celosia.hw.spec.isa import Opcode, formats
 
 
 def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:

@@ -2,7 +2,7 @@
 
 A row is the channels of a pixel, whose entries lie one behind the other in vin; its last lanes may be none of it.
 
->>> from celosia.hw.config import PRESETS
+>>> from celosia.hw.spec.config import PRESETS
 >>> for name in ("largest", "total"):
 ...     print(intrinsic(PRESETS["tiny"], name, 7).behaviour.body)
 max[k](a[k])
@@ -18,9 +18,9 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Tensor, Value, Var, c
 from celosia.compiler.expr.tensor import compute, ordered_sum, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, TensorIntrinsic, Within
-from celosia.hw.config import Config
-from celosia.hw.isa import ASource, Destination, Opcode
-from celosia.hw.scratchpads import POWERS as PLACES
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import ASource, Destination, Opcode
+from celosia.hw.spec.scratchpads import POWERS as PLACES
 
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
 """Of the intrinsics, in front of the number of elements of a row."""

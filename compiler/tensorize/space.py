@@ -12,11 +12,11 @@ import numpy as np
 
 from celosia.compiler.layer import Window
 from celosia.compiler.vthread.pipeline import AHEAD
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, Buffer, element_bytes
-from celosia.hw.packing import packing
-from celosia.hw.pipeline import NORM_ROWS, tile_rows
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS, Buffer, element_bytes
+from celosia.hw.spec.packing import packing
+from celosia.hw.spec.pipeline import NORM_ROWS, tile_rows
+from celosia.hw.spec.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
 NEXT = 1

@@ -17,7 +17,7 @@ from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:

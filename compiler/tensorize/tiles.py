@@ -18,8 +18,8 @@ from celosia.compiler.expr.loops import If
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, RenderError
 from celosia.compiler.vthread.pipeline import Load, Phase, Ring, Stream
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
 
 # Loops, compiled ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import Storage, Untileable
-from celosia.hw.isa import PAD_BITS, X_BITS, YZ_BITS
+from celosia.hw.spec.isa import PAD_BITS, X_BITS, YZ_BITS
 
 X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) - 1
 

@@ -45,11 +45,11 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.choices import BOARD
 from celosia.compiler.tune.reference import meaning
-from celosia.hw.config import Config
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
 from celosia.sim.devices import WITH_CYCLES
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import IDEAL, ZYNQ_HP
+from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
@@ -204,7 +204,7 @@ def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
 
 @lru_cache(maxsize=1)
 def _rtl(cfg: Config, memory: str) -> Device:
-    from celosia.sim.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
+    from celosia.sim.rtl.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
 
     return RtlDevice(cfg, memory, quiet=True)
 

@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
 from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 Tuned = Mapping[str, Point]

@@ -25,9 +25,9 @@ from celosia.compiler.tensorize.roofline import terms
 from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates
 from celosia.compiler.tune.bound import lower_bounds
 from celosia.compiler.tune.measure import COPIES, LayerCase
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import depths
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import depths
 
 P = TypeVar("P")
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from celosia.compiler.program.files import OutputError
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
 Schedule = Sequence[Decisions]

@@ -26,7 +26,7 @@ from celosia.compiler.layer import (
     Window,
 )
 from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
-from celosia.sim.norm import normalise_rows
+from celosia.sim.functional.norm import normalise_rows
 
 Sums = NDArray[np.float64]
 """Integers below 2^53: float64 adds them exactly, and BLAS does it fast."""

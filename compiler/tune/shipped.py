@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from celosia.compiler.tune.records import Records
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 FOLDER = Path(__file__).parent / "presets"
 SHIPPED, NONE = "shipped", "none"

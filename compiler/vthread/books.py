@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.pipeline import Unencoded
-from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, Opcode, element_bytes
-from celosia.hw.packing import NIBBLES
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, Opcode, element_bytes
+from celosia.hw.spec.packing import NIBBLES
 
 
 def load_books(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from celosia.hw.config import Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     ASource,
     BinaryOp,
     BSource,
@@ -37,7 +37,7 @@ def units(mask: int) -> str:
 def text(cfg: Config, word: int) -> str:
     """One instruction: its opcode, the tokens it takes and gives, and its fields that are not 0.
 
-    >>> from celosia.hw.isa import Opcode, encode
+    >>> from celosia.hw.spec.isa import Opcode, encode
     >>> cfg = Config.load("tiny")
     >>> text(cfg, encode(cfg, Opcode.LOAD, wait=2, buffer=1, dram_addr=64, x_size=9, y_size=1, z_size=1))
     'LOAD    wait GEMM  post -  buffer=WGT dram_addr=0x40 x_size=9 y_size=1 z_size=1'

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.pipeline import Unencoded
-from celosia.hw.config import Config
-from celosia.hw.isa import Format, formats, instruction_bytes
-from celosia.sim.touches import tabulated
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Format, formats, instruction_bytes
+from celosia.sim.functional.access import tabulated
 
 
 def encode(cfg: Config, instructions: list[Unencoded]) -> NDArray[np.uint8]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from itertools import combinations, takewhile
 
 from celosia.compiler.vthread.pipeline import Unencoded
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
-from celosia.sim.touches import Range, complete, ranges
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.sim.functional.access import Range, complete, ranges
 
 
 def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:

@@ -25,9 +25,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celosia.compiler.layer import Untileable
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.hw.spec.scratchpads import depths
 
 AHEAD = 8
 """Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said. With 0 a tile loads once

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from celosia.compiler.vthread.pipeline import Unencoded
-from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, Opcode, element_bytes, instruction_bytes, lanes
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, instruction_bytes, lanes
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 def spread_weights(cfg: Config, instructions: list[Unencoded]) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.pipeline import Unencoded
-from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Opcode, Unit
-from celosia.hw.scratchpads import depths
-from celosia.sim.touches import Range, Rows, all_ranges, all_rows, columns
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit
+from celosia.hw.spec.scratchpads import depths
+from celosia.sim.functional.access import Range, Rows, all_ranges, all_rows, columns
 
 NEVER = -1
 UNITS = range(len(Unit))

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.driver.board.lock import exclusive
-from celosia.hw.config import Config
-from celosia.hw.regs import COUNTERS, Error
-from celosia.sim.board import LIMITS, PROCESSORS
-from celosia.sim.control import Control
+from celosia.hw.boards.board import LIMITS, PROCESSORS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import COUNTERS, Error
 from celosia.sim.device import Counters, DeviceError, TimeLimit
+from celosia.sim.host import Control
 
 PAGE = 4096
 REGISTER_BYTES = PAGE

@@ -8,10 +8,10 @@ from typing import Any
 
 from celosia.driver.board.device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
-from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
-from celosia.sim.control import Control
+from celosia.hw.spec.regs import MAGIC, REGISTERS
 from celosia.sim.device import DeviceError
+from celosia.sim.host import Control
 
 
 def prepare(bit: Path, board: str, part: str) -> Manifest:

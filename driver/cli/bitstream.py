@@ -51,8 +51,8 @@ def project(
       celosia bitstream build build/pynq-z2
     """
     from celosia.bitstreams.project import COMMAND, write_project
-    from celosia.hw.config import Config
-    from celosia.sim.boards import find_board
+    from celosia.hw.boards.known import find_board
+    from celosia.hw.spec.config import Config
 
     place, cfg = find_board(board), None if config is None else Config.load(config)
     with common.progress_stages(quiet) as stages:
@@ -106,8 +106,8 @@ def report(
     from celosia.bitstreams.synthesis import known_usage, usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
-    from celosia.hw.config import Config
-    from celosia.sim.boards import find_board
+    from celosia.hw.boards.known import find_board
+    from celosia.hw.spec.config import Config
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), place.device
@@ -167,8 +167,8 @@ def timing(
     from celosia.bitstreams import timing as sta
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
-    from celosia.hw.config import Config
-    from celosia.sim.boards import find_board
+    from celosia.hw.boards.known import find_board
+    from celosia.hw.spec.config import Config
 
     chosen = find_board(board)
     cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)
@@ -201,7 +201,7 @@ def ecp5(
       celosia bitstream ecp5 --config tiny --design gemm -o build/ecp5
     """
     from celosia.bitstreams.ecp5 import build
-    from celosia.hw.config import Config
+    from celosia.hw.spec.config import Config
 
     cfg = Config.load(config)
     with common.progress_stages(quiet) as stages:

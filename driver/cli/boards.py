@@ -75,8 +75,8 @@ def flash(
     from celosia.driver.board.flash import load, prepare
     from celosia.driver.remote import deploy as deployment
     from celosia.driver.remote.ssh import connected
-    from celosia.hw.config import Config
-    from celosia.sim.boards import find_board
+    from celosia.hw.boards.known import find_board
+    from celosia.hw.spec.config import Config
 
     place = find_board(board)
     manifest = prepare(bit, place.name, place.part)
@@ -120,8 +120,8 @@ def rehearse(
     """
     from celosia.driver.rehearse import rehearse as rehearsed
     from celosia.driver.show.rehearse import steps
-    from celosia.hw.config import Config
-    from celosia.sim.boards import find_board
+    from celosia.hw.boards.known import find_board
+    from celosia.hw.spec.config import Config
 
     common.check_source(model)
     place = find_board(board)

@@ -73,7 +73,7 @@ def compare(
             common.check_source(float_model)
         shapes = common.shapes_of(shape)
         values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), shapes)
-        from celosia.driver.compare import compare as compare_tensors
+        from celosia.driver.accuracy.compare import compare as compare_tensors
 
         found = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
@@ -136,7 +136,7 @@ def eval_(
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model, data], report)
-        from celosia.driver.evaluate import evaluate
+        from celosia.driver.accuracy.evaluate import evaluate
 
         found = evaluate(
             model, data, labels, config=config, device=device, against=against is not None, samples=samples,

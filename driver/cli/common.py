@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
-    from celosia.driver.images import Pixels
-    from celosia.driver.progress import Stages
+    from celosia.driver.cli.progress import Stages
+    from celosia.driver.data.images import Pixels
     from celosia.driver.remote.deploy import Remote
 
 
@@ -39,7 +39,7 @@ class Trust:
 
 def no_device(name: str, known: Iterable[str]) -> NoReturn:
     """Ends the command: `name` is none of the devices that it takes beside boards over ssh."""
-    from celosia.hw.config import did_you_mean
+    from celosia.hw.spec.config import did_you_mean
 
     known = [*known]
     near = did_you_mean(name, known)
@@ -66,7 +66,7 @@ def show(parts: Iterable[RenderableType], **options: Any) -> None:
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
     """Stages that are told on standard error, or not; the module is slow to import."""
-    from celosia.driver.progress import Stages
+    from celosia.driver.cli.progress import Stages
 
     with Stages(quiet) as stages:
         yield stages
@@ -92,8 +92,8 @@ def memory_options(memory: str | None, device: str) -> dict[str, Any]:
         return {}
     if device not in WITH_CYCLES:
         raise typer.BadParameter(f"--memory needs --device {' or '.join(WITH_CYCLES)}: the others model no memory")
-    from celosia.sim.board import BoardError
-    from celosia.sim.boards import memory_model
+    from celosia.hw.boards.board import BoardError
+    from celosia.hw.boards.known import memory_model
 
     try:
         return {"memory": memory_model(memory)}
@@ -115,7 +115,7 @@ def address_options(text: str | None) -> dict[str, Any]:
 
 def pool_of(pool: str | None, insecure_too: bool) -> str | None:
     """The pool of `--pool`, with `--insecure-pool` wherever it listens."""
-    from celosia.driver.fleet import insecure
+    from celosia.driver.tune.fleet import insecure
 
     return insecure(pool) if insecure_too else pool
 
@@ -164,7 +164,7 @@ def read_inputs(
     from celosia.compiler.graph.importer import read
     from celosia.compiler.graph.interface import inputs_of
     from celosia.compiler.program import Program
-    from celosia.driver import arrays
+    from celosia.driver.data import arrays
 
     inputs: tuple[TensorInfo, ...]
     labels: dict[tuple[str, int], str] = {}
@@ -183,7 +183,7 @@ def read_inputs(
 
 def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
     """How images become inputs; says of the first that is not taken as it is what becomes of it."""
-    from celosia.driver.images import Pixels
+    from celosia.driver.data.images import Pixels
 
     return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
 
@@ -243,7 +243,7 @@ def program_of(
     was compiled without them. trust: what of a Program's file may run, by default its checked loops.
     """
     from celosia.compiler.program import Program, ProgramError
-    from celosia.hw.config import Config
+    from celosia.hw.spec.config import Config
 
     cfg = None if config is None else Config.load(config)
     if is_program(source):

@@ -46,7 +46,7 @@ def cut(
         from celosia.compiler.compile import compile as compile_model
         from celosia.driver.cut import cut as cut_model
         from celosia.driver.run.explain import estimate
-        from celosia.sim.memory import ZYNQ_HP
+        from celosia.hw.boards.memory import ZYNQ_HP
 
         stages("looking for places")
         found = {

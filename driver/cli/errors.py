@@ -61,17 +61,17 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
     from celosia.driver.export.places import NotExportable
-    from celosia.driver.fleet import PoolError
-    from celosia.driver.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
-    from celosia.driver.quantize import QuantizeError
+    from celosia.driver.quantize.quantize import QuantizeError
     from celosia.driver.remote.ssh import SshError
-    from celosia.hw.config import ConfigError
+    from celosia.driver.run.oracle import MissingLibrary, OracleError
+    from celosia.driver.tune.fleet import PoolError
+    from celosia.hw.boards.board import BoardError
     from celosia.hw.manifest import ManifestError
+    from celosia.hw.spec.config import ConfigError
     from celosia.hw.verilog import VerilogError
-    from celosia.sim.board import BoardError
-    from celosia.sim.build import BuildError
     from celosia.sim.device import DeviceError
+    from celosia.sim.rtl.build import BuildError
 
     wrong = (
         ModelError, BoardError, BudgetError, DecisionsError, ConfigError, NotExportable, HostError, ProgramError,

@@ -16,8 +16,8 @@ from celosia.driver.cli.errors import command
 from celosia.driver.cli.runs import Device, Threads, device_options
 
 if TYPE_CHECKING:
+    from celosia.driver.cli.progress import Stages
     from celosia.driver.generate.decoder import Decoder, Session
-    from celosia.driver.progress import Stages
 
 Prompt = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What the text begins with; needs a vocabulary.")
@@ -115,7 +115,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
     from celosia.driver.remote.deploy import Remote
     from celosia.driver.remote.device import RemoteDevice
     from celosia.driver.remote.ssh import connected
-    from celosia.hw.config import Config
+    from celosia.hw.spec.config import Config
 
     place, _, kind = device.removeprefix(BOARD).partition("/")
     with stages.paused(), connected(place) as connection:

@@ -28,7 +28,7 @@ def verilog(
     with common.progress_stages(quiet) as stages:
         common.check_destinations([], output)
         from celosia.compiler.program.files import write_text
-        from celosia.hw.config import Config
+        from celosia.hw.spec.config import Config
 
         cfg = Config.load(config)
         stages(f"elaborating {cfg.name}")
@@ -56,10 +56,10 @@ def configs(
     """
     from celosia.driver.show import hardware as show
     from celosia.driver.show.table import console
-    from celosia.hw.config import PRESETS, Config
+    from celosia.hw.spec.config import PRESETS, Config
 
     if name is not None:
-        from celosia.hw.config_doc import commented_toml
+        from celosia.hw.spec.config_doc import commented_toml
 
         typer.echo(commented_toml(Config.load(name)), nl=False)
         return
@@ -82,7 +82,7 @@ def boards(
     """
     from celosia.driver.show import hardware as show
     from celosia.driver.show.table import console
-    from celosia.sim.boards import BOARDS, find_board
+    from celosia.hw.boards.known import BOARDS, find_board
 
     if name is not None:
         typer.echo(find_board(name).to_toml(), nl=False)
@@ -118,10 +118,10 @@ def sweep(
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], html, report)
-        from celosia.driver import sweep as sweeping
+        from celosia.driver.explore import sweep as sweeping
         from celosia.driver.show import hardware as show
         from celosia.driver.show.table import console
-        from celosia.hw.config import ConfigError
+        from celosia.hw.spec.config import ConfigError
 
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
     told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"

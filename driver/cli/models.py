@@ -12,8 +12,8 @@ from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alp
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
-from celosia.hw.config import PRESETS, Config
-from celosia.sim.boards import BOARDS, find_board, is_file
+from celosia.hw.boards.known import BOARDS, find_board, is_file
+from celosia.hw.spec.config import PRESETS, Config
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -407,7 +407,7 @@ def quantize(
         raise typer.BadParameter(f"--smooth: {error}") from None
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model, calibration], output, report)
-        from celosia.driver.quantize import quantize as quantize_model
+        from celosia.driver.quantize.quantize import quantize as quantize_model
 
         found = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,

@@ -20,7 +20,7 @@ from celosia.sim.devices import WITH_CYCLES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from celosia.driver.tune import Tuning
+    from celosia.driver.tune.tune import Tuning
 
 CPU = "cpu"
 """The device that is no accelerator."""
@@ -132,7 +132,7 @@ def _measuring(
         return {}
     behind = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
     base = common.address_options(address).get("base")
-    from celosia.sim.memory import ZYNQ_HP
+    from celosia.hw.boards.memory import ZYNQ_HP
 
     return {
         "device": device, "memory": behind.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
@@ -144,10 +144,11 @@ def _found(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
     """What the search has found, and how it is told."""
-    from celosia.driver import tune, tune_cpu
-    from celosia.driver.progress import Live
+    from celosia.driver.cli.progress import Live
     from celosia.driver.show import tune as show
     from celosia.driver.show import tune_cpu as show_kernels
+    from celosia.driver.tune import cpu as tune_cpu
+    from celosia.driver.tune import tune
 
     search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
     shown: ModuleType = show_kernels if device == CPU else show

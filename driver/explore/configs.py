@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from celosia.hw.config import Config, ConfigError, check_field, did_you_mean
+from celosia.hw.boards.board import Board
+from celosia.hw.spec.config import Config, ConfigError, check_field, did_you_mean
 from celosia.plain import Sentence, brief, from_toml
-from celosia.sim.board import Board
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000

@@ -29,10 +29,10 @@ from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, 
 from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
-from celosia.driver.fleet import fleet_for
-from celosia.hw.config import Config
-from celosia.sim.board import Board, BoardError
-from celosia.sim.boards import BOARDS, find_board, memory_model, shortest
+from celosia.driver.tune.fleet import fleet_for
+from celosia.hw.boards.board import Board, BoardError
+from celosia.hw.boards.known import BOARDS, find_board, memory_model, shortest
+from celosia.hw.spec.config import Config
 
 FIRST = 12
 """Configs at random, far from each other, that a search begins with beside the preset."""

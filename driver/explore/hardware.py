@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.synthesis import RESOURCES
-from celosia.hw.config import Config
-from celosia.hw.fpga import Device
+from celosia.hw.boards.fpga import Device
+from celosia.hw.spec.config import Config
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, objectives
 from celosia.driver.explore.records import Failure, Point, Points
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, asked_of, cost_of
-from celosia.hw.config import Config
-from celosia.sim.board import Board
+from celosia.hw.boards.board import Board
+from celosia.hw.spec.config import Config
 
 Told = Callable[[Point], None]
 AFTER_ALL = (Status.CRASHED, Status.HUNG, Status.LOST)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from celosia.bitstreams.power import Cells, Power, estimate
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Cost
-from celosia.hw.config import Config
-from celosia.sim.board import Board
+from celosia.hw.boards.board import Board
+from celosia.hw.spec.config import Config
 
 
 def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:

@@ -24,7 +24,7 @@ from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, from_json
 
 FORMAT = 2

@@ -22,9 +22,9 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
 from celosia.driver.explore.subject import Ask, ExploredModel, asked_of, cost_of
-from celosia.driver.optimise import optimise
-from celosia.driver.oracle import opened, require
-from celosia.hw.config import Config
+from celosia.driver.run.oracle import opened, require
+from celosia.driver.tune.optimise import optimise
+from celosia.hw.spec.config import Config
 
 PLACE = "optimised"
 """The folder of rewritten models, in that of points; STEPS are the records of their searches."""

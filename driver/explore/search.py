@@ -19,8 +19,8 @@ import numpy as np
 from celosia.driver.choices import SEARCH_NAMES
 from celosia.driver.explore.configs import TRIES, ConfigSpace
 from celosia.driver.explore.front import Floats, on_front, ranks
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import scratchpads
 
 LARGER = {
     "gemm": {"block_in": 1, "block_out": 1, "batch": 1, "taps": 1},

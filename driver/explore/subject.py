@@ -32,10 +32,10 @@ from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit
-from celosia.sim.boards import memory_model
-from celosia.sim.memory import MemoryModel
+from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
 from celosia.sim.timing import predict
 
 UNITS = tuple(unit.name.lower() for unit in Unit)

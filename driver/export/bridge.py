@@ -10,8 +10,9 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
-from celosia.hw.regs import (
+from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import (
     CONTROL_START,
     MAGIC,
     REGISTERS,
@@ -20,10 +21,9 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.sources import sources_identity
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import DMA_BASE, RtlDevice
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
 Array = NDArray[Any]
 NAMES = {each.offset: name for name, each in REGISTERS.items()}

@@ -8,7 +8,7 @@ import numpy as np
 
 from celosia.compiler.program import Pack, TensorInfo, Unpack
 from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts, matrix_sizes
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Pair = tuple[int, int]
 TOP_BIT = 0x80

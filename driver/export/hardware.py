@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celosia.driver.board import device as board
 from celosia.driver.run.runtime import CYCLES_PER_INSTRUCTION
-from celosia.hw import regs
-from celosia.hw.regs import ERROR_TEXT, REGISTERS
+from celosia.hw.spec import regs
+from celosia.hw.spec.regs import ERROR_TEXT, REGISTERS
 
 HEADER = "celosia_hardware.h"
 _BITS = "MAGIC", "CONTROL_START", "CONTROL_ABORT", "STATUS_BUSY", "STATUS_DONE", "STATUS_STUCK", "STATUS_ERROR_SHIFT"

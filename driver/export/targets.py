@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from celosia.compiler.cpu.target import GLIBC, TARGETS, Target, TargetError
 from celosia.driver.choices import EXPORT_TARGETS
-from celosia.hw.config import did_you_mean
+from celosia.hw.spec.config import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from celosia.driver.generate.vocabulary import vocabulary_of
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result
 from celosia.driver.run.runtime import ProgramRuntime
-from celosia.driver.tools import require_tools
-from celosia.hw.config import Config
+from celosia.driver.run.tools import require_tools
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 
 Array = NDArray[Any]

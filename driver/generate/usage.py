@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from celosia.hw.config import Config
-from celosia.sim.boards import clock_mhz
+from celosia.hw.boards.known import clock_mhz
+from celosia.hw.spec.config import Config
 
 
 @dataclass

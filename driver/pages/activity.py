@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, Program
 from celosia.driver.run.explain import code_of
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit, instruction_bytes
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.decode import Instruction, decode
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit, instruction_bytes
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.device import Counters
-from celosia.sim.touches import Touch, touches
+from celosia.sim.functional.access import Touch, touches
+from celosia.sim.functional.decode import Instruction, decode
 
 Ints = NDArray[np.int64]
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
 from celosia.driver.pages.names import NAME, short
 from celosia.driver.run.explain import code_of
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.sim.decode import decode
-from celosia.sim.touches import rows
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.sim.functional.access import rows
+from celosia.sim.functional.decode import decode
 
 NOBODY = -1
 TEXT = 240

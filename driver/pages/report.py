@@ -10,7 +10,7 @@ from celosia.driver.pages.front import is_front, of_front
 from celosia.driver.pages.names import ReportError
 from celosia.driver.pages.page import Page
 from celosia.driver.pages.run import of_program, of_report, of_run
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 
 if TYPE_CHECKING:
     from celosia.driver.run.result import Result

@@ -14,7 +14,7 @@ from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.serve import AnswerError, load_counters, memory_of, pack, raise_error, unpack
 from celosia.driver.remote.ssh import SshError, connected
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError
 
 

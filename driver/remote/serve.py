@@ -34,8 +34,8 @@ from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
-from celosia.hw.config import Config
 from celosia.hw.manifest import Manifest
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, brief, from_json, printable
 from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.driver.board import device as board
-from celosia.hw.config import Config
 from celosia.hw.manifest import BitHeader
-from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_DONE
 from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_DONE
 from celosia.sim.devices import open_simulator
 
 FPGA = "CELOSIA_REHEARSAL_RTL"

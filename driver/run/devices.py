@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from celosia.hw.config import did_you_mean
+from celosia.hw.spec.config import did_you_mean
 from celosia.sim.devices import SIMULATORS, open_simulator
 
 if TYPE_CHECKING:
-    from celosia.hw.config import Config
+    from celosia.hw.spec.config import Config
     from celosia.sim.device import Device
 
 Devices: TypeAlias = "str | Device | Sequence[Device]"

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, LayerInfo, Program, ProgramError
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, Unit, formats, instruction_bytes, opcode_of
-from celosia.sim.boards import memory_model
-from celosia.sim.demand import demand
+from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, Unit, formats, instruction_bytes, opcode_of
 from celosia.sim.device import Counters, DeviceError
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing import predict
+from celosia.sim.timing.demand import demand
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
 BOUND = 0.75

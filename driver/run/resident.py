@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program import Pack
 from celosia.compiler.program.activations import pack_activation
 from celosia.compiler.program.model import matrix_sizes
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Bytes = NDArray[np.uint8]
 Changed = Mapping[str, range]

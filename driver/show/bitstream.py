@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
     from celosia.driver.explore.hardware import Resources
-    from celosia.hw.fpga import Device
+    from celosia.hw.boards.fpga import Device
 
 
 def estimated(used: Resources, device: Device, title: str) -> RenderableType:

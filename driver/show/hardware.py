@@ -10,12 +10,12 @@ from rich.console import RenderableType
 
 from celosia.cache import KINDS, Entry, cache_folder
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
-from celosia.hw.config import Config
-from celosia.hw.scratchpads import total_bytes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import total_bytes
 from celosia.tools import Choice
 
 if TYPE_CHECKING:
-    from celosia.sim.board import Board
+    from celosia.hw.boards.board import Board
 
 
 def configs(presets: Iterable[Config]) -> RenderableType:
@@ -54,8 +54,8 @@ def boards(known: Iterable[Board]) -> RenderableType:
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     """What `sweep` found."""
     from celosia.bitstreams.synthesis import RESOURCES
+    from celosia.driver.explore.sweep import fewest, remark
     from celosia.driver.pages.names import resource
-    from celosia.driver.sweep import fewest, remark
 
     fields = list(rows[0]["set"])
     table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",

@@ -16,8 +16,8 @@ from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
 from celosia.driver.show.table import add_row, megabytes, new_table, percent
-from celosia.hw.isa import Opcode, instruction_bytes, opcode_of
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.isa import Opcode, instruction_bytes, opcode_of
+from celosia.hw.spec.scratchpads import depths
 from celosia.plain import printable
 
 if TYPE_CHECKING:

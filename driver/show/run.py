@@ -15,11 +15,11 @@ from celosia.compiler.program import Program
 from celosia.driver.run import explain
 from celosia.driver.run.explain import UNITS
 from celosia.driver.show.table import TOP_LAYERS, add_row, megabytes, new_table, percent
+from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.plain import printable
-from celosia.sim.memory import ZYNQ_HP
 
 if TYPE_CHECKING:
-    from celosia.sim.memory import MemoryModel
+    from celosia.hw.boards.memory import MemoryModel
 
 
 def summary(report: dict[str, Any]) -> RenderableType:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celosia.plain import printable
-from celosia.sim.terminal import Console
+from celosia.terminal import Console
 
 if TYPE_CHECKING:
     pass

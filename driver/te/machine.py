@@ -14,7 +14,7 @@ from celosia.compiler.tensorize.behaviour import TileOperation
 from celosia.compiler.tensorize.intrinsic import Args, TensorIntrinsic, Within
 from celosia.compiler.tensorize.match import TileMismatch, match
 from celosia.driver.te.nodes import TensorExpr
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch.fx.traceback import preserve_node_meta
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
-from celosia.driver.progress import Stages
+from celosia.driver.cli.progress import Stages
 from celosia.driver.runtime import Runtime
 from celosia.driver.torch.export import (
     ExportError,
@@ -41,7 +41,7 @@ from celosia.driver.torch.export import (
     written,
 )
 from celosia.driver.torch.parts import is_eager, split
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 Compute = Callable[..., Any]

@@ -32,7 +32,7 @@ from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import without_fused
 from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settled
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
 NAMES = "pkg.torch.onnx.name_scopes"

@@ -8,10 +8,10 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.dma import beat_layout
-from celosia.hw.layout import ERROR_BITS
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import ERROR_BITS
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.regs import Error
 
 
 class Aligner(wiring.Component):

@@ -11,13 +11,13 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Write, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.layout import ERROR_BITS, Pulse
-from celosia.hw.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.lib.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Write, ReadBus, burst_layout
+from celosia.hw.lib.layout import ERROR_BITS, Pulse
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
+from celosia.hw.spec.regs import Error
 
 OFFSET_BITS = 32
 

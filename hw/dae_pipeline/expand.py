@@ -1,4 +1,4 @@
-"""Packed weights on their way to wgt: `hw/packing.py` says how they lie in DRAM, `sim/packing.py` what they mean."""
+"""Decompress packed weights on their way to wgt (`hw/spec/packing.py`, `sim/functional/packing.py`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.layout import ERROR_BITS, WritePort, write_port
-from celosia.hw.packing import BOOKS, NIBBLE_BITS, packing
-from celosia.hw.pipeline import EXPAND_STAGES
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import ERROR_BITS, WritePort, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, packing
+from celosia.hw.spec.pipeline import EXPAND_STAGES
+from celosia.hw.spec.regs import Error
+from celosia.hw.spec.scratchpads import scratchpads
 
 CHOICE_BITS = exact_log2(BOOKS)
 

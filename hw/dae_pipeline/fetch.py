@@ -9,16 +9,16 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import ADDR_BITS, ReadBus
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.isa import UNIT_OF, formats, instruction_bytes
-from celosia.hw.layout import UNITS, Pulse, error_layout, instruction_layout, instructions, layout
-from celosia.hw.legality import rules
-from celosia.hw.pipeline import FETCH_BURSTS, fetch_burst
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.signals import Reg
+from celosia.hw.lib.axi import ADDR_BITS, ReadBus
+from celosia.hw.lib.layout import UNITS, Pulse, error_layout, instruction_layout, instructions, layout
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, formats, instruction_bytes
+from celosia.hw.spec.legality import rules
+from celosia.hw.spec.pipeline import FETCH_BURSTS, fetch_burst
+from celosia.hw.spec.regs import Error
 
 
 class Fetch(wiring.Component):

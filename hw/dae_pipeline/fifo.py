@@ -8,8 +8,8 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
 
 
 def _one_more(number: Value) -> Value:

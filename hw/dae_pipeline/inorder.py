@@ -7,8 +7,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.layout import Pulse, done_layout
-from celosia.hw.probes import probes
+from celosia.hw.lib.layout import Pulse, done_layout
+from celosia.hw.lib.probes import probes
 
 
 class InOrder(wiring.Component):

@@ -10,20 +10,20 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.axi import ADDR_BITS, ReadBus
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.inorder import InOrder
 from celosia.hw.dae_pipeline.walk import Halves, Rows
 from celosia.hw.dae_pipeline.write import Writer, by_buffer, connect_pads, element_shift, pads_of, ports
-from celosia.hw.isa import Buffer, Opcode, buffers, element_bytes, lanes
-from celosia.hw.layout import unit_members, write_port
-from celosia.hw.packing import packing
-from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.axi import ADDR_BITS, ReadBus
+from celosia.hw.lib.layout import unit_members, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, lanes
+from celosia.hw.spec.packing import packing
+from celosia.hw.spec.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:

@@ -6,10 +6,10 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.axi import BURST_INCR, CACHE_NORMAL, RESP_OKAY, Axi4Read, ReadBus, burst_layout
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
 
 
 class ReadMux(wiring.Component):

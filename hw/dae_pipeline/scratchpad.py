@@ -9,10 +9,10 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.layout import ReadPort, WritePort, load_port, read_port, write_port
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.layout import ReadPort, WritePort, load_port, read_port, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Scratchpad(wiring.Component):

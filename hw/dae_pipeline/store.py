@@ -7,17 +7,17 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.axi import ADDR_BITS, Axi4Write
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, write_beat_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.isa import Opcode
-from celosia.hw.layout import INDEX_BITS, read_port, unit_members
-from celosia.hw.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.axi import ADDR_BITS, Axi4Write
+from celosia.hw.lib.layout import INDEX_BITS, read_port, unit_members
+from celosia.hw.lib.probes import probes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.hw.spec.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
+from celosia.hw.spec.regs import Error
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Packer(wiring.Component):

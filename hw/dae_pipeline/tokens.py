@@ -6,11 +6,11 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit
-from celosia.hw.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import INDEX_BITS, PerUnit, Pulse, done_layout, instructions
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
 
 
 class Semaphore(wiring.Component):

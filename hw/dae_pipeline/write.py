@@ -10,17 +10,17 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeads, WeightExpander, unit_layout
 from celosia.hw.dae_pipeline.fifo import HeadFifo
 from celosia.hw.dae_pipeline.walk import Walker
-from celosia.hw.isa import Buffer, Opcode, element_bytes, formats
-from celosia.hw.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
-from celosia.hw.packing import packing
-from celosia.hw.pipeline import EXPAND_STAGES, PARTING
-from celosia.hw.probes import probes
-from celosia.hw.regs import Error
-from celosia.hw.scratchpads import Scratchpad, scratchpads
+from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, formats
+from celosia.hw.spec.packing import packing
+from celosia.hw.spec.pipeline import EXPAND_STAGES, PARTING
+from celosia.hw.spec.regs import Error
+from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:

@@ -8,12 +8,12 @@ from amaranth import Cat, ClockSignal, Instance, Module, Mux, Signal, Value, sig
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weights
 from celosia.hw.gemm_core.pump import Pump, pumps
-from celosia.hw.pipeline import PAIR_STAGES, array_stages
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import PAIR_STAGES, array_stages
+from celosia.hw.spec.scratchpads import scratchpads
 
 MODEL = "celosia_array_model"
 """Name of the module that computes on the platform `Modelled`."""
@@ -21,7 +21,7 @@ MODEL = "celosia_array_model"
 
 class Modelled:
     """A platform that has a module for what the array computes, from the operands to the sums: a simulator that runs
-    long (sim/array_model.py).
+    long (sim/rtl/array_model.py).
     """
 
 

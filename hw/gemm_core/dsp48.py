@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from amaranth import Cat, ClockSignal, Const, Instance, Signal, Value
 
-from celosia.hw.blocks import Dsp
+from celosia.hw.spec.blocks import Dsp
 
 
 class _Plus(NamedTuple):

@@ -9,15 +9,15 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import Out
 
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
-from celosia.hw.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
-from celosia.hw.pipeline import claim_lead
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import INDEX_BITS, claim_layout, read_port, unit_members, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode
+from celosia.hw.spec.pipeline import claim_lead
+from celosia.hw.spec.scratchpads import scratchpads
 
 _FROM_READ = 5
 """Cycles from the read of an accumulator to its write, both of them included."""

@@ -10,9 +10,9 @@ from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.isa import EXTENT_BITS
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.isa import EXTENT_BITS
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:

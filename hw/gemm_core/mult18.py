@@ -7,7 +7,7 @@ from typing import Any
 
 from amaranth import Cat, ClockSignal, Const, Instance, Signal, Value
 
-from celosia.hw.blocks import Dsp
+from celosia.hw.spec.blocks import Dsp
 
 WIDTH = 18
 """Of both operands."""

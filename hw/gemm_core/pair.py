@@ -17,12 +17,12 @@ from amaranth.hdl import ValueCastable
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.gemm_core.dsp48 import CASCADE, MINUS_C, NOTHING, dsp48, pumped_dsp48
 from celosia.hw.gemm_core.mult18 import WIDTH, mult18x18
 from celosia.hw.gemm_core.pump import pumps
-from celosia.hw.pipeline import PAIR_STAGES
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.pipeline import PAIR_STAGES
 
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""

@@ -6,8 +6,8 @@ from amaranth import Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.blocks import Blocks, Dsp
 
 FAST = "fast"
 """The clock domain: twice the clock of `sync`, from the same source, so that each edge of `sync` is one of its own."""

@@ -6,10 +6,10 @@ from amaranth import Cat, Const, Module, Mux, Shape, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.isa import BinaryOp, ReduceOp, has
-from celosia.hw.pipeline import FACTOR_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import BinaryOp, ReduceOp, has
+from celosia.hw.spec.pipeline import FACTOR_BITS
 from celosia.hw.vector_unit.norm.factors import SPARE_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 

@@ -7,9 +7,11 @@ from typing import Any
 from amaranth import Cat, Const, Module, Mux, Signal, Value, signed, unsigned
 from amaranth.lib import data
 
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import (
+from celosia.hw.lib.layout import INDEX_BITS
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     OUTER_LOOPS,
     TAP_LOOPS,
     VECTOR_LOOPS,
@@ -20,10 +22,8 @@ from celosia.hw.isa import (
     Opcode,
     formats,
 )
-from celosia.hw.layout import INDEX_BITS
-from celosia.hw.pipeline import QUEUED, ROWS_OFFERED
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.spec.pipeline import QUEUED, ROWS_OFFERED
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.residual import BIAS
 from celosia.hw.vector_unit.trail import Trail
 

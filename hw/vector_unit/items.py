@@ -12,10 +12,10 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.pipeline import ring_places, vector_stages
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import ring_places, vector_stages
 
 
 class Bypass(wiring.Component):

@@ -7,12 +7,12 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.layout import write_port
-from celosia.hw.pipeline import QUEUED
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import QUEUED
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Landing(wiring.Component):

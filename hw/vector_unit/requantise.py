@@ -6,10 +6,10 @@ from amaranth import Cat, Const, Module, Mux, Shape, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import REQUANTISE_STAGES
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import PAR
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import REQUANTISE_STAGES
+from celosia.hw.spec.scratchpads import PAR
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 

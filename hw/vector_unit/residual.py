@@ -6,8 +6,8 @@ from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import ADD_STAGES
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import ADD_STAGES
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 

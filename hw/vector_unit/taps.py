@@ -8,8 +8,8 @@ from amaranth import Module, Mux, Shape, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import TAP_STAGES
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import TAP_STAGES
 from celosia.hw.vector_unit.multiply import logic_product
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from amaranth import Module, Mux, Signal, Value
 
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, ASource, BSource, Destination
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS, ASource, BSource, Destination
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Trail:

@@ -29,13 +29,13 @@ from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Destination, Opcode
-from celosia.hw.layout import claim_layout, part_port, read_port, unit_members, write_port
-from celosia.hw.pipeline import ADD_STAGES, softmax_span
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import claim_layout, part_port, read_port, unit_members, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Destination, Opcode
+from celosia.hw.spec.pipeline import ADD_STAGES, softmax_span
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.items import Bypass, Items

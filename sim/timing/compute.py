@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from celosia.hw.config import Config
-from celosia.hw.pipeline import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import (
     FIND_TURN,
     QUEUED,
     ROWS_OFFERED,
@@ -23,7 +23,7 @@ from celosia.hw.pipeline import (
     softmax_spans,
     tile_rows,
 )  # fmt: skip
-from celosia.sim.demand import IN_ACC, INP_PORT
+from celosia.sim.timing.demand import IN_ACC, INP_PORT
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import NEVER, Steps, Train, Work

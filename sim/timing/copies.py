@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from celosia.hw.config import Config
-from celosia.hw.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
-from celosia.sim.demand import ALONE, SPREAD
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
+from celosia.sim.timing.demand import ALONE, SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
     BEGIN_TO_ASK,

@@ -1,7 +1,7 @@
 """Cycles from one event to another, by the registers between them.
 
 Nothing else declares them, for they are what the RTL's registers add up to; tests/sim/test_timing.py measures them on
-the RTL. Depths of queues and stages of the vector unit are in `hw/pipeline.py`.
+the RTL. Depths of queues and stages of the vector unit are in `hw/spec/pipeline.py`.
 """
 
 FIRST_ASK = 4

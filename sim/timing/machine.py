@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit
-from celosia.hw.pipeline import ISSUE, OUTSTANDING
-from celosia.hw.regs import COUNTERS
-from celosia.sim.boards import memory_model
-from celosia.sim.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
+from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.pipeline import ISSUE, OUTSTANDING
+from celosia.hw.spec.regs import COUNTERS
 from celosia.sim.device import Counters, DeviceError, Event
-from celosia.sim.memory import ZYNQ_HP, MemoryModel
 from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
+from celosia.sim.timing.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
 from celosia.sim.timing.fetch import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
 from celosia.sim.timing.memory import Channel, Engine, Moves, ReadBursts, SharedChannel, check_memory

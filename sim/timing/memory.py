@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from math import ceil
 
-from celosia.sim.memory import MemoryModel
+from celosia.hw.boards.memory import MemoryModel
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK
 from celosia.sim.timing.work import NEVER
 

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
     __version__: str
     from celosia.compiler.program import Program
-    from celosia.driver.compare import compare
+    from celosia.driver.accuracy.compare import compare
+    from celosia.driver.accuracy.evaluate import evaluate
     from celosia.driver.cut import cut
-    from celosia.driver.evaluate import evaluate
     from celosia.driver.explore.explore import explore
+    from celosia.driver.explore.sweep import sweep
     from celosia.driver.export import export
     from celosia.driver.generate.decoder import Decoder
-    from celosia.driver.optimise import compile, optimise
     from celosia.driver.pages.report import report
-    from celosia.driver.quantize import quantize
+    from celosia.driver.quantize.quantize import quantize
     from celosia.driver.remote.deploy import deploy
     from celosia.driver.run.result import Result
     from celosia.driver.runtime import Runtime
-    from celosia.driver.sweep import sweep
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
-    from celosia.driver.tune import tune
-    from celosia.driver.tune_cpu import tune_cpu, tune_kernel
-    from celosia.hw.config import Config
+    from celosia.driver.tune.cpu import tune_cpu, tune_kernel
+    from celosia.driver.tune.optimise import compile, optimise
+    from celosia.driver.tune.tune import tune
+    from celosia.hw.spec.config import Config
     from celosia.hw.verilog import verilog
 
 __all__ = [
@@ -51,27 +51,27 @@ __all__ = [
 _MODULES = {"language": "celosia.language", "models": "celosia.models", "te": "celosia.te"}
 _PLACES = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
-    "Config": "celosia.hw.config",
+    "Config": "celosia.hw.spec.config",
     "Decoder": "celosia.driver.generate.decoder",
     "Program": "celosia.compiler.program",
     "Result": "celosia.driver.run.result",
     "Runtime": "celosia.driver.runtime",
-    "compare": "celosia.driver.compare",
-    "compile": "celosia.driver.optimise",
-    "evaluate": "celosia.driver.evaluate",
+    "compare": "celosia.driver.accuracy.compare",
+    "compile": "celosia.driver.tune.optimise",
+    "evaluate": "celosia.driver.accuracy.evaluate",
     "verilog": "celosia.hw.verilog",
-    "sweep": "celosia.driver.sweep",
-    "optimise": "celosia.driver.optimise",
+    "sweep": "celosia.driver.explore.sweep",
+    "optimise": "celosia.driver.tune.optimise",
     "export": "celosia.driver.export",
     "deploy": "celosia.driver.remote.deploy",
     "cut": "celosia.driver.cut",
     "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",
-    "quantize": "celosia.driver.quantize",
+    "quantize": "celosia.driver.quantize.quantize",
     "report": "celosia.driver.pages.report",
-    "tune": "celosia.driver.tune",
-    "tune_cpu": "celosia.driver.tune_cpu",
-    "tune_kernel": "celosia.driver.tune_cpu",
+    "tune": "celosia.driver.tune.tune",
+    "tune_cpu": "celosia.driver.tune.cpu",
+    "tune_kernel": "celosia.driver.tune.cpu",
 }
 
 
@@ -99,7 +99,7 @@ def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
 
     def refuse(name: str) -> NoReturn:
-        from celosia.hw.config import did_you_mean
+        from celosia.hw.spec.config import did_you_mean
 
         near = did_you_mean(name, known)
         raise TypeError(

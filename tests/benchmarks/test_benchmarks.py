@@ -21,7 +21,7 @@ from benchmarks.oracle import Operator, Oracle, SideBySide, side_by_side
 from benchmarks.rows import Bench, Row, different
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from benchmarks.differential.net import Draw, Net, OracleError
 
 from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import float_weights
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 SEEDS, CHUNKS, EACH = (1, 2), 10, 15
 """300 models, of which 75 are of `make test`: other seeds are for `python -m benchmarks differential`."""

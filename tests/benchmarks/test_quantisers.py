@@ -14,8 +14,8 @@ from benchmarks import quantise_worker, quantisers
 from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
 from onnx import numpy_helper
 
-from celosia.driver import oracle
-from celosia.driver.oracle import OracleError
+from celosia.driver.run import oracle
+from celosia.driver.run.oracle import OracleError
 
 ort = pytest.importorskip("onnxruntime")
 

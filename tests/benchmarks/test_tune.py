@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tune
 
 from celosia.compiler.tune.search import SEARCHES
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 LAYER = tune.Shape(12, 5, 8, 3)
 

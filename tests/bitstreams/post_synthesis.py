@@ -19,12 +19,12 @@ from programs import TestProgram, random_program
 
 import celosia
 from celosia.bitstreams.postsynthesis import mapped, simulated
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from celosia.models import demo_images, demo_model_path
-from celosia.sim import build
 from celosia.sim.device import Device, DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl import build
+from celosia.sim.rtl.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 TINY = PRESETS["tiny"]
 

@@ -13,7 +13,7 @@ from benchmarks import area as fitting
 
 from celosia.bitstreams import area, memories
 from celosia.bitstreams.area import Counted, Model
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 ROWS = area.model().rows
 OFF = area.model().errors

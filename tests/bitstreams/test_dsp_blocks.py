@@ -18,13 +18,13 @@ from thorough import some
 from celosia.bitstreams.scan import Scanned
 from celosia.bitstreams.synthesis import netlist
 from celosia.bitstreams.timing import analyse
-from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.config import PRESETS
-from celosia.hw.fpga import DEVICES, Device
+from celosia.hw.boards.fpga import DEVICES, Device
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
 from celosia.hw.gemm_core.pump import Pump
-from celosia.hw.pipeline import PAIR_STAGES
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.pipeline import PAIR_STAGES
 from celosia.hw.verilog import convert
 
 pytestmark = pytest.mark.rtl

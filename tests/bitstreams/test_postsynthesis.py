@@ -17,8 +17,8 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.bitstreams.postsynthesis import PART, simulated
 from celosia.bitstreams.synthesis import SynthesisError, netlist, run_yosys
+from celosia.hw.boards.fpga import DEVICES
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.fpga import DEVICES
 from celosia.hw.verilog import convert
 
 # From the initial values of registers on, after a cycle of reset, no output differs.

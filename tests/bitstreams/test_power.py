@@ -23,9 +23,9 @@ from celosia.bitstreams.power import (
     PowerModel,
     PowerReport,
 )
-from celosia.hw.config import PRESETS
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.boards import BOARDS
+from celosia.hw.boards.known import BOARDS
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.scratchpads import scratchpads
 
 ROOT = Path(__file__).parents[2]
 MODEL = power.model()

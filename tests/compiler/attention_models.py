@@ -30,7 +30,7 @@ from celosia.driver.generate.attention import in_plain_operators
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.spec.config import Config, ConfigError
 
 from ..oracle import opened
 

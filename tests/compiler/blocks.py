@@ -16,8 +16,8 @@ from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Run, verify_provenance
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import (
     GEMM_LOOPS,
     VECTOR_LOOPS,
     ASource,
@@ -27,8 +27,8 @@ from celosia.hw.isa import (
     Opcode,
     element_bytes,
 )
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.fsim import FunctionalDevice
+from celosia.hw.spec.scratchpads import scratchpads
+from celosia.sim.functional.fsim import FunctionalDevice
 
 from .layers import Int8, meaning, requantise, residual, table
 

@@ -34,11 +34,11 @@ from celosia.compiler.program.activations import pack_activation, unpack_activat
 from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import instruction_bytes
-from celosia.hw.pipeline import NORM_FRACTION
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.norm import normalise_rows
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.hw.spec.pipeline import NORM_FRACTION
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.functional.norm import normalise_rows
 
 Int8 = NDArray[np.int8]
 Draw = Callable[[st.SearchStrategy[int]], int]

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 from ..oracle import opened
 

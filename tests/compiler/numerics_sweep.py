@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op, run
-from celosia.sim.softmax import softmax_rows
+from celosia.sim.functional.softmax import softmax_rows
 
 from .ort_nodes import f32, run_node
 

@@ -13,7 +13,7 @@ from thorough import paired
 
 import celosia
 from celosia.compiler.program.model import FormInfo
-from celosia.driver.quantize import quantize
+from celosia.driver.quantize.quantize import quantize
 
 from ..oracle import opened
 

@@ -23,8 +23,8 @@ from celosia.compiler.tensorize.space import candidates, why_not
 from celosia.compiler.tune.measure import in_a_row
 from celosia.compiler.tune.reference import meaning as reference
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Destination, Opcode
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Destination, Opcode
 
 from ..oracle import opened
 from ..programs import CONFIGS as SMALL_CONFIGS

@@ -26,9 +26,9 @@ from celosia.compiler.vthread.verify import (
     verify,
     verify_provenance,
 )
-from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, ASource, BSource, Destination, Opcode, ReduceOp, formats
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, ASource, BSource, Destination, Opcode, ReduceOp, formats
+from celosia.hw.spec.scratchpads import scratchpads
 
 from .blocks import CONFIGS, BlockByHand, DepthwiseByHand, Hand, Shape, block_of
 

@@ -15,7 +15,7 @@ from celosia.compiler.launch import order
 from celosia.compiler.launch.order import beside_products
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Window, inputs
 from celosia.compiler.tensorize.plan import Planner
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 from .branching import Blocks, random_blocks
 from .layers import requantise, residual

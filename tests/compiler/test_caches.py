@@ -27,7 +27,7 @@ from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.provenance import ProvenanceError
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import Stepping, stepping
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 from ..oracle import opened
 

@@ -12,7 +12,7 @@ from benchmarks.compile_time import chain
 import celosia
 from celosia.compiler.launch import blocks, chains
 from celosia.compiler.launch.image import Image
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 PIECE = 2
 """Layers that are looked at together here, so that few layers show what many do."""

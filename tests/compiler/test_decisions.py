@@ -17,9 +17,9 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.driver.runtime import Runtime
+from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.models import demo_images, demo_model_path
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import ZYNQ_HP
+from celosia.sim.functional.fsim import FunctionalDevice
 
 MODEL = demo_model_path()
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from oracle import opened
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 ROWS = Config(block_in=16, block_out=8)
 """No products of two activations, so that rows of matrices are images of one pixel."""

@@ -16,10 +16,10 @@ from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
 from celosia.compiler.vthread.interleave import interleave
-from celosia.driver.kernels import run
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, opcode_of
-from celosia.sim.fsim import FunctionalDevice
+from celosia.driver.te.kernels import run
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, opcode_of
+from celosia.sim.functional.fsim import FunctionalDevice
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # examples are small, and shrinking them is slow
 INTERPRETED = 300  # elements of inputs up to which the interpreter is quick

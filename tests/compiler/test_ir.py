@@ -12,7 +12,7 @@ from celosia.compiler.expr import loops
 from celosia.compiler.expr.nodes import Binary, Call, Select
 from celosia.compiler.expr.verify import EXPR_RULES, STMT_RULES, IRError
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 A = T.Tensor("a", (4,), "float32")
 OUT = T.Tensor("out", (4,), "float32")

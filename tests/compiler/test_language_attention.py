@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 import celosia.language as cl
 from celosia.compiler.layer import Block
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 from ..oracle import opened
 from ..programs import CONFIGS as SMALL

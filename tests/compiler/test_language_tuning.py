@@ -13,9 +13,9 @@ from benchmarks.language import linear
 import celosia.language as cl
 from celosia.compiler.language import tuning
 from celosia.compiler.tune.records import Records, RecordsError
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters
-from celosia.sim.timed import TimedDevice
+from celosia.sim.timing.timed import TimedDevice
 
 RNG = np.random.default_rng(0)
 SIZES = [cl.Config(BM=m, BN=n) for m in (4, 8, 16) for n in (4, 16)]

@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
 from celosia.compiler.tensorize.transfer import DramPlace
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 from .layers import Builder, Int8, builders, meaning, windows
 

@@ -19,8 +19,8 @@ from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS
-from celosia.hw.isa import Buffer, Destination, Opcode
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.isa import Buffer, Destination, Opcode
 
 from ..oracle import opened
 from .layers import Builder, Network, builders, meaning, requantise, residual, table

@@ -23,9 +23,9 @@ from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.driver.compare import compare
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Opcode
+from celosia.driver.accuracy.compare import compare
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Opcode
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import ROW_FAULTS, Program

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.numerics import requantiser
-from celosia.sim import reference
-from celosia.sim.softmax import Pairs
+from celosia.sim.functional import reference
+from celosia.sim.functional.softmax import Pairs
 
 from . import numerics_sweep as sweep
 
@@ -277,7 +277,7 @@ def test_shares_rounded_but_once_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         (m, e), (m_total, e_total) = a, b
         return np.rint(np.ldexp(m / m_total, np.minimum(e - e_total, 9))).astype(np.int64)
 
-    monkeypatch.setattr("celosia.sim.softmax.divide_pairs", once)
+    monkeypatch.setattr("celosia.sim.functional.softmax.divide_pairs", once)
     assert sweep.softmax_in_integers(300)[1] > 0
 
 

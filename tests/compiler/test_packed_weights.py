@@ -17,11 +17,11 @@ from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS, Config, ConfigError
-from celosia.hw.isa import Buffer, Opcode, encode
-from celosia.hw.legality import why_illegal
-from celosia.hw.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
-from celosia.sim.packing import expand
+from celosia.hw.spec.config import PRESETS, Config, ConfigError
+from celosia.hw.spec.isa import Buffer, Opcode, encode
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
+from celosia.sim.functional.packing import expand
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program

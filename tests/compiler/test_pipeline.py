@@ -16,10 +16,10 @@ from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.render import RenderError, render
 from celosia.compiler.vthread.pipeline import Load, Ring, Stream
-from celosia.driver.kernels import run
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
-from celosia.sim.fsim import FunctionalDevice
+from celosia.driver.te.kernels import run
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
+from celosia.sim.functional.fsim import FunctionalDevice
 
 from .test_intrinsics import on_device, opcodes
 

@@ -38,9 +38,9 @@ from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Meaning, ProvenanceError, Run, VerifyError, verify, verify_provenance
-from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, Opcode, formats, opcode_of
-from celosia.sim.fsim import FunctionalDevice
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, Opcode, formats, opcode_of
+from celosia.sim.functional.fsim import FunctionalDevice
 
 from .layers import CONFIGS, Builder, Network, builders, code_of, requantise, residual, table, windows
 

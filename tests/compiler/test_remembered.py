@@ -24,7 +24,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner, ScheduledLoops
 from celosia.compiler.tensorize.space import Decisions, candidates
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 from . import layers
 from .layers import CONFIGS, Network

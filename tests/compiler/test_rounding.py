@@ -1,4 +1,4 @@
-"""rounding="correct": normalisations in integers, against the real numbers, onnxruntime, and sim/norm.py."""
+"""rounding="correct": normalisations in integers, against the real numbers, onnxruntime, and sim/functional/norm.py."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from celosia.compiler.cpu.function import compile_function
 from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.selfcheck.rewriting import RewriteError
-from celosia.driver.compare import compare
-from celosia.hw.config import PRESETS
-from celosia.sim.norm import inverse_root, normalise_rows
+from celosia.driver.accuracy.compare import compare
+from celosia.hw.spec.config import PRESETS
+from celosia.sim.functional.norm import inverse_root, normalise_rows
 
 from ..oracle import opened
 
@@ -95,7 +95,7 @@ NORMS = [
 
 @pytest.mark.parametrize(("op", "shape", "dtype", "zero"), NORMS)
 def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtype: str, zero: int) -> None:
-    """But where these lie as near to a tie as is proved; and the kernel's are those of sim/norm.py."""
+    """But where these lie as near to a tie as is proved; and the kernel's are those of sim/functional/norm.py."""
     model, x = norm_model(op, shape, dtype, zero), drawn(shape, dtype)
     program = celosia.compile(model, rounding="correct")
     assert [row["op"] for row in program.placements] == ["QLinearNorm"]

@@ -27,12 +27,12 @@ from celosia.compiler.selfcheck.check import Checked, CheckFailed, SelfCheckErro
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, UNCHECKED, explained
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim import reference
-from celosia.sim.decode import decode
-from celosia.sim.reference import State
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.spec.scratchpads import scratchpads
+from celosia.sim.functional import reference
+from celosia.sim.functional.decode import decode
+from celosia.sim.functional.reference import State
 
 from .blocks import CONFIGS as BLOCK_CONFIGS
 from .blocks import BlockByHand

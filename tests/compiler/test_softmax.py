@@ -23,8 +23,8 @@ from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS, Config, ConfigError
-from celosia.hw.isa import Buffer, Opcode
+from celosia.hw.spec.config import PRESETS, Config, ConfigError
+from celosia.hw.spec.isa import Buffer, Opcode
 
 from ..oracle import opened
 from ..programs import CONFIGS as SMALL_CONFIGS

@@ -20,7 +20,7 @@ from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
 from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, First, Problem, candidates, sample, why_not
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 from .layers import CONFIGS, Builder, builders, windows
 from .test_loops import fits, small

@@ -17,9 +17,9 @@ from celosia.compiler.layer import UNSCALED, Activation, Conv, Window
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS
-from celosia.hw.isa import Buffer, Opcode
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.isa import Buffer, Opcode
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Network

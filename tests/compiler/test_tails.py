@@ -11,7 +11,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr.loops import children
 from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 from .test_schedule import REFUSALS, chain, integers, results
 

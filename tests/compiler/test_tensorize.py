@@ -19,8 +19,8 @@ from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode
 
 from .layers import CONFIGS, Builder, Network, builders, requantise, windows
 

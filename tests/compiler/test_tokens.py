@@ -7,8 +7,8 @@ from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Ring, Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
-from celosia.hw.config import Config
-from celosia.hw.isa import GEMM_LOOPS, VECTOR_LOOPS, ASource, BSource, Buffer, Destination, Opcode, Unit
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import GEMM_LOOPS, VECTOR_LOOPS, ASource, BSource, Buffer, Destination, Opcode, Unit
 
 _SMALL = dict(inp_depth=16, wgt_depth=16, acc_depth=16, vin_depth=16, out_depth=16, par_depth=8)
 CFG = Config(block_in=4, block_out=4, **_SMALL)

@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 from .layers import Builder, builders, windows
 from .test_loops import fits, small

@@ -29,7 +29,7 @@ TABLES = {
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
     "compiler/selfcheck/operators.py": "the check shares nothing with what it checks",
-    "driver/matching.py": "what quantisation puts between operators",
+    "driver/accuracy/matching.py": "what quantisation puts between operators",
     "driver/torch/export.py": "operators that PyTorch's modules are named by",
 }
 """Files with a list of operators that is no table of what they are, and what it is."""

@@ -26,7 +26,7 @@ from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.reference import meaning
 from celosia.compiler.tune.search import SEARCHES, Descent, Search
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.devices import WITH_CYCLES
 
 from .layers import CONFIGS, Builder, Network, builders, windows

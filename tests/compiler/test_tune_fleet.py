@@ -18,7 +18,7 @@ import pytest
 from celosia.compiler.tune import pool
 from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, Station
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 WORKER = """
 import os, pickle, signal, subprocess, sys, time

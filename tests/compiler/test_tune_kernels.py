@@ -36,7 +36,7 @@ from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search import Climb
 from celosia.driver.runtime import Runtime
-from celosia.driver.tune_cpu import tune_cpu, tune_kernel
+from celosia.driver.tune.cpu import tune_cpu, tune_kernel
 
 Array = np.ndarray[Any, Any]
 

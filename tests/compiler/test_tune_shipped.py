@@ -15,7 +15,7 @@ from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.driver.run.explain import estimate
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 FILES = sorted(shipped.FOLDER.glob("*.jsonl"))
 WHOLE = f"whole {TIMED.version}"

@@ -1,4 +1,4 @@
-"""What intrinsics declare is what the instructions mean: behaviours against sim/reference.py, on random entries.
+"""The declared behaviour of each intrinsic equals that of its instruction in sim/functional/reference.py.
 
 Both sides get entries of scratchpads: the interpreter runs the behaviour, `reference` the instruction that the lowering
 rule makes of the parameters.
@@ -20,9 +20,9 @@ from celosia.compiler.expr.nodes import Axis, Tensor, Var
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.intrinsic import Compute, Move
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Destination, Opcode, formats
-from celosia.sim import reference
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Destination, Opcode, formats
+from celosia.sim.functional import reference
 
 Array = NDArray[Any]
 CONFIGS = pytest.mark.parametrize(

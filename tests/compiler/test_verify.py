@@ -15,8 +15,8 @@ from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Report, Rule, VerifyError, order, verify
 from celosia.compiler.vthread.verify.decode import InstructionShape
-from celosia.hw.config import Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     GEMM_LOOPS,
     UNIT_OF,
     VECTOR_LOOPS,
@@ -28,10 +28,10 @@ from celosia.hw.isa import (
     Unit,
     formats,
 )
-from celosia.sim.checking import CheckError
-from celosia.sim.decode import decode
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.checking import CheckError
+from celosia.sim.functional.decode import decode
+from celosia.sim.functional.fsim import FunctionalDevice
 
 from . import blocks
 

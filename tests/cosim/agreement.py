@@ -22,7 +22,7 @@ from small_models import Builder
 import celosia
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 from celosia.sim.device import Device
 
 Array = NDArray[Any]

@@ -21,7 +21,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from agreement import CONFIGS, ONE_STEP, Array, compare, expected, feed_of
 from small_models import Builder, detector, models, twins
 
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 NETWORKS = {"detector": detector, "twins": twins}
 

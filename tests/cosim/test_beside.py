@@ -22,11 +22,11 @@ from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Opcode, opcode_of
-from celosia.sim.build import BuildError, compiler, verilator_root
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Opcode, opcode_of
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 

@@ -32,10 +32,10 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, parts
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
-from celosia.hw.config import PRESETS, Config
-from celosia.sim.build import BuildError, compiler, verilator_root
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import predict
 
 pytest.importorskip("onnxruntime")

@@ -8,10 +8,10 @@ from expressions import TINY, convolution, int8, matmul, matmul_arrays, paramete
 
 from celosia.compiler import expr as T
 from celosia.compiler.tensorize.render import render
-from celosia.driver.kernels import run
-from celosia.sim.build import BuildError, compiler, verilator_root
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.driver.te.kernels import run
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytestmark = pytest.mark.rtl
 

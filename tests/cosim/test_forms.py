@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import Builder, Tensor
 
 from celosia.compiler.program import CpuStep, Program
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 pytest.importorskip("onnxruntime")
 

@@ -17,9 +17,9 @@ pytest.importorskip("onnxruntime")
 from agreement import feed_of
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.driver import oracle
-from celosia.driver.compare import compare
-from celosia.driver.matching import Flow, Matching, match
+from celosia.driver.accuracy.compare import compare
+from celosia.driver.accuracy.matching import Flow, Matching, match
+from celosia.driver.run import oracle
 
 Array = NDArray[Any]
 

@@ -16,12 +16,12 @@ from thorough import paired, some
 
 import celosia
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from celosia.models import demo_images, demo_model_path
-from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.device import Device
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 

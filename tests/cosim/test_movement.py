@@ -24,10 +24,10 @@ from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS
-from celosia.sim.build import BuildError, compiler, verilator_root
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import PRESETS
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 

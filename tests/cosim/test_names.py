@@ -16,7 +16,7 @@ from agreement import CONFIGS, check, expected, feed_of
 from many_models import Count
 
 import celosia
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def branches(b: Builder) -> None:

@@ -10,12 +10,12 @@ import pytest
 from programs import CONFIGS, TestProgram, random_program
 from thorough import some
 
-from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.config import Config
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import verilog
-from celosia.sim.build import BuildError, compiler, verilator_root
 from celosia.sim.device import Counters, DeviceError
-from celosia.sim.rtlsim import ZYNQ_HP, RtlDevice, random_stalls
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import ZYNQ_HP, RtlDevice, random_stalls
 
 pytestmark = pytest.mark.rtl
 

@@ -8,16 +8,16 @@ from itertools import product
 
 import numpy as np
 import pytest
+from first_difference import first_difference
 from programs import CONFIGS, VARIED, Draws, Generator, Instruction, TestProgram, random_program, synchronise
 from thorough import some
 
-from celosia.hw.config import Config
-from celosia.hw.isa import VECTOR_LOOPS, ASource, Buffer, Destination, Opcode
-from celosia.sim.build import BuildError, compiler, verilator_root
-from celosia.sim.compare import first_difference
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, Buffer, Destination, Opcode
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 pytestmark = pytest.mark.rtl
 

@@ -16,8 +16,8 @@ from agreement import CONFIGS, check
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Layer
 from celosia.compiler.tune import network
-from celosia.hw.config import Config
-from celosia.sim.fsim import FunctionalDevice
+from celosia.hw.spec.config import Config
+from celosia.sim.functional.fsim import FunctionalDevice
 
 LARGE = (31, 31)
 """A kernel whose window fits no scratchpad of "tight"."""

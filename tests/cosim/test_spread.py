@@ -14,10 +14,10 @@ from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.vthread.disassemble import listing
 from celosia.driver.run.explain import code_of
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.hw.isa import instruction_bytes
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import ZYNQ_HP, RtlDevice
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.rtlsim import ZYNQ_HP, RtlDevice
 from celosia.sim.timing import predict
 
 pytest.importorskip("onnxruntime")

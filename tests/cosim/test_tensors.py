@@ -19,10 +19,10 @@ from agreement import CONFIGS, ONE_STEP, expected, feed_of
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
-from celosia.driver import compare as comparing
-from celosia.driver.compare import compare
+from celosia.driver.accuracy import compare as comparing
+from celosia.driver.accuracy.compare import compare
 from celosia.driver.runtime import Runtime
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def block(b: Builder) -> None:

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from celosia.driver.cli import app
-from celosia.hw.fpga import Device
+from celosia.hw.boards.board import PROCESSORS, Board
+from celosia.hw.boards.fpga import Device
+from celosia.hw.boards.known import BOARDS, find_board
+from celosia.hw.boards.memory import Dram
 from celosia.hw.manifest import Manifest
-from celosia.sim.board import PROCESSORS, Board
-from celosia.sim.boards import BOARDS, find_board
-from celosia.sim.memory import Dram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "boards.md").read_text(encoding="utf-8")
 

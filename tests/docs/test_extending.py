@@ -116,5 +116,5 @@ REDUCTION = """--- a/hw/isa.py
 def test_a_reduction_is_added_as_an_operation_is(copy: Path) -> None:
     """The enum next to that of the page: no test of the instruction set has its members by number."""
     patch(copy, REDUCTION)
-    call(copy, "bash", "-c", "python -m celosia.hw.isa_doc > docs/isa.md")
+    call(copy, "bash", "-c", "python -m celosia.hw.spec.isa_doc > docs/isa.md")
     call(copy, "bash", "-c", "pytest -q tests/hw/test_isa.py -k 'rules or document'")

@@ -39,7 +39,7 @@ def test_links_and_files_of_a_page(page: Path) -> None:
 def test_what_is_dead_is_found() -> None:
     page = ROOT / "README.md"
     assert not dead(
-        page, "[a](docs/isa.md) [b](docs/figures.md#resnet18-cycles) [c](https://x.y/z) `hw/isa.py` [d](#try-it)"
+        page, "[a](docs/isa.md) [b](docs/figures.md#resnet18-cycles) [c](https://x.y/z) `hw/spec/isa.py` [d](#try-it)"
     )
     for text in ("[a](docs/no.md)", "[a](docs/figures.md#no)", "`docs/design/`", "`hw/no.py`", "[d](#no)"):
         assert len(dead(page, text)) == 1

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
-from celosia.hw.regs import (
+from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import (
     CONTROL_ABORT,
     CONTROL_START,
     MAGIC,
@@ -20,7 +21,6 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.sources import sources_identity
 
 NAMES = {register.offset: name for name, register in REGISTERS.items()}
 

@@ -18,7 +18,7 @@ from celosia.driver.export.emulate import compile_c
 from celosia.driver.export.forms import AffineForm
 from celosia.driver.export.targets import find_export_target
 from celosia.driver.export.write import RUNTIME, Exported, export
-from celosia.hw.regs import MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE, STATUS_STUCK
+from celosia.hw.spec.regs import MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE, STATUS_STUCK
 
 IDENTITY, SOURCES = 0x12345678, 0x9ABCDEF0
 

@@ -120,7 +120,7 @@ def main() -> None:
     if run is celosia_run:
         import celosia.compiler.compile
         import celosia.driver.runtime
-        import celosia.sim.fsim  # noqa: F401
+        import celosia.sim.functional.fsim  # noqa: F401
     signal.signal(signal.SIGPROF, _time_up)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

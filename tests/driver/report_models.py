@@ -10,7 +10,7 @@ from small_models import Builder
 
 import celosia
 from celosia.compiler.program import LaunchStep, Program
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 def compiled(cfg: Config, names: str = "own") -> Program:

@@ -15,9 +15,9 @@ import pytest
 
 from celosia.driver.board import device as board
 from celosia.driver.run.devices import open_device
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE
 from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE
 from celosia.sim.device import Device, DeviceError
 
 TINY = PRESETS["tiny"]

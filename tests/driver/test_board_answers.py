@@ -28,9 +28,9 @@ from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.device import RemoteDevice
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.ssh import Connection, SshError
-from celosia.hw.config import PRESETS
 from celosia.hw.manifest import Manifest
-from celosia.hw.regs import COUNTERS
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.regs import COUNTERS
 from celosia.sim.device import Counters, DeviceError, Event
 
 Asked = Callable[[Connection], object]

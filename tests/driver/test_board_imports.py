@@ -62,7 +62,7 @@ def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) 
     found = modules()
     assert set(WHOLE) < set(FOLDERS)
     assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(found.values())
-    assert {"celosia.hw.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
+    assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
     (tmp_path / "runner.pyz").write_bytes(runner().data)
     code = "import importlib; sys.path.insert(0, sys.argv[1]); [importlib.import_module(each) for each in sys.argv[2:]]"
     done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *found)

@@ -25,13 +25,13 @@ from typer.testing import CliRunner
 
 from celosia.compiler.program import Program
 from celosia.driver import cli
-from celosia.driver import evaluate as evaluating
-from celosia.driver.progress import Stages
+from celosia.driver.accuracy import evaluate as evaluating
+from celosia.driver.cli.progress import Stages
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.sim import build
+from celosia.hw.spec.config import Config
 from celosia.sim.device import DeviceError
+from celosia.sim.rtl import build
 
 COMMANDS = (
     "compile", "run", "inspect", "verilog", "configs", "boards", "sweep", "explore", "tune", "cache", "demo", "deploy",
@@ -563,7 +563,7 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     pytest.importorskip("onnxruntime")
     code, out, _ = celosia(f"{line} --against onnxruntime --samples 5")
     assert code == 0 and "0 of 5; bytes: 0 of 200" in out
-    monkeypatch.setattr("celosia.driver.evaluate._differs", lambda found, expected: True)
+    monkeypatch.setattr("celosia.driver.accuracy.evaluate._differs", lambda found, expected: True)
     assert celosia(f"{line} --against onnxruntime --samples 5")[0] == 7
 
 
@@ -583,7 +583,7 @@ def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_a_stage_that_takes_long_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celosia.driver.progress.LINE_SECONDS", 0.05)
+    monkeypatch.setattr("celosia.driver.cli.progress.LINE_SECONDS", 0.05)
     with Stages() as stages:
         stages("waiting")
         time.sleep(0.3)

@@ -19,7 +19,7 @@ from celosia.driver.cli import app
 from celosia.driver.cut import Relay, _balanced, cut
 from celosia.driver.run.explain import predicted
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def chained(node_names: str = "own", form: str = "qdq") -> onnx.ModelProto:

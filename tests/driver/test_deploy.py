@@ -33,7 +33,7 @@ from celosia.driver.remote import bootstrap, deploy
 from celosia.driver.remote.runner import modules, runner
 from celosia.driver.remote.serve import load_result, pack, unpack
 from celosia.driver.remote.ssh import SshError, connected, destination
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
 
 if shutil.which("ssh") is None:
@@ -74,7 +74,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard
 @pytest.fixture
 def rtl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
     """A board whose FPGA is the Verilated accelerator `tiny`."""
-    from celosia.sim.build import library
+    from celosia.sim.rtl.build import library
 
     with serving(FakeBoard(tmp_path, library(PRESETS["tiny"])), tmp_path, monkeypatch) as board:
         yield board
@@ -403,8 +403,8 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
 
 SLOW = """
 # A run that goes on until its limit is taken away.
-from celosia.hw.config import PRESETS
-from celosia.hw.regs import CONTROL_ABORT, CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.regs import CONTROL_ABORT, CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY
 from celosia.hw.sources import sources_identity
 import numpy as np
 values = {REGISTERS["magic"].offset: MAGIC, REGISTERS["identity"].offset: PRESETS["tiny"].identity}

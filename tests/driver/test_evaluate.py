@@ -22,13 +22,13 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.calibration import CalibrationError, Input
-from celosia.driver.dataset import open_dataset
-from celosia.driver.evaluate import evaluate
+from celosia.driver.accuracy.evaluate import evaluate
+from celosia.driver.data.calibration import CalibrationError, Input
+from celosia.driver.data.dataset import open_dataset
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.config import Config
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 Array = NDArray[Any]
 X = [Input("x", np.dtype(np.float32), (1, 3))]
@@ -132,7 +132,7 @@ def test_as_many_simulators_as_processors_find_what_one_finds(
     monkeypatch.setattr(ProgramRuntime, "open", lambda self: (opened.add(self), original(self))[1])
     reports = []
     for count in (1, 2, 3):
-        monkeypatch.setattr("celosia.driver.evaluate.processors", lambda count=count: count)
+        monkeypatch.setattr("celosia.driver.accuracy.evaluate.processors", lambda count=count: count)
         opened.clear()
         report = evaluate(classifier, few, labels, config="tiny", device="rtl", against=True, quiet=True)
         assert (report["workers"], len(opened)) == (count, count)

@@ -15,11 +15,11 @@ from small_models import Builder
 from thorough import paired
 
 import celosia
+from celosia.driver.pages.timeline import timeline
 from celosia.driver.run import explain
 from celosia.driver.show import run as show
 from celosia.driver.show.table import console
-from celosia.driver.timeline import timeline
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 SMALL = Config(block_in=8, block_out=4, inp_depth=256, wgt_depth=64, acc_depth=128, vin_depth=128, out_depth=64)
 CONFIGS = [PRESETS["tiny"], PRESETS["pynq"], SMALL, replace(PRESETS["tiny"], ports=2, residual_cycles=1)]

@@ -38,8 +38,8 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, energy_mj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, closed, timed
-from celosia.hw.config import PRESETS, Config
-from celosia.sim.boards import find_board
+from celosia.hw.boards.known import find_board
+from celosia.hw.spec.config import PRESETS, Config
 
 MEMORY = "pynq-z2"
 BOARD = find_board("pynq-z2")

@@ -16,10 +16,10 @@ from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
 from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
-from celosia.hw.config import Config, ConfigError
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.board import BoardError
-from celosia.sim.boards import find_board
+from celosia.hw.boards.board import BoardError
+from celosia.hw.boards.known import find_board
+from celosia.hw.spec.config import Config, ConfigError
+from celosia.hw.spec.scratchpads import scratchpads
 
 BOARD = find_board("pynq-z2")
 VALUES = {

@@ -36,8 +36,8 @@ from celosia.driver.export.objects import undefined
 from celosia.driver.export.places import NotExportable, places_of
 from celosia.driver.export.targets import find_export_target
 from celosia.driver.export.write import RUNTIME, Exported, export_program, write
-from celosia.hw.config import PRESETS
-from celosia.hw.regs import CONTROL_ABORT, ERROR_TEXT, STATUS_DONE, STATUS_ERROR_SHIFT, STATUS_STUCK, Error
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.regs import CONTROL_ABORT, ERROR_TEXT, STATUS_DONE, STATUS_ERROR_SHIFT, STATUS_STUCK, Error
 
 RUNTIME_LINES, RUNTIME_BYTES = 1000, 32 << 10
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import celosia
 import celosia.language as cl
 from celosia.bitstreams import synthesis
-from celosia.driver import sweep as sweeping
 from celosia.driver.cli import app
-from celosia.driver.sweep import sweep
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.config_doc import FIELDS
+from celosia.driver.explore import sweep as sweeping
+from celosia.driver.explore.sweep import sweep
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.config_doc import FIELDS
 
 ROOT = Path(__file__).parents[2]
 DEMO = celosia.models.demo_model_path()

@@ -21,12 +21,12 @@ from celosia.driver.board import flash
 from celosia.driver.board.device import BoardDevice
 from celosia.driver.board.lock import exclusive
 from celosia.driver.cli import app
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.boards.board import Board
+from celosia.hw.boards.known import BOARDS
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
-from celosia.hw.regs import MAGIC, REGISTERS
 from celosia.hw.sources import sources_identity
-from celosia.sim.board import Board
-from celosia.sim.boards import BOARDS
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.regs import MAGIC, REGISTERS
 from celosia.sim.device import DeviceError
 
 BOARD = BOARDS["pynq-z1"]
@@ -286,7 +286,7 @@ def test_nothing_is_loaded_while_another_process_runs(
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FPGA there is the Verilated RTL of `tiny`, whatever is loaded: another Config's bitstream is found out."""
-    from celosia.sim.build import library
+    from celosia.sim.rtl.build import library
 
     path = bitstream(tmp_path)
     with serving(FakeBoard(tmp_path, library(TINY)), tmp_path, monkeypatch) as board:

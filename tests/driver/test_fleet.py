@@ -22,14 +22,15 @@ from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, 
 from celosia.compiler.tune.network import network_measurer
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
-from celosia.driver import cli, fleet
-from celosia.driver.fleet import PoolError, board_module, fleet_for, resource_of
-from celosia.driver.optimise import optimise
-from celosia.driver.oracle import MissingLibrary
+from celosia.driver import cli
 from celosia.driver.remote.ssh import SshError
-from celosia.driver.tune import tune
-from celosia.hw.config import PRESETS
-from celosia.sim.memory import ZYNQ_HP
+from celosia.driver.run.oracle import MissingLibrary
+from celosia.driver.tune import fleet
+from celosia.driver.tune.fleet import PoolError, board_module, fleet_for, resource_of
+from celosia.driver.tune.optimise import optimise
+from celosia.driver.tune.tune import tune
+from celosia.hw.boards.memory import ZYNQ_HP
+from celosia.hw.spec.config import PRESETS
 
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.tune import Shape, space_of
@@ -77,7 +78,7 @@ def answers(devices: Fleet, jobs: list[LayerJob], kept: Any = lambda number, res
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
     """Its FPGA is the Verilated accelerator `tiny`."""
-    from celosia.sim.build import library
+    from celosia.sim.rtl.build import library
 
     with serving(FakeBoard(tmp_path, library(PRESETS["tiny"])), tmp_path, monkeypatch) as found:
         yield found

@@ -21,12 +21,13 @@ from test_quantize import assert_exact, images, network
 from typer.testing import CliRunner
 
 import celosia
-from celosia.driver import four_bits, oracle
 from celosia.driver.cli import app
-from celosia.driver.four_bits import GROUP, in_four_bits
-from celosia.driver.moments import moments
-from celosia.driver.quantize import quantize
-from celosia.hw.config import PRESETS
+from celosia.driver.quantize import four_bits
+from celosia.driver.quantize.four_bits import GROUP, in_four_bits
+from celosia.driver.quantize.moments import moments
+from celosia.driver.quantize.quantize import quantize
+from celosia.driver.run import oracle
+from celosia.hw.spec.config import PRESETS
 
 USAGE = 2
 """The exit code of an option that is none."""

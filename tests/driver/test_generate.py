@@ -27,7 +27,7 @@ from celosia.driver.generate.decoder import Decoder
 from celosia.driver.generate.roles import Roles, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.vocabulary import Vocabulary, vocabulary_of
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 from ..oracle import opened
 

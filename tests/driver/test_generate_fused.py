@@ -22,7 +22,7 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.cli import app
 from celosia.driver.generate.decoder import Decoder
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 
 from ..oracle import opened
 

@@ -28,9 +28,9 @@ from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import _sentences
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
-from celosia.hw.config import Config, ConfigError
+from celosia.hw.boards.known import find_board
+from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, Sentences, from_json
-from celosia.sim.boards import find_board
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NUMBER = "1" + "0" * 400

@@ -24,7 +24,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cut import cut
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 HUGE = 2**40

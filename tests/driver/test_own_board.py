@@ -16,9 +16,9 @@ from celosia.bitstreams.synthesis import Usage
 from celosia.compiler.program import Program
 from celosia.driver.cli import app
 from celosia.driver.explore.records import ExploreError
+from celosia.hw.boards.board import Board
+from celosia.hw.boards.known import BOARDS, find_board, memory_model, shortest
 from celosia.hw.manifest import Manifest
-from celosia.sim.board import Board
-from celosia.sim.boards import BOARDS, find_board, memory_model, shortest
 
 OWN = """
 part = "xczu2eg-sfva625-1-e"

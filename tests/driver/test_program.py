@@ -28,10 +28,10 @@ from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.files import OutputError
-from celosia.driver.arrays import read_array
-from celosia.driver.calibration import open_samples
 from celosia.driver.cli import app
-from celosia.sim.build import compiler
+from celosia.driver.data.arrays import read_array
+from celosia.driver.data.calibration import open_samples
+from celosia.sim.rtl.build import compiler
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program.files import OutputError
-from celosia.driver.calibration import CalibrationError
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import NO_TOOL, WRONG_INPUT
-from celosia.driver.quantize import MissingLibrary, QuantizeError
+from celosia.driver.data.calibration import CalibrationError
+from celosia.driver.quantize.quantize import MissingLibrary, QuantizeError
 
 Array = NDArray[Any]
 

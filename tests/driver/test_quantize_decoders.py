@@ -17,14 +17,14 @@ from onnx import TensorProto
 from typer.testing import CliRunner
 
 import celosia
-from celosia.driver.attention import between_products
-from celosia.driver.calibration import CalibrationError, Input
+from celosia.driver.accuracy.compare import compare
 from celosia.driver.cli import app
-from celosia.driver.compare import compare
-from celosia.driver.decoders import completed, is_decoder, perplexity, products_of
-from celosia.driver.quantize import QuantizeError
-from celosia.driver.quantize_report import WHY_NOT
-from celosia.hw.config import PRESETS
+from celosia.driver.data.calibration import CalibrationError, Input
+from celosia.driver.quantize.attention import between_products
+from celosia.driver.quantize.decoders import completed, is_decoder, perplexity, products_of
+from celosia.driver.quantize.quantize import QuantizeError
+from celosia.driver.quantize.report import WHY_NOT
+from celosia.hw.spec.config import PRESETS
 
 Array = NDArray[Any]
 LAYERS, HEADS, SIZE, WIDTH, VOCABULARY, CONTEXT = 2, 2, 16, 32, 20, 24

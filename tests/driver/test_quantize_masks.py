@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 pytest.importorskip("onnxruntime")
 
 import celosia
-from celosia.driver.compare import compare
-from celosia.hw.config import PRESETS
+from celosia.driver.accuracy.compare import compare
+from celosia.hw.spec.config import PRESETS
 
 FORMS = {
     "added": "masked = Add(scaled, lowest)",

@@ -27,12 +27,12 @@ from celosia.driver.pages.graph import nodes
 from celosia.driver.pages.names import ReportError
 from celosia.driver.run import explain
 from celosia.driver.show import program as program_tables
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Unit, instruction_bytes
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.checking import Accesses, Checker
-from celosia.sim.decode import decode
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Unit, instruction_bytes
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.device import Counters
+from celosia.sim.functional.checking import Accesses, Checker
+from celosia.sim.functional.decode import decode
 
 SMALL = Config(block_in=8, block_out=4, inp_depth=256, wgt_depth=64, acc_depth=128, vin_depth=128, out_depth=64)
 CONFIGS = [PRESETS["tiny"], SMALL, dataclasses.replace(PRESETS["tiny"], ports=2, taps=3, forward=True)]

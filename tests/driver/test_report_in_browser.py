@@ -21,7 +21,7 @@ import celosia
 from celosia.compiler.program import Program
 from celosia.driver.pages.figures import COLOURS
 from celosia.driver.run import explain
-from celosia.hw.config import PRESETS, Config
+from celosia.hw.spec.config import PRESETS, Config
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")

@@ -21,9 +21,9 @@ from celosia.compiler.program.model import FormInfo, LaunchStep
 from celosia.driver.generate.decoder import Decoder
 from celosia.driver.run import resident
 from celosia.driver.run.resident import rows_of
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 GPT = Network(heads=2, inner=16, wide=48, layers=2, vocabulary=30, most=64)
 

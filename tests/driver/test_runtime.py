@@ -13,9 +13,9 @@ from driver_models import floats, quantised
 
 import celosia
 from celosia.compiler.program import InputError, Program, ProgramError
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 REPORT = {
     "model", "device", "rounding", "cycles", "memory_model", "config", "macs_total", "macs_accelerator", "utilization",

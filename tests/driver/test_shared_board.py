@@ -20,10 +20,10 @@ from accelerator import Accelerator, Memory
 from celosia.driver.board import device as board
 from celosia.driver.board.device import BoardDevice
 from celosia.driver.board.lock import exclusive
-from celosia.hw.config import PRESETS
-from celosia.hw.regs import Error
-from celosia.sim.control import Control
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.regs import Error
 from celosia.sim.device import DeviceError
+from celosia.sim.host import Control
 
 TINY = PRESETS["tiny"]
 FOREIGN = "another process has used the accelerator during this run, whose results are lost"

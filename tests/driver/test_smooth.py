@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.driver.cli import app
-from celosia.driver.quantize import QuantizeError
-from celosia.driver.smooth import smooth
+from celosia.driver.quantize.quantize import QuantizeError
+from celosia.driver.quantize.smooth import smooth
 
 Array = NDArray[Any]
 LARGE = 50

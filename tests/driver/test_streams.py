@@ -19,9 +19,9 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, LaunchStep, Program
 from celosia.driver.board.device import BoardDevice
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError, Shared
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 PATIENCE = 10
 """Seconds after which a test fails; nothing waits as long where it holds."""
@@ -303,7 +303,7 @@ def test_a_stream_that_is_left_ends(program: Program, samples: Arrays) -> None:
 
 @pytest.mark.rtl
 def test_a_long_run_of_the_rtl_is_abandoned(program: Program, samples: Arrays) -> None:
-    from celosia.sim.rtlsim import RtlDevice
+    from celosia.sim.rtl.rtlsim import RtlDevice
 
     device = RtlDevice(TINY, quiet=True)
     runtime = celosia.Runtime(program, device)

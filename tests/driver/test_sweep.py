@@ -17,8 +17,8 @@ import celosia
 from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.synthesis import Usage, multipliers
 from celosia.driver import cli
-from celosia.driver.sweep import page, settings, sweep
-from celosia.hw.config import PRESETS, Config, ConfigError
+from celosia.driver.explore.sweep import page, settings, sweep
+from celosia.hw.spec.config import PRESETS, Config, ConfigError
 
 
 def call(*line: object) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from celosia import te
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 

@@ -34,8 +34,8 @@ from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.tuner import NetworkState
 from celosia.driver import cli
 from celosia.driver.cli.tuning import tune as command_line
-from celosia.driver.tune import Tuning, tune
-from celosia.hw.isa import instruction_bytes
+from celosia.driver.tune.tune import Tuning, tune
+from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.timing import predict
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -103,7 +103,7 @@ def test_a_budget_ends_all_stages(looks: int, models: Path, monkeypatch: pytest.
     the budget is spent."""
     clock = SimpleNamespace(monotonic=count(1).__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(tuner, "time", clock)
-    monkeypatch.setattr("celosia.driver.tune.end_of", lambda budget: float(looks + 1))
+    monkeypatch.setattr("celosia.driver.tune.tune.end_of", lambda budget: float(looks + 1))
     report = tune(models / "quantised.onnx", "tiny", trials=1000, budget="1s").report
     layers = len(report["layers"])
     assert report["cycles"] <= report["untuned"]

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from celosia.hw.config import PRESETS
-from celosia.hw.isa import Unit
-from celosia.hw.regs import ERROR_TEXT
-from celosia.sim.build import BuildError, library
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import ERROR_TEXT
+from celosia.sim.rtl.build import BuildError, library
 from fuzz.run import KINDS, Journal, Results, chunks, configs, run
 
 STATES = ("idle", "busy", "memory", "token")

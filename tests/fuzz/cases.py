@@ -14,16 +14,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from first_difference import first_difference
 from numpy.typing import NDArray
 from programs import TestProgram, random_program
 
-from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Opcode, formats, instruction_bytes, opcode_of
-from celosia.hw.regs import ERROR_TEXT
-from celosia.sim.compare import first_difference
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode, formats, instruction_bytes, opcode_of
+from celosia.hw.spec.regs import ERROR_TEXT
 from celosia.sim.device import Device, DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 GUARD = 0xA5
 """What memory behind the DMA limit holds before a run, and after it."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from programs import random_config
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import hardware_digest
 from fuzz.cases import Coverage, Machine, garbage, legal
 from fuzz.files import damaged, forged

@@ -13,14 +13,14 @@ import pytest
 from programs import CONFIGS, ROOM, random_config
 
 from celosia.compiler.program import Program, ProgramError
-from celosia.hw.config import Config, field_values
-from celosia.hw.isa import instruction_bytes
-from celosia.hw.legality import why_illegal
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim.build import BuildError, compiler, verilator_root
+from celosia.hw.spec.config import Config, field_values
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.device import Counters, DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import RtlDevice
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.rtlsim import RtlDevice
 from fuzz import files
 from fuzz import run as fuzz_run
 from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal

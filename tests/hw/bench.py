@@ -47,9 +47,9 @@ from numpy.typing import NDArray
 
 from celosia import tools
 from celosia.cache import locked
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, encode
 from celosia.hw.sources import normal_form
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, encode
 
 INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
 

@@ -10,9 +10,9 @@ import cocotb
 import numpy as np
 from axi_model import DECERR, SLVERR, Checker, Memory
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, formats
-from celosia.hw.regs import Error
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, formats
+from celosia.hw.spec.regs import Error
 
 BASE = 0x12_3456_7000
 
@@ -25,7 +25,7 @@ class Machine:
     """The error of a burst that memory answers with one."""
 
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
-        from celosia.sim.reference import State
+        from celosia.sim.functional.reference import State
 
         self.dut, self.cfg = dut, cfg
         self.rng = bench.generator()
@@ -62,7 +62,7 @@ class Machine:
         raise NotImplementedError
 
     def execute(self, fields: dict[str, int]) -> None:
-        from celosia.sim import reference
+        from celosia.sim.functional import reference
 
         fmt = formats(self.cfg)[self.opcode]
         meaning = {Opcode.LOAD: reference.load, Opcode.STORE: reference.store}[self.opcode]

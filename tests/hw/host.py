@@ -17,9 +17,9 @@ from cocotb.task import resume
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam, AxiRamRead, AxiReadBus
 from numpy.typing import NDArray
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Unit, instruction_bytes
-from celosia.hw.regs import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit, instruction_bytes
+from celosia.hw.spec.regs import (
     CONTROL_START,
     COUNTERS,
     ERROR_TEXT,

@@ -27,11 +27,11 @@ from celosia.compiler.program import Program
 from celosia.driver.board.device import BoardDevice
 from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, Unit, encode, instruction_bytes
-from celosia.hw.regs import REGISTERS, STATUS_DONE, STATUS_ERROR_SHIFT, Error
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, Unit, encode, instruction_bytes
+from celosia.hw.spec.regs import REGISTERS, STATUS_DONE, STATUS_ERROR_SHIFT, Error
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional.fsim import FunctionalDevice
 
 LINE = 32
 """Bytes of a cache line; a Cortex-A9's."""

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
-from celosia.hw.config import PRESETS
-from celosia.sim.fsim import FunctionalDevice
+from celosia.hw.spec.config import PRESETS
+from celosia.sim.functional.fsim import FunctionalDevice
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "cosim")]
 import programs

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.config import _LIMITS, PRESETS, Config, ConfigError, limits
-from celosia.hw.config_doc import FIELDS, config_markdown
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import _LIMITS, PRESETS, Config, ConfigError, limits
+from celosia.hw.spec.config_doc import FIELDS, config_markdown
+from celosia.hw.spec.scratchpads import scratchpads
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_sizes_agree(cfg: Config) -> None:
 
 def test_the_page_of_configs_is_what_the_declarations_print() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
-    assert text == config_markdown(), "print it again: python -m celosia.hw.config_doc > docs/configs.md"
+    assert text == config_markdown(), "print it again: python -m celosia.hw.spec.config_doc > docs/configs.md"
     names = {field.name for field in dataclasses.fields(Config)} - {"name"}
     assert set(FIELDS) == names
     for name in names:

@@ -12,10 +12,11 @@ import cocotb
 import pytest
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster
 
-from celosia.hw.config import PRESETS
 from celosia.hw.control import ERROR_SOURCES, Control
-from celosia.hw.isa import Unit
-from celosia.hw.regs import (
+from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import (
     CONTROL_ABORT,
     CONTROL_START,
     COUNTERS,
@@ -29,7 +30,6 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.sources import sources_identity
 
 CONFIG = PRESETS["tiny"]
 

@@ -12,7 +12,7 @@ import pytest
 from axi_model import READ, Checker, Memory, Sample, check
 from thorough import paired
 
-from celosia.hw.regs import Error
+from celosia.hw.spec.regs import Error
 
 BASE = 0xFE_0000_1000
 
@@ -90,9 +90,9 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
     from amaranth.lib import wiring
     from amaranth.lib.wiring import In, Out
 
-    from celosia.hw.axi import Axi4Read
     from celosia.hw.dae_pipeline.dma import ReadEngine
     from celosia.hw.dae_pipeline.readmux import ReadMux
+    from celosia.hw.lib.axi import Axi4Read
 
     class Bench(wiring.Component):
         def __init__(self) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from amaranth.sim import Simulator
 
-from celosia.hw.config import Config
 from celosia.hw.event_trace import FIRST, SOURCES, WAITING, EventTrace
-from celosia.hw.isa import Unit
-from celosia.sim.control import Control
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
 from celosia.sim.device import Event
+from celosia.sim.host import Control
 
 
 def recorded(depth: int, pulses: list[dict[str, int]], before: list[dict[str, int]] | None = None) -> tuple[int, Any]:

@@ -11,11 +11,11 @@ import cocotb
 import pytest
 from thorough import some
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of
-from celosia.hw.legality import why_illegal
-from celosia.hw.regs import Error
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit, formats, instruction_bytes, opcode_of
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.regs import Error
 
 CONFIGS = {
     "tiny": Config(block_in=4, block_out=4, queue_depth=4),

@@ -1,4 +1,4 @@
-"""The gemm unit against sim/reference.py."""
+"""The gemm unit against sim/functional/reference.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from thorough import some
 
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode, encode, formats
-from celosia.sim import reference
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, Opcode, encode, formats
+from celosia.sim.functional import reference
 
 pytestmark = pytest.mark.rtl
 

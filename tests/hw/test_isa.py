@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import (
     NEEDS,
     BinaryOp,
     Buffer,
@@ -28,9 +28,9 @@ from celosia.hw.isa import (
     instruction_bytes,
     opcode_of,
 )
-from celosia.hw.isa_doc import isa_markdown
-from celosia.hw.legality import rules, why_illegal
-from celosia.hw.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error
+from celosia.hw.spec.isa_doc import isa_markdown
+from celosia.hw.spec.legality import rules, why_illegal
+from celosia.hw.spec.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {
@@ -70,7 +70,7 @@ def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject)
 @settings(max_examples=12)
 @given(data=st.data())
 def test_amaranth_sees_the_same_bits(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
-    layout = pytest.importorskip("celosia.hw.layout")
+    layout = pytest.importorskip("celosia.hw.lib.layout")
     fmt = formats(cfg)[opcode]
     values = data.draw(field_values(fmt))
     constant = layout.layout(fmt).const({"opcode": int(opcode), **values})
@@ -222,7 +222,7 @@ def test_registers() -> None:
 
 def test_document_is_what_the_declarations_print() -> None:
     text = (ROOT / "docs" / "isa.md").read_text(encoding="utf-8")
-    assert text == isa_markdown(), "print it again: python -m celosia.hw.isa_doc > docs/isa.md"
+    assert text == isa_markdown(), "print it again: python -m celosia.hw.spec.isa_doc > docs/isa.md"
     for fmt in formats(PRESETS["pynq"]).values():
         for field in fmt.fields:
             assert f"| `{field.name}` |" in text
@@ -282,7 +282,7 @@ def test_imports_point_one_way(folder: str) -> None:
 
 
 def test_an_import_is_seen() -> None:
-    assert imported_folders("import celosia.sim\n    from celosia.hw.isa import x\n") == {"sim", "hw"}
+    assert imported_folders("import celosia.sim\n    from celosia.hw.spec.isa import x\n") == {"sim", "hw"}
 
 
 def test_standard_library_only() -> None:

@@ -1,4 +1,4 @@
-"""LOAD against sim/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
+"""LOAD against sim/functional/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from axi_model import READ, Checker, Memory, check
 from copy_bench import BASE
 from thorough import paired, some
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Opcode, buffers, formats
-from celosia.hw.packing import packing
-from celosia.hw.regs import Error
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Opcode, buffers, formats
+from celosia.hw.spec.packing import packing
+from celosia.hw.spec.regs import Error
+from celosia.hw.spec.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 
@@ -71,9 +71,9 @@ def bench_of(cfg: Config) -> Any:
     from amaranth.lib import wiring
     from amaranth.lib.wiring import Out
 
-    from celosia.hw.axi import Axi4Read
     from celosia.hw.dae_pipeline.load import Load
     from celosia.hw.dae_pipeline.readmux import ReadMux
+    from celosia.hw.lib.axi import Axi4Read
 
     class Bench(wiring.Component):
         def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Load(copy_bench.Machine):
         array = getattr(self.state, name)
         if name != "tap":
             return array
-        from celosia.hw.scratchpads import scratchpads
+        from celosia.hw.spec.scratchpads import scratchpads
 
         return array.reshape(len(array), -1)[:, : scratchpads(self.cfg)["tap"].width // 8]
 
@@ -261,7 +261,7 @@ class Load(copy_bench.Machine):
 
 
 def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
-    from celosia.sim import reference
+    from celosia.sim.functional import reference
 
     return reference.element_bytes(cfg, Buffer(fields["buffer"]), bool(fields["widen"]), bool(fields.get("expand")))
 

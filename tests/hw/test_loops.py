@@ -11,7 +11,7 @@ import cocotb
 import pytest
 
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import EXTENT_BITS, GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
+from celosia.hw.spec.isa import EXTENT_BITS, GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
 
 pytestmark = pytest.mark.rtl
 

@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from thorough import some
 
-from celosia.hw.config import Config
-from celosia.hw.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS, norm_cycles
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS, norm_cycles
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.norm.factors import row_layout
-from celosia.sim.norm import factors, inverse_root, normalise_rows
-from celosia.sim.reference import requantise
+from celosia.sim.functional.norm import factors, inverse_root, normalise_rows
+from celosia.sim.functional.reference import requantise
 
 Int8 = NDArray[np.int8]
 
@@ -90,7 +90,7 @@ def test_reference_is_near_the_real_numbers() -> None:
 
 @pytest.mark.parametrize("centre", [True, False])
 def test_results_are_rounded_as_real_numbers_are(centre: bool) -> None:
-    """But those that are as near to a tie as `sim/norm.py` says, few."""
+    """But those that are as near to a tie as `sim/functional/norm.py` says, few."""
     rng, wrong, places = np.random.default_rng(1), 0, 0
     for count in rng.choice([64, 384, 768], 40).tolist():
         x = np.clip(np.rint(rng.normal(rng.uniform(-20, 20), rng.uniform(1, 40), (16, count))), -128, 127)
@@ -120,7 +120,7 @@ def test_a_factor_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         factor, shift, less = factors(*operands)
         return factor - 1, shift, less
 
-    monkeypatch.setattr("celosia.sim.norm.factors", cut)
+    monkeypatch.setattr("celosia.sim.functional.norm.factors", cut)
     assert furthest(normalise_rows) > 1
 
 

@@ -14,9 +14,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.spec.pipeline import REQUANTISE_STAGES
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise
-from celosia.sim.reference import requantise
+from celosia.sim.functional.reference import requantise
 
 LANES = 8
 Int64 = NDArray[np.int64]

@@ -11,9 +11,9 @@ import cocotb
 import pytest
 from thorough import some
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 

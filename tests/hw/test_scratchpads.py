@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Buffer, Destination, buffers, has, lanes
-from celosia.hw.scratchpads import PAR, depths, scratchpads, total_bytes
-from celosia.sim.reference import State
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Buffer, Destination, buffers, has, lanes
+from celosia.hw.spec.scratchpads import PAR, depths, scratchpads, total_bytes
+from celosia.sim.functional.reference import State
 
 ROOT = Path(__file__).parents[2]
 DEPTHS = {"inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth", "par_depth", "tap_depth", "lut_count"}
-HOME = "hw/scratchpads.py"
+HOME = "hw/spec/scratchpads.py"
 CONFIGS = [
     *PRESETS.values(),
     Config(batch=2, block_in=8, block_out=4, lut_count=1, taps=5, forward=True, ports=2),

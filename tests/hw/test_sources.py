@@ -14,8 +14,8 @@ from celosia.hw import sources
 from celosia.hw.sources import normal_form
 
 HARDWARE = Path(celosia.hw.__path__[0])
-FILES = sorted(path for path in HARDWARE.rglob("*.py") if path.name not in sources.NO_HARDWARE)
-NAMES = [path.relative_to(HARDWARE).as_posix() for path in FILES]
+NAMES = sorted(name for name, _ in sources.hardware_files(HARDWARE))
+FILES = [HARDWARE / name for name in NAMES]
 
 
 def local_names(table: symtable.SymbolTable) -> Iterator[str]:
@@ -151,7 +151,10 @@ def test_what_others_see_counts(one: str, other: str) -> None:
         ),
         ("x: int = 1", "x: str = 1"),
         ("class A:\n    'Text.'\n    def f(self): pass", "class A:\n    def f(self) -> int: pass"),
-        ("def f(a):\n    b = a", "from celosia.hw.probes import probes\ndef f(a):\n    c = a\n    probes(f, level=c)"),
+        (
+            "def f(a):\n    b = a",
+            "from celosia.hw.lib.probes import probes\ndef f(a):\n    c = a\n    probes(f, level=c)",
+        ),
     ],
 )
 def test_what_nobody_sees_does_not(one: str, other: str) -> None:

@@ -1,4 +1,4 @@
-"""STORE against sim/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
+"""STORE against sim/functional/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from axi_model import WRITE, Memory, check
 from copy_bench import BASE
 from thorough import some
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import Opcode, formats
-from celosia.hw.regs import Error
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import Opcode, formats
+from celosia.hw.spec.regs import Error
 
 pytestmark = pytest.mark.rtl
 

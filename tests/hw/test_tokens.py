@@ -10,9 +10,9 @@ import bench
 import cocotb
 import pytest
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.tokens import Tokens
-from celosia.hw.isa import UNIT_OF, Opcode, Unit, formats
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit, formats
 
 TINY = Config(block_in=4, block_out=4, token_bits=2)
 OPCODE_OF = {unit: opcode for opcode, unit in UNIT_OF.items()}

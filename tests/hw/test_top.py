@@ -1,4 +1,4 @@
-"""The whole accelerator: random programs against sim/reference.py, on cocotbext-axi's memory; and every error."""
+"""Random programs and every error on the whole accelerator, against sim/functional/reference.py."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from host import BASE, NAMES, Host, check_events, place, record
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import ASource, Destination, Opcode, Unit, buffers, encode, formats, instruction_bytes
-from celosia.hw.regs import STATUS_STUCK, Error
-from celosia.sim.reference import State, execute
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import ASource, Destination, Opcode, Unit, buffers, encode, formats, instruction_bytes
+from celosia.hw.spec.regs import STATUS_STUCK, Error
+from celosia.sim.functional.reference import State, execute
 
 sys.path.append(str(Path(__file__).parents[1]))
 import programs

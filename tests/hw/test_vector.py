@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from celosia.compiler.numerics.softmax import softmax_powers
-from celosia.hw.config import Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     VECTOR_LOOPS,
     ASource,
     BinaryOp,
@@ -29,13 +29,13 @@ from celosia.hw.isa import (
     has,
     instruction_bytes,
 )
-from celosia.hw.legality import why_illegal
-from celosia.hw.pipeline import claim_lead, softmax_cycles, softmax_span, vector_stages
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.pipeline import claim_lead, softmax_cycles, softmax_span, vector_stages
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
-from celosia.sim.demand import demand
-from celosia.sim.reference import State, destination, vector
+from celosia.sim.functional.reference import State, destination, vector
 from celosia.sim.timing import compute as timing
+from celosia.sim.timing.demand import demand
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import Work
 

@@ -19,10 +19,10 @@ from thorough import some
 
 from celosia.driver.remote.deploy import runner
 from celosia.hw import sources
-from celosia.hw.config import PRESETS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.scratchpad import HalvedScratchpad, Scratchpad
 from celosia.hw.sources import sources_digest
+from celosia.hw.spec.config import PRESETS
 from celosia.hw.top import Accelerator
 from celosia.hw.verilog import TOP, convert, hardware_digest, verilog, write_atomically
 

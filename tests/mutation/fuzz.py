@@ -16,7 +16,7 @@ from fuzz.run import chunk
 from programs import CONFIGS, VARIED
 
 from celosia.hw.verilog import verilog
-from celosia.sim.build import BuildError, library
+from celosia.sim.rtl.build import BuildError, library
 
 ORDER = sorted(VARIED, key=lambda name: ("softmax" not in name, name))
 """The Config with most parts first."""

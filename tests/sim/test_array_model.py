@@ -9,12 +9,12 @@ import pytest
 from lockstep import said
 from thorough import some
 
-from celosia.hw.blocks import Blocks, Dsp
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.array import Array, Modelled
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.verilog import convert
-from celosia.sim.array_model import PRODUCTS, array_model, defines
+from celosia.sim.rtl.array_model import PRODUCTS, array_model, defines
 
 pytestmark = pytest.mark.rtl
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.fpga import DEVICES
-from celosia.sim.board import LIMITS, PROCESSORS, Board, BoardError, device_of
-from celosia.sim.boards import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel
+from celosia.hw.boards.board import LIMITS, PROCESSORS, Board, BoardError, device_of
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.known import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel
+from celosia.hw.spec.config import PRESETS, Config
 
 OWN = """
 part = "xc7z010clg400-1"

@@ -17,11 +17,12 @@ from thorough import some
 from typer.testing import CliRunner
 
 from celosia import cache
-from celosia.driver import cli, progress
-from celosia.hw.config import Config
+from celosia.driver import cli
+from celosia.driver.cli import progress
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog
-from celosia.sim import build
-from celosia.sim.patience import TERMINATED, end_on_sigterm, every_minute
+from celosia.patience import TERMINATED, end_on_sigterm, every_minute
+from celosia.sim.rtl import build
 
 CFG = CONFIGS["4x4"]
 COMPILER = """#!/bin/sh
@@ -32,8 +33,8 @@ exec sleep 600
 BUILD = """
 import sys
 import tempfile
-from celosia.hw.config import Config
-from celosia.sim.build import library
+from celosia.hw.spec.config import Config
+from celosia.sim.rtl.build import library
 library(Config.load(sys.argv[1]))
 """
 

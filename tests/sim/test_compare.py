@@ -1,12 +1,12 @@
 """The first difference between two devices is found and named."""
 
 import pytest
+from first_difference import first_difference
 from programs import CONFIGS, random_program
 
-from celosia.hw.isa import OUTER_LOOPS, Opcode
-from celosia.sim.compare import first_difference
-from celosia.sim.fsim import FunctionalDevice, Instruction
-from celosia.sim.reference import addresses
+from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
+from celosia.sim.functional.fsim import FunctionalDevice, Instruction
+from celosia.sim.functional.reference import addresses
 
 CFG = CONFIGS["4x4"]
 

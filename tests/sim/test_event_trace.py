@@ -9,10 +9,10 @@ import pytest
 from programs import CONFIGS, random_program
 
 from celosia.driver.board.device import BoardDevice
-from celosia.hw.config import Config
 from celosia.hw.event_trace import SOURCES
+from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, Event
-from celosia.sim.rtlsim import DMA_BASE, RtlDevice
+from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
 PATIENCE = 10**10
 """Cycles: the time limit of a board is one of the clock on the wall."""

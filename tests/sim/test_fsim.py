@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from programs import CONFIGS, random_program
 
-from celosia.hw.config import Config
-from celosia.hw.isa import (
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     GEMM_LOOPS,
     VECTOR_LOOPS,
     ASource,
@@ -19,11 +19,11 @@ from celosia.hw.isa import (
     formats,
     instruction_bytes,
 )
-from celosia.sim import reference, vectorised
-from celosia.sim.checking import CheckError
-from celosia.sim.decode import decode
 from celosia.sim.device import DeviceError
-from celosia.sim.fsim import FunctionalDevice
+from celosia.sim.functional import reference, vectorised
+from celosia.sim.functional.checking import CheckError
+from celosia.sim.functional.decode import decode
+from celosia.sim.functional.fsim import FunctionalDevice
 
 
 @pytest.mark.parametrize("name", CONFIGS)

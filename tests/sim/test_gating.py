@@ -14,11 +14,11 @@ from celosia.bitstreams.synthesis import SynthesisError, run_yosys
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.tokens import Tokens
 from celosia.hw.verilog import convert
-from celosia.sim import build, flat_verilog, gating
-from celosia.sim.build import BuildError
 from celosia.sim.device import Counters
-from celosia.sim.gating import gated
-from celosia.sim.rtlsim import RtlDevice, random_stalls
+from celosia.sim.rtl import build, flat_verilog, gating
+from celosia.sim.rtl.build import BuildError
+from celosia.sim.rtl.gating import gated
+from celosia.sim.rtl.rtlsim import RtlDevice, random_stalls
 
 CFG = CONFIGS["taps3-ports2"]
 

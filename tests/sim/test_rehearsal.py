@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.programs import CONFIGS
 
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
-from celosia.sim import build
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rehearsal import rehearse
-from celosia.sim.rtlsim import RtlDevice
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl import build
+from celosia.sim.rtl.rehearsal import rehearse
+from celosia.sim.rtl.rtlsim import RtlDevice
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "$0" && exit

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from programs import CONFIGS, Instruction, TestProgram, random_program
 
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, GEMM_LOOPS, Buffer, Opcode, Unit, encode
-from celosia.hw.regs import (
+from celosia.hw.boards.known import BOARDS, MEMORY_MODELS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS, GEMM_LOOPS, Buffer, Opcode, Unit, encode
+from celosia.hw.spec.regs import (
     CONTROL_ABORT,
     CONTROL_START,
     COUNTERS,
@@ -29,14 +30,13 @@ from celosia.hw.regs import (
     Access,
     Error,
 )
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim import build
-from celosia.sim.boards import BOARDS, MEMORY_MODELS
-from celosia.sim.build import BuildError
-from celosia.sim.control import Control
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.device import Device, DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.host import Control
+from celosia.sim.rtl import build
+from celosia.sim.rtl.build import BuildError
+from celosia.sim.rtl.rtlsim import DMA_BASE, IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 CFG = CONFIGS["4x4"]
 TWO_PORTS = CONFIGS["taps3-ports2"]
@@ -436,8 +436,8 @@ def test_keyboard_interrupt(device: RtlDevice) -> None:
 import sys, numpy as np
 sys.path.insert(0, sys.argv[1])
 from programs import CONFIGS, Instruction, TestProgram
-from celosia.hw.isa import Opcode
-from celosia.sim.rtlsim import RtlDevice
+from celosia.hw.spec.isa import Opcode
+from celosia.sim.rtl.rtlsim import RtlDevice
 device = RtlDevice(CONFIGS["4x4"], quiet=True, watchdog_cycles=0, progress=lambda cycles: print(cycles, flush=True))
 load = Instruction(Opcode.LOAD, dict(x_size=4, y_size=1, z_size=1, wait=8))
 TestProgram(CONFIGS["4x4"], [load], np.zeros(16384, np.uint8), 0).run(device, 10**12)
@@ -481,10 +481,10 @@ def test_a_traced_run_follows_one_that_was_ended(device: RtlDevice, how: str) ->
 
 CLOSED = """
 import sys, threading, time
-from celosia.hw.config import PRESETS
+from celosia.hw.spec.config import PRESETS
 from programs import CONFIGS, Instruction, TestProgram
 from celosia.sim.device import DeviceError
-from celosia.sim.rtlsim import RtlDevice
+from celosia.sim.rtl.rtlsim import RtlDevice
 from test_rtlsim import CFG, LONG, run
 device = RtlDevice(CFG, quiet=True)
 if sys.argv[1] == "during":

@@ -17,9 +17,11 @@ from thorough import some
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.hw import pipeline
-from celosia.hw.config import PRESETS, Config
-from celosia.hw.isa import (
+from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.hw.spec import pipeline
+from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.isa import (
     GEMM_LOOPS,
     VECTOR_LOOPS,
     ASource,
@@ -31,22 +33,20 @@ from celosia.hw.isa import (
     instruction_bytes,
     lanes,
 )
-from celosia.hw.pipeline import BOUNDARY, MAX_BURST
-from celosia.hw.regs import COUNTERS
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST
+from celosia.hw.spec.regs import COUNTERS
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.models import demo_images, demo_model_path
-from celosia.sim import build
-from celosia.sim.boards import BOARDS
-from celosia.sim.build import BuildError
-from celosia.sim.demand import demand, on_the_bus
 from celosia.sim.device import Counters, Device, DeviceError
-from celosia.sim.fsim import FunctionalDevice
-from celosia.sim.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
-from celosia.sim.rtlsim import RtlDevice
-from celosia.sim.timed import TimedDevice
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.rtl import build
+from celosia.sim.rtl.build import BuildError
+from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
 from celosia.sim.timing import memory as timing_memory
+from celosia.sim.timing.demand import demand, on_the_bus
 from celosia.sim.timing.memory import Channel, Moves, ReadBursts, SharedChannel
+from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
 
 # Instructions -------------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ import pytest
 from programs import CONFIGS, random_program
 from thorough import paired
 
-from celosia.hw.config import Config
-from celosia.hw.isa import UNIT_OF, Opcode
-from celosia.hw.scratchpads import scratchpads
-from celosia.sim import reference
-from celosia.sim.reference import Fields, State
-from celosia.sim.touches import all_ranges, all_rows, columns, complete, ranges, rows, touches
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode
+from celosia.hw.spec.scratchpads import scratchpads
+from celosia.sim.functional import reference
+from celosia.sim.functional.access import all_ranges, all_rows, columns, complete, ranges, rows, touches
+from celosia.sim.functional.reference import Fields, State
 
 
 def touched(cfg: Config, opcode: Opcode, f: Fields, write: bool) -> dict[str, set[int]]:

@@ -25,7 +25,7 @@ from celosia.compiler.cpu.llvm.operations import (
     widened,
 )
 from celosia.compiler.expr.nodes import is_float
-from celosia.hw.pipeline import ROOT_BITS
+from celosia.hw.spec.pipeline import ROOT_BITS
 
 
 def unsigned(dtype: str) -> bool:

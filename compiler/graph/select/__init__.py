@@ -28,7 +28,7 @@ from celosia.compiler.graph.select.softmax import softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.windows import WindowError
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 __all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
 

@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, Norm, Softmax, ending
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import depthwise
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 def join_residual(

@@ -18,7 +18,7 @@ from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 MOVES = "moves"
 """Of the meta of a node: it only moves elements, by the identity or in whole blocks."""

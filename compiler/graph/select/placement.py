@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
 from celosia.compiler.graph.values import attribute, constant, is_op, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 CACHE = "cache"
 """Of the meta of an input that is a cache, and of its first rows: the input."""

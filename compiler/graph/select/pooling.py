@@ -18,9 +18,9 @@ from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Conv, Pool, Window
 from celosia.compiler.tensorize import pack
-from celosia.hw.config import Config
-from celosia.hw.isa import Buffer, element_bytes
-from celosia.hw.scratchpads import depths
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, element_bytes
+from celosia.hw.spec.scratchpads import depths
 
 MOST_PARTS = 49
 """Layers of one average: one for each number of pixels that its windows have along rows and along columns."""

@@ -20,7 +20,7 @@ from celosia.compiler.vthread.verify.decode import Rule, VerifyError, decode
 from celosia.compiler.vthread.verify.diagnosis import explain
 from celosia.compiler.vthread.verify.order import Report, check_stream
 from celosia.compiler.vthread.verify.provenance import Meaning, Provenance, ProvenanceError, Run, WrongStore
-from celosia.hw.config import Config
+from celosia.hw.spec.config import Config
 
 
 def verify(cfg: Config, code: NDArray[np.uint8], dram_size: int, writable: tuple[int, int]) -> Report:

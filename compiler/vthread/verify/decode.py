@@ -1,7 +1,7 @@
 """What an instruction touches, and the rules that a single instruction keeps.
 
-What is touched is told here anew, beside `sim/touches.py`, from which the compiler has its tokens: what is wrong there
-must not pass here.
+The compiler takes its tokens from `sim/functional/access.py`. This module finds accesses on its own, so that an error
+there does not pass here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw import isa
-from celosia.hw.config import Config
-from celosia.hw.isa import (
+from celosia.hw.spec import isa
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
     GEMM_LOOPS,
     OUTER_LOOPS,
     TAP_LOOPS,
@@ -35,9 +35,9 @@ from celosia.hw.isa import (
     instruction_bytes,
     opcode_of,
 )
-from celosia.hw.legality import why_illegal
-from celosia.hw.scratchpads import POWERS, scratchpads
-from celosia.sim.decode import columns
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.scratchpads import POWERS, scratchpads
+from celosia.sim.functional.decode import columns
 
 Fields = dict[str, int]
 Dims = tuple[tuple[int, int], ...]

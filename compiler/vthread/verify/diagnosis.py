@@ -39,7 +39,7 @@ from celosia.compiler.vthread.verify.provenance import (
     softmax_of,
     store_places,
 )
-from celosia.hw.isa import OUTER_LOOPS, TAP_LOOPS, ASource, BSource, Opcode
+from celosia.hw.spec.isa import OUTER_LOOPS, TAP_LOOPS, ASource, BSource, Opcode
 
 Position = tuple[int, int, int, int]
 """Batch, channel group, row and column."""

@@ -29,9 +29,9 @@ from celosia.compiler.layer import (
     Storage,
     Window,
 )
-from celosia.hw.config import Config
-from celosia.hw.isa import BinaryOp, ReduceOp
-from celosia.hw.scratchpads import PAR
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import BinaryOp, ReduceOp
+from celosia.hw.spec.scratchpads import PAR
 
 Scalars = NDArray[np.uint64]
 

@@ -27,8 +27,8 @@ from celosia.compiler.vthread.verify.decode import (
     pattern,
     sizes,
 )
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, Unit
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, Unit
 
 
 @dataclass(frozen=True)

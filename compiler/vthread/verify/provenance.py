@@ -54,11 +54,21 @@ from celosia.compiler.vthread.verify.decode import (
     repeats,
 )
 from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
-from celosia.hw.config import Config
-from celosia.hw.isa import OUTER_LOOPS, ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp, element_bytes
-from celosia.hw.packing import nibble_weights
-from celosia.hw.scratchpads import depths, scratchpads
-from celosia.sim.packing import expand
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
+    OUTER_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    ReduceOp,
+    element_bytes,
+)
+from celosia.hw.spec.packing import nibble_weights
+from celosia.hw.spec.scratchpads import depths, scratchpads
+from celosia.sim.functional.packing import expand
 
 UNKNOWN = -129
 """In place of an int8 of a codebook."""

@@ -8,11 +8,11 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.layout import read_port
-from celosia.hw.pipeline import NORM_ROWS
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import read_port
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import NORM_ROWS
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.norm.factors import NormFactors, row_layout
 from celosia.hw.vector_unit.norm.moments import NormMoments

@@ -6,8 +6,8 @@ from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import FACTOR_BITS, NORM_FRACTION, NORM_STEPS, ROOT_BITS
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import FACTOR_BITS, NORM_FRACTION, NORM_STEPS, ROOT_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.variance import COUNT_BITS, PLACES_BITS, REST_BITS
 

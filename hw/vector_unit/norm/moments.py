@@ -6,8 +6,8 @@ from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import NORM_LANES
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import NORM_LANES
 from celosia.hw.vector_unit.multiply import logic_product
 
 VALUE_BITS = 9

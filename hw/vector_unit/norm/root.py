@@ -6,9 +6,9 @@ from amaranth import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import ROOT_BITS
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import ROOT_BITS
 from celosia.hw.vector_unit.norm.variance import WORD_BITS
 
 _LEFT_BITS = 60

@@ -6,9 +6,9 @@ from amaranth import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
 from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
 
 COUNT_BITS = NORM_LANES.bit_length()

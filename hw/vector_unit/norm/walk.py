@@ -7,11 +7,11 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Opcode, formats
-from celosia.hw.pipeline import NORM_STEPS, norm_parts
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, formats
+from celosia.hw.spec.pipeline import NORM_STEPS, norm_parts
+from celosia.hw.spec.scratchpads import scratchpads
 
 WALKED = ("extent_n", "extent_x", "a_base", "a_n", "a_x")
 """Fields of a norm that say where its rows lie."""

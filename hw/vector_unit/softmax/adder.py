@@ -6,9 +6,9 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import SUMS
-from celosia.hw.scratchpads import FLOAT
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import SUMS
+from celosia.hw.spec.scratchpads import FLOAT
 from celosia.hw.vector_unit.masks import ones
 
 MANTISSA, EXPONENT = FLOAT["fraction"].width + 1, FLOAT["exponent"].width

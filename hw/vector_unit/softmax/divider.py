@@ -6,9 +6,9 @@ from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
-from celosia.hw.probes import probes
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
 TO_DIVISION = 3

@@ -10,9 +10,11 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.layout import read_port, write_port
-from celosia.hw.pipeline import (
+from celosia.hw.lib.layout import read_port, write_port
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import (
     DIVIDE_STAGES,
     DIVIDE_TURN,
     FILL_TURN,
@@ -27,9 +29,7 @@ from celosia.hw.pipeline import (
     softmax_parts,
     softmax_span,
 )  # fmt: skip
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION

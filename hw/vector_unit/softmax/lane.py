@@ -8,11 +8,11 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.layout import write_port
-from celosia.hw.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.layout import write_port
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
 from celosia.hw.vector_unit.softmax.divider import PairDivider
 from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES, row_bits

@@ -6,7 +6,7 @@ from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.signals import Reg
+from celosia.hw.lib.signals import Reg
 
 
 class RowLargest(wiring.Component):

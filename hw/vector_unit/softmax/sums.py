@@ -7,9 +7,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS
-from celosia.hw.pipeline import SUMS, softmax_parts, softmax_span
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS
+from celosia.hw.spec.pipeline import SUMS, softmax_parts, softmax_span
 from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
 
 

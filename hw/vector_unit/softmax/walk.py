@@ -9,12 +9,12 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.config import Config
-from celosia.hw.isa import EXTENT_BITS, Opcode, formats
-from celosia.hw.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
-from celosia.hw.probes import probes
-from celosia.hw.scratchpads import scratchpads
-from celosia.hw.signals import Reg
+from celosia.hw.lib.probes import probes
+from celosia.hw.lib.signals import Reg
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
+from celosia.hw.spec.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
+from celosia.hw.spec.scratchpads import scratchpads
 
 BUFFERS = 2
 """Entries of each row in front of the adders: one that is added up, and one that is being filled."""

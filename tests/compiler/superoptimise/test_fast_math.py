@@ -38,8 +38,8 @@ from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.cli import app
-from celosia.driver.optimise import optimise as driver
-from celosia.driver.oracle import opened
+from celosia.driver.run.oracle import opened
+from celosia.driver.tune.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")
 BY_NAME = {rule.name: rule for rule in REALS}

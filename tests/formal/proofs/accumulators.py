@@ -7,10 +7,10 @@ from functools import partial
 
 from amaranth import Const, Mux, Signal, Value
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.pipeline import claim_lead
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import claim_lead
 from celosia.hw.vector_unit.landing import Landing
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL

@@ -13,7 +13,7 @@ from amaranth.lib import data
 from celosia.hw.dae_pipeline import walk
 from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
+from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 

@@ -6,10 +6,10 @@ from functools import partial
 
 from amaranth import Cat, Module, Mux, Signal, Value
 
-from celosia.hw.axi import BURST_INCR
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, Splitter, WriteEngine
 from celosia.hw.dae_pipeline.readmux import ReadMux
-from celosia.hw.pipeline import BOUNDARY, MAX_BURST
+from celosia.hw.lib.axi import BURST_INCR
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST
 from proofs.declare import Mutant, prove
 from proofs.fifos import Tracked, place
 from proofs.harness import Harness, Inside, implies

@@ -26,18 +26,18 @@ from unittest.mock import patch
 from amaranth import Array, Cat, Const, Mux, Signal, Value
 from amaranth.lib import data
 
-from celosia.hw.axi import ADDR_BITS
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline import dma, walk
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, row_layout
 from celosia.hw.dae_pipeline.load import Lane
 from celosia.hw.dae_pipeline.store import Reader, Store
 from celosia.hw.dae_pipeline.walk import Halves
 from celosia.hw.dae_pipeline.write import Writer
-from celosia.hw.isa import Buffer, buffers, element_bytes
-from celosia.hw.layout import ERROR_BITS
-from celosia.hw.regs import Error
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.axi import ADDR_BITS
+from celosia.hw.lib.layout import ERROR_BITS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Buffer, buffers, element_bytes
+from celosia.hw.spec.regs import Error
+from celosia.hw.spec.scratchpads import scratchpads
 from proofs.addresses import list_of, walk_of
 from proofs.bursts import LIMITS, limits
 from proofs.declare import Mutant, prove

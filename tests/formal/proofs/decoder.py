@@ -8,12 +8,12 @@ from operator import or_
 
 from amaranth import Cat, Const, Mux, Signal, Value
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.isa import UNIT_OF, formats, instruction_bytes
-from celosia.hw.layout import INDEX_BITS
-from celosia.hw.legality import rules
-from celosia.hw.regs import Error
+from celosia.hw.lib.layout import INDEX_BITS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, formats, instruction_bytes
+from celosia.hw.spec.legality import rules
+from celosia.hw.spec.regs import Error
 from proofs.bursts import legal, limits
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL

@@ -12,7 +12,7 @@ from amaranth import Mux, Signal, Value
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, WriteEngine
 from celosia.hw.dae_pipeline.readmux import ReadMux
-from celosia.hw.pipeline import MAX_BURST
+from celosia.hw.spec.pipeline import MAX_BURST
 from proofs.bursts import LIMITS, Requests, Responses
 from proofs.declare import Mutant, prove
 from proofs.fifos import List, place

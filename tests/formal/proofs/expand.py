@@ -10,11 +10,11 @@ from typing import Any
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeads, WeightExpander
-from celosia.hw.packing import BOOKS, NIBBLE_BITS, NIBBLES, nibble_weights, packing
-from celosia.hw.pipeline import EXPAND_STAGES
-from celosia.hw.regs import Error
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES, nibble_weights, packing
+from celosia.hw.spec.pipeline import EXPAND_STAGES
+from celosia.hw.spec.regs import Error
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 

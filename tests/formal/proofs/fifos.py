@@ -7,9 +7,9 @@ from functools import partial
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
-from celosia.hw.pipeline import QUEUED
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import QUEUED
 from celosia.hw.vector_unit.items import Bypass
 from celosia.hw.vector_unit.landing import Landing
 from proofs.declare import Mutant, prove

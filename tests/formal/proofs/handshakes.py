@@ -9,7 +9,6 @@ from functools import partial
 from amaranth import Cat, Signal, Value
 from amaranth.lib import data, wiring
 
-from celosia.hw.config import Config
 from celosia.hw.control import Control
 from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import ReadEngine, Splitter, WriteEngine
@@ -24,7 +23,8 @@ from celosia.hw.dae_pipeline.walk import Rows, Walker
 from celosia.hw.dae_pipeline.write import Writer
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
-from celosia.hw.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, lanes
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, lanes
 from celosia.hw.top import Accelerator
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Method, Mutant, prove
@@ -206,7 +206,7 @@ def no_valid_waits() -> list[str]:
 def no_path_through() -> list[str]:
     """AXI A3.2.1: the manager's outputs come from registers as far as its inputs are concerned, on either port; and so
     do interrupt, lights and what simulation sees of units. On this the RTL simulator counts, which evaluates once a
-    cycle (sim/harness.cpp)."""
+    cycle (sim/rtl/harness.cpp)."""
     return through(Accelerator(TWO_PORTS), "s_axil")
 
 

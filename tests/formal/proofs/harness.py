@@ -15,13 +15,13 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In
 
 from celosia.garbage import seldom_collected
-from celosia.hw.layout import UNITS
+from celosia.hw.lib.layout import UNITS
 
 
 class Inside:
     """Signals, memories and parts inside a component, by name: `inside["queue.level"]`.
 
-    A path leads through parts. Each name in it is one that the part declares with `celosia.hw.probes`, an
+    A path leads through parts. Each name in it is one that the part declares with `celosia.hw.lib.probes`, an
     attribute, the number of an item of a list, or a signal of a queue of Amaranth's library.
     """
 

@@ -9,9 +9,9 @@ from functools import partial
 from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
-from celosia.hw.config import Config
-from celosia.hw.isa import Destination, has
-from celosia.hw.pipeline import vector_stages
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Destination, has
+from celosia.hw.spec.pipeline import vector_stages
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL

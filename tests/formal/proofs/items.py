@@ -12,10 +12,10 @@ from unittest.mock import patch
 from amaranth import Const, Mux, Value
 from amaranth.lib import data
 
-from celosia.hw.config import Config
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.isa import Destination
-from celosia.hw.pipeline import QUEUED, claim_lead, vector_stages
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Destination
+from celosia.hw.spec.pipeline import QUEUED, claim_lead, vector_stages
 from celosia.hw.vector_unit import issue
 from celosia.hw.vector_unit import landing as queue
 from celosia.hw.vector_unit.vector import Vector

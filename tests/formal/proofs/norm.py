@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from amaranth import Cat, Mux, Signal
 
-from celosia.hw.pipeline import ROOT_BITS
+from celosia.hw.spec.pipeline import ROOT_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.root import InverseRoot
 from celosia.hw.vector_unit.norm.variance import NormVariance

@@ -19,10 +19,10 @@ from amaranth.hdl import DomainRenamer, Fragment, Instance
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
-from celosia.hw.blocks import Blocks, Dsp
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair
 from celosia.hw.gemm_core.pump import Pump
-from celosia.hw.pipeline import PAIR_STAGES
+from celosia.hw.spec.blocks import Blocks, Dsp
+from celosia.hw.spec.pipeline import PAIR_STAGES
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 
-from celosia.hw.pipeline import REQUANTISE_STAGES
+from celosia.hw.spec.pipeline import REQUANTISE_STAGES
 from celosia.hw.vector_unit.requantise import Requantise
 from proofs.declare import Method, Mutant, prove
 from proofs.harness import Harness, implies

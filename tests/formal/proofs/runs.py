@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from amaranth import Mux, Signal, Value
 
-from celosia.hw.config import PRESETS
 from celosia.hw.control import Control
-from celosia.hw.regs import CONTROL_ABORT, REGISTERS, Access
+from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.regs import CONTROL_ABORT, REGISTERS, Access
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, Inside, implies
 

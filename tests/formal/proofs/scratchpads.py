@@ -7,11 +7,11 @@ from functools import partial
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.dae_pipeline.write import Writer
-from celosia.hw.isa import buffers
-from celosia.hw.regs import Error
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import buffers
+from celosia.hw.spec.regs import Error
 from proofs.declare import Mutant, prove
 from proofs.handshakes import CONFIGS
 from proofs.harness import Harness, implies

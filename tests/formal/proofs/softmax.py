@@ -11,7 +11,7 @@ from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 
-from celosia.hw.pipeline import DIVIDE_STAGES, QUOTIENT_BITS, SUMS
+from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS, SUMS
 from celosia.hw.vector_unit.softmax.adder import MANTISSA, PairAdder, pair_layout
 from celosia.hw.vector_unit.softmax.divider import PairDivider
 from proofs.declare import Method, Mutant, prove

@@ -18,11 +18,11 @@ from amaranth.asserts import AnySeq
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.config import Config
-from celosia.hw.isa import VECTOR_LOOPS, ASource, BSource, Destination, Opcode
-from celosia.hw.layout import claim_layout, unit_members
-from celosia.hw.pipeline import FILL_TURN, ROWS_ALIKE
-from celosia.hw.scratchpads import scratchpads
+from celosia.hw.lib.layout import claim_layout, unit_members
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, BSource, Destination, Opcode
+from celosia.hw.spec.pipeline import FILL_TURN, ROWS_ALIKE
+from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.issue import Issue
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.softmax.sums import SoftmaxSums

@@ -12,10 +12,10 @@ from functools import partial
 from amaranth import Array, Cat, Const, Mux, Signal, Value
 from amaranth.lib import data
 
-from celosia.hw.axi import ADDR_BITS
-from celosia.hw.config import Config
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS
 from celosia.hw.dae_pipeline.store import Store
+from celosia.hw.lib.axi import ADDR_BITS
+from celosia.hw.spec.config import Config
 from proofs.bursts import LIMITS, limits
 from proofs.declare import Mutant, prove
 from proofs.fifos import List, place

@@ -1,0 +1,1 @@
+"""How near a model is to onnxruntime, and to its labels."""

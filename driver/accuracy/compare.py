@@ -1,0 +1,330 @@
+"""Every tensor of a model against onnxruntime's, and against the float model's: what differs first, what loses most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.interface import is_quantised
+from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.program import InputError
+from celosia.compiler.program.model import ROUNDINGS
+from celosia.driver.accuracy.matching import Flow, feed_of, match
+from celosia.driver.run import oracle
+from celosia.driver.run.specialise import OpenModel, with_given
+from celosia.driver.run.tools import require_tools
+from celosia.driver.runtime import Runtime
+from celosia.hw.spec.config import Config
+
+Array = NDArray[Any]
+FLOAT_TOLERANCE = 1e-4
+"""Largest difference between floats, of the tensor's largest magnitude, that counts as none: sums in another order."""
+
+
+class TensorComparison(dict[str, Any]):
+    """What `compare` found, as plain data with a short display."""
+
+    def __repr__(self) -> str:
+        differ = f"{len(self['tensors']):,} tensors, {self['different']:,} differ"
+        return f"<TensorComparison of {self['model']}: {differ}; keys: {', '.join(self)}>"
+
+
+def compare(
+    model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
+    config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
+    rounding: str = ROUNDINGS[0], progress: Callable[[str], None] | None = None, shapes: Shapes | None = None,
+    **options: Any,
+) -> TensorComparison:  # fmt: skip
+    """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
+
+    >>> import celosia
+    >>> images, _, _ = celosia.models.demo_images()
+    >>> report = compare(celosia.models.demo_model_path(), {"image": images[:1]}, config="tiny")
+    >>> sum(row["different"] for row in report["tensors"]), report["first"]
+    (0, None)
+
+    inputs: one array for each input, by its name; their sizes are what the model is compiled for, where it leaves some
+    open. shapes: sizes to compile for, of inputs whose sizes a Program may leave open.
+    float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
+    `matching.match`).
+    The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as
+    `compile` takes it; with "correct" a normalisation may be one step apart, and what is computed of it be another.
+    options: of the device.
+
+    Returns plain data. `tensors`, in the model's order: name, op and node that make it, dtype, shape, `different`
+    elements, `largest` difference (steps of integers, or a share of the largest float), `first` difference (index,
+    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `float`, the float model's tensor, and how it was
+    `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
+    differs though its operands do not. `rounded`: None, or with rounding="correct" how many `values` normalisations
+    have, how many of them are a step `apart` from onnxruntime's on the same bytes, how many values of
+    `sums` and averages are, and the tensors `behind` these that have other values, which do not count as different.
+    `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
+    `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
+    the other. Raises what `compile` and `Runtime` do, InputError for a float model that is none, OracleError, and
+    MissingLibrary without onnxruntime.
+    """
+    say = progress or (lambda stage: None)
+    oracle.require()
+    require_tools(device, model)
+    proto = read(Path(model))
+    _require_float(float_model, model)
+    opened, given = OpenModel(Path(model)), shapes or {}
+    sizes = opened.shapes(inputs) if opened.open else given
+    shapes = {name: with_given(shape, given.get(name)) for name, shape in sizes.items()}
+    program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
+    with Runtime(program, device, **options) as runtime:
+        runtime.open()
+        say(f"running on the {device} device")
+        found = runtime.run(inputs, trace=False).tensors
+    say("running under onnxruntime")
+    expected = oracle.tensors(Path(model), inputs)
+    graph, unmatched = Graph(proto), None
+    rows = _rows(graph, found, expected)
+    rounded = None if rounding == ROUNDINGS[0] else _rounded(graph, rows, {**inputs, **found})
+    if float_model is not None:
+        say("running the float model")
+        unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
+    return TensorComparison({
+        "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
+        "float_model": None if float_model is None else str(float_model), "tensors": rows,
+        "rounding": rounding, "rounded": rounded, "unmatched": unmatched, **_summary(graph, rows),
+    })  # fmt: skip
+
+
+def _require_float(float_model: str | Path | None, model: str | Path) -> None:
+    if float_model is not None and is_quantised(read(Path(float_model))):
+        raise InputError(
+            f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
+            "or leave --float out"
+        )
+
+
+def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+    return [
+        _row(graph, name, found[name], expected[name]) for name in graph.made
+        if name in found and name in expected and isinstance(found[name], np.ndarray)
+    ]  # fmt: skip
+
+
+SUMS = ("Add", "AveragePool")
+"""What integers may round to the other side of a tie, beside normalisations."""
+
+
+def _rounded(graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, int]:
+    """What `compare` says of what is rounded correctly. Those that are a step apart, and what is computed of these, do
+    not differ then; but a normalisation is compared with onnxruntime's on the same bytes."""
+    compared, excused = {row["name"]: row for row in rows}, set[str]()
+    told = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
+    for row in rows:
+        behind = any(each in excused for each in graph.operands(row["name"], compared))
+        alone = _alone(graph, row["name"], found) if row["op"] in NORMS else None
+        if alone is not None:
+            unequal = np.abs(alone.astype(np.int64) - found[row["name"]])
+            told["values"] += alone.size
+            told["apart"] += int(np.sum(unequal))
+            right = int(unequal.max(initial=0)) <= 1
+        else:
+            is_sum = (
+                row["op"].removeprefix("QLinear") in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
+            )
+            told["sums"] += row["different"] * (is_sum and not behind)
+            told["behind"] += row["different"] > 0 and behind
+            right = behind or is_sum
+        if row["different"] and right:
+            excused.add(row["name"])
+            row["differs"] = False
+    return told
+
+
+def _alone(graph: Graph, name: str, found: Mapping[str, Any]) -> Array | None:
+    """What onnxruntime makes of the bytes of `found` that the quantised tensor `name` is computed of, by a
+    normalisation between QuantizeLinear and DequantizeLinear; None where that is not what it is."""
+    nodes = [graph.made[name], graph.maker(name)]
+    before = graph.made.get(nodes[1].input[0])
+    x = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else ""
+    if nodes[0].op_type != "QuantizeLinear" or before is None or not isinstance(found.get(x), np.ndarray):
+        return None
+    constants = [graph.made[each] for each in nodes[1].input[1:] if each in graph.made]
+    taken = [before, *constants, nodes[1], nodes[0]]
+    read = {each for node in taken for each in node.input}
+    values = [
+        helper.make_tensor_value_info(each, helper.np_dtype_to_tensor_dtype(found[of].dtype), found[of].shape)
+        for each, of in ((x, x), (name, name))
+    ]
+    held = [tensor for each, tensor in graph.constants.items() if each in read and tensor.ByteSize()]
+    made = helper.make_graph(taken, "alone", values[:1], values[1:], held)
+    model = helper.make_model(made, opset_imports=graph.opsets, ir_version=graph.ir_version)
+    return oracle.run(oracle.session(model), {x: found[x]})[name]
+
+
+def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    compared = {row["name"]: row for row in rows}
+    firsts = (
+        row["name"] for row in rows
+        if row["differs"] and not any(compared[each]["differs"] for each in graph.operands(row["name"], compared))
+    )  # fmt: skip
+    return {
+        "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
+        "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
+    }  # fmt: skip
+
+
+class Graph:
+    """Who makes each tensor of a model, from what, and what the integers of quantised ones mean."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.opsets, self.ir_version = proto.opset_import, proto.ir_version
+        for name, node in self.made.items():
+            if node.op_type == "Constant" or all(each in self.constants for each in node.input if each):
+                self.constants.setdefault(name, onnx.TensorProto())
+        self.meanings: dict[str, tuple[str, float, float]] = {}
+        """Of a quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
+        self._scaled: dict[str, tuple[float, float]] = {}
+        """Of what an integer operator makes: scale and zero point."""
+        for node in proto.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                scale, zero = self._number(node, 1), self._number(node, 2)
+                real, integers = (node.input[0], node.output[0])[:: 1 if node.op_type == "QuantizeLinear" else -1]
+                if scale is not None and zero is not None and (
+                    node.op_type == "QuantizeLinear" or integers not in self.meanings
+                ):  # fmt: skip
+                    self.meanings[integers] = real, scale, zero
+
+            if (place := traits(node.op_type).scale) is not None:
+                scale, zero = self._number(node, place), self._number(node, place + 1)
+                if scale is not None and zero is not None:
+                    self._scaled[node.output[0]] = scale, zero
+
+    def _number(self, node: onnx.NodeProto, place: int) -> float | None:
+        """A scalar constant input; 0 where it is left out."""
+        if len(node.input) <= place or not node.input[place]:
+            return 0.0
+        tensor = self.constants.get(node.input[place])
+        if tensor is None or not tensor.ByteSize():
+            return None
+        array = numpy_helper.to_array(tensor)
+        return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+    def maker(self, name: str) -> onnx.NodeProto:
+        """The operator that makes a tensor, or what QuantizeLinear makes integers of."""
+        node = self.made[name]
+        return self.made.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
+
+    def operands(self, name: str, known: Mapping[str, Any]) -> Iterator[str]:
+        """The nearest tensors in `known` that `name` is computed from."""
+        waiting, seen = list(self.made[name].input) if name in self.made else [], {name}
+        while waiting:
+            each = waiting.pop()
+            if each in known:
+                yield each
+            elif each in self.made and each not in seen:
+                waiting += self.made[each].input
+            seen.add(each)
+
+    def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
+        """Whether `name` is one of `compared`, or what the integers of one mean."""
+        return name in compared or any(
+            integers in compared and (name == real or integers in self.made[name].input[:1])
+            for integers, (real, _, _) in self.meanings.items()
+        )
+
+    def real(self, name: str, array: Array) -> tuple[str, Array] | None:
+        """(The name of the float tensor that `array` stands for, its values); None for other integers."""
+        if array.dtype.kind == "f":
+            return name, array.astype(np.float64)
+        if name in self.meanings:
+            real, scale, zero = self.meanings[name]
+        elif name in self._scaled:
+            real, (scale, zero) = name, self._scaled[name]
+        else:
+            return None
+        return real, (array.astype(np.float64) - zero) * scale
+
+
+def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
+    node = graph.maker(name)
+    row = {
+        "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
+        "float": None, "matched": None, "sqnr_db": None, "lost_db": None,
+    }  # fmt: skip
+    expected = np.asarray(expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        kind = f"{expected.dtype}{list(expected.shape)}"
+        return row | {"different": found.size, "largest": None, "first": [None, None, kind], "differs": True}
+    unequal = (found != expected) & ~((found != found) & (expected != expected))  # NaN is NaN
+    places = np.argwhere(unequal)
+    largest, differs = largest_difference(found, expected) if len(places) else (0.0, False)
+    first = None
+    if len(places):
+        index = tuple(int(k) for k in places[0])
+        first = [list(index), found[index].item(), expected[index].item()]
+    return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
+
+
+def largest_difference(found: Array, expected: Array) -> tuple[float | None, bool]:
+    """(Largest difference, of floats as a share of the largest number, whether it counts); None where it is not finite,
+    or no number. Infinities that are equal do not differ, nor do two NaN."""
+    if found.dtype.kind not in "iufb":
+        return None, True
+    a, b = (array.astype(np.float64) for array in (found, expected))
+    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if not (np.isfinite(a[apart]).all() and np.isfinite(b[apart]).all()):
+        return None, True
+    largest = float(np.max(np.abs(a[apart] - b[apart]), initial=0.0))
+    if found.dtype.kind != "f" or not largest:
+        return largest, found.dtype.kind != "f"
+    scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
+    return (largest / scale, largest / scale > FLOAT_TOLERANCE) if scale else (None, True)
+
+
+def add_noise(
+    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Array],
+    inputs: Mapping[str, Array], float_model: Path,
+) -> dict[str, list[str]]:  # fmt: skip
+    """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
+    the tensors of both models that have none in the other."""
+    quantised, exact = Flow(proto), Flow(read(float_model))
+    feed = feed_of(quantised, exact, inputs)
+    floats = {**oracle.tensors(float_model, feed, optimised=False), **feed}
+    real = {row["name"]: known for row in rows if (known := graph.real(row["name"], found[row["name"]])) is not None}
+    values = {quantised.source(name): array for name, array in real.values()}
+    matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
+    noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
+    for row in rows:
+        if row["name"] in real:
+            name, array = real[row["name"]]
+            row["float"], row["matched"] = matching.found.get(quantised.source(name), (None, None))
+            if row["float"] is not None:
+                noise[row["name"]] = sqnr(floats[row["float"]], array)
+    for row in rows:
+        if row["name"] in noise:
+            own = noise[row["name"]]
+            before = min((noise[each] for each in graph.operands(row["name"], noise)), default=np.inf)
+            row["sqnr_db"] = own if np.isfinite(own) else None
+            row["lost_db"] = before - own if np.isfinite(before) and np.isfinite(own) else None
+    return {"model": [name for name in real if name not in noise], "float": matching.left}
+
+
+def sqnr(exact: Array, found: Array) -> float:
+    """Power of `exact` over that of the error, in decibels; infinite where there is no error.
+
+    >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    20.0
+    """
+    signal, error = exact.astype(np.float64), exact.astype(np.float64) - found.astype(np.float64)
+    power, lost = float((signal**2).sum()), float((error**2).sum())
+    if not lost:
+        return np.inf
+    return 10 * float(np.log10(power / lost)) if power else -np.inf

@@ -1,0 +1,323 @@
+"""A model on a data set: accuracy, speed, and agreement with onnxruntime."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.interface import inputs_of, resized
+from celosia.compiler.program import InputError, Program, TensorInfo
+from celosia.compiler.program.host.threads import processors
+from celosia.driver.accuracy.compare import largest_difference
+from celosia.driver.data.calibration import Input, Sample, Samples
+from celosia.driver.data.dataset import Dataset, open_dataset
+from celosia.driver.data.images import IN_UNITS, Pixels
+from celosia.driver.run import oracle
+from celosia.driver.run.stream import OF_THE_SAMPLE
+from celosia.driver.run.tools import require_tools
+from celosia.driver.runtime import Runtime
+from celosia.hw.spec.config import Config, ConfigError
+
+Array = NDArray[Any]
+TOP = 5
+WITHOUT_CYCLES = "functional"
+"""The device on which any accelerator with the same arithmetic will do."""
+BATCH = 16
+"""Images at a time on that device: the largest batch that an accelerator has."""
+Count = Callable[[int, int], None]
+
+
+class Evaluation(dict[str, Any]):
+    """What `evaluate` found, as plain data with a short display."""
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {self['samples']:,} samples of {self['model']}; keys: {', '.join(self)}>"
+
+
+def evaluate(
+    model: str | Path, data: str | Path | Mapping[str, Array], labels: str | Path | Array | None = None, *,
+    config: str | Path | Config | None = None, device: str = WITHOUT_CYCLES, against: bool = False,
+    samples: int | None = None, pixels: Pixels = IN_UNITS, workers: int | None = None, check: bool = True,
+    progress: Callable[[str], None] | None = None, count: Count | None = None, **options: Any,
+) -> Evaluation:  # fmt: skip
+    """Run an ONNX model, or a Program, on every sample of `data`.
+
+    >>> import celosia
+    >>> images, labels, _ = celosia.models.demo_images()
+    >>> report = evaluate(celosia.models.demo_model_path(), {"image": images}, labels, samples=20, config="tiny")
+    >>> report["samples"], report["top1"] > 0.8
+    (20, True)
+
+    data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
+    a Program its own. against: run the model under onnxruntime, too (with numerics.INT8). pixels: of images. workers:
+    devices that run at a time, by default one for each processor that may be used on `rtl`, else one: numpy holds the
+    interpreter.
+    count: called with the samples done and all of them. options: of the devices.
+
+    Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
+    the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
+    What cannot be read, or fails in the run, is left out, and only where nothing else is there its error is raised.
+
+    Returns plain data: samples that ran, `failed` (what was said of each other one), `batch` and `workers`, seconds,
+    images_per_second (without compiling), cycles of an image, `top1` and `top5` (shares; None without labels, or for an
+    output that is not [batch, classes]), `against` (onnxruntime's version, shares and images_per_second, `differ`:
+    samples with an output that differs, as `compare` counts it, `bytes_different`, `top1_agreement`). Raises what
+    `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without onnxruntime.
+    """
+    say = progress or (lambda stage: None)
+    for each in device.split(","):
+        require_tools(each.strip(), model)
+    program = _program(model, against)
+    taken = program.inputs if program is not None else inputs_of(model)
+    dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)
+    if program is not None:
+        _require_config(model, program, config)
+        engine = _Engine(program, 1)
+    else:
+        proto = _of_sizes(read(Path(model)), taken, dataset.samples)
+        program = compile_model(proto, config or "pynq", progress=progress, check=check)
+        program.name = Path(model).stem
+        batched = _batched(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
+        engine = batched or _Engine(program, 1)
+    session = oracle.session(Path(model)) if against else None
+    say(f"running {len(dataset.samples)} samples on the {device} device")
+    run = _run([engine, _Engine(program, 1)], dataset.samples, device, workers, count, options)
+    dataset = _without(dataset, run.failed)
+    report = {
+        "model": str(model), "config": program.config.to_dict(), "device": device, "samples": len(dataset.samples),
+        "failed": [str(error) for error in run.failed.values()], "batch": run.batch, "workers": run.workers,
+        "seconds": run.seconds, "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
+        "compile_seconds": program.compile_seconds, **_accuracy(run.outputs, dataset.labels), "against": None,
+    }  # fmt: skip
+    if session is not None:
+        say("running under onnxruntime")
+        report["against"] = _against(session, dataset, run.outputs)
+    return Evaluation(report)
+
+
+def _program(model: str | Path, against: bool) -> Program | None:
+    """The Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
+    if against:
+        oracle.require()
+    if not (Path(model).is_file() and Program.is_program(model)):
+        return None
+    if against:
+        raise ModelError(f"{model} is a Program; give the ONNX model to compare it with onnxruntime")
+    return Program.load(model)
+
+
+def _require_config(model: str | Path, program: Program, config: str | Path | Config | None) -> None:
+    if config is not None and Config.load(config).digest != program.config.digest:
+        raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
+
+
+def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
+    for each in tensors:
+        if each.kind != "tensor":
+            raise InputError(f"input {each.name!r} is a {each.kind} of tensors, of which there are no samples")
+    return [
+        Input(each.name, np.dtype(each.dtype), tuple(None if size < 0 else size for size in each.shape))
+        for each in tensors
+    ]
+
+
+def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
+    """The other samples; the first error where there are none."""
+    kept = [number for number in range(len(dataset.samples)) if number not in failed]
+    if not kept:
+        raise failed[0]
+    return Dataset(dataset.samples.pick(kept), None if dataset.labels is None else dataset.labels[kept])
+
+
+def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
+    """`proto` of the samples' sizes where it leaves some open."""
+    if all(min(each.shape, default=0) >= 0 for each in inputs):
+        return proto
+    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in samples.inputs})
+
+
+# Running --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A Program that takes `batch` samples at a time."""
+
+    program: Program
+    batch: int
+
+    def joined(self, samples: Sequence[Sample]) -> Sample:
+        """Samples as one, the last repeated where there are too few."""
+        if self.batch == 1:
+            return dict(samples[0])
+        filled = [*samples, *[samples[-1]] * (self.batch - len(samples))]
+        return {name: np.concatenate([sample[name] for sample in filled]) for name in samples[0]}
+
+    def apart(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+        if self.batch == 1:
+            return [dict(outputs)]
+        return [{name: array[k : k + 1] for name, array in outputs.items()} for k in range(count)]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """failed: by the number of a sample, of which there is no output."""
+
+    outputs: list[dict[str, Array]]
+    failed: dict[int, Exception]
+    batch: int
+    workers: int
+    seconds: float
+    cycles: float | None
+
+
+def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
+    """The model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
+    ends = (*single.inputs, *single.outputs)
+    if len(samples) < BATCH or any(each.kind != "tensor" or each.shape[:1] != (1,) for each in ends):
+        return None
+    say(f"compiling for batches of {BATCH}")
+    shapes = {each.name: (BATCH, *each.shape[1:]) for each in single.inputs}
+    try:
+        many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
+    except (ModelError, ConfigError):
+        return None
+    if any(each.shape != (BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
+        return None
+    engine, runtime = _Engine(many, BATCH), Runtime(single)
+    try:
+        first = list(samples.pick(range(BATCH)))
+        found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+        alone = [runtime.run(sample, trace=False).outputs for sample in first]
+    except OF_THE_SAMPLE:
+        return None
+    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(alone, found) for name in a)
+    return engine if equal else None
+
+
+def _run(
+    engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
+    count: Count | None, options: dict[str, Any],
+) -> _Run:  # fmt: skip
+    """By the first of `engines` with which no sample fails, else by the last, which takes them one by one: the others
+    of a batch are not lost."""
+    most = workers or (processors() if device == "rtl" else 1)
+    for engine in engines:
+        run = _run_by(engine, samples, device, most, count or (lambda done, total: None), options)
+        if not run.failed or engine.batch == 1:
+            break
+    return run
+
+
+def _run_by(
+    engine: _Engine, samples: Samples, device: str, most: int, count: Count, options: dict[str, Any]
+) -> _Run:  # fmt: skip
+    """Samples are read here, in order, while devices run in threads of their own, `most` at most."""
+    outputs: list[dict[str, Array]] = []
+    failed: dict[int, Exception] = {}
+    cycles: list[int] = []
+    sizes: deque[int] = deque()
+
+    def joined() -> Iterator[Sample | InputError]:
+        for part in _parts(samples, engine.batch):
+            sizes.append(len(part))
+            wrong = [each for each in part if isinstance(each, InputError)]
+            yield wrong[0] if wrong else engine.joined([each for each in part if not isinstance(each, InputError)])
+
+    workers = min(most, -(-len(samples) // engine.batch))
+    devices = ",".join([device] * workers)
+    with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
+        runtime.open()
+        started = time.perf_counter()
+        with closing(runtime.run_each(joined(), trace=False)) as results:
+            while (done := len(outputs) + len(failed)) < len(samples):
+                try:
+                    result = next(results)
+                except OF_THE_SAMPLE as error:
+                    failed |= dict.fromkeys(range(done, done + sizes.popleft()), error)
+                else:
+                    outputs += engine.apart(result.outputs, sizes.popleft())
+                    cycles += [each.cycles for each in result.counters if each.cycles is not None]
+                count(len(outputs) + len(failed), len(samples))
+        seconds = time.perf_counter() - started
+    return _Run(outputs, failed, engine.batch, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
+
+
+def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
+    part: list[Sample | InputError] = []
+    for sample in samples.or_errors():
+        part.append(sample)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+# Scoring --------------------------------------------------------------------------------------------------------
+
+
+def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
+    """The first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
+    first = [next(iter(each.values())) for each in outputs]
+    shape = first[0].shape
+    if len(shape) < 2 or shape[0] != 1 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
+        return None
+    return np.stack([array.reshape(-1) for array in first])
+
+
+def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+    """Shares of samples whose label is the largest class, and among the five largest; of equal classes the first counts
+    as larger. InputError where a label is no class."""
+    scores = _scores(outputs)
+    if scores is None or labels is None:
+        return {"top1": None, "top5": None}
+    classes = scores.shape[1]
+    if labels.max() >= classes or labels.min() < 0:
+        wrong = int(np.flatnonzero((labels >= classes) | (labels < 0))[0])
+        raise InputError(f"sample {wrong} has the label {labels[wrong]}, and the model has {classes} classes")
+    right = np.argsort(-scores.astype(np.float64), axis=1, kind="stable") == labels[:, None]
+    top5 = float(right[:, :TOP].any(1).mean()) if classes > TOP else None
+    return {"top1": float(right[:, 0].mean()), "top5": top5}
+
+
+def _against(session: Any, dataset: Dataset, found: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+    expected, seconds = [], 0.0
+    for sample in dataset.samples:
+        started = time.perf_counter()
+        expected.append(oracle.run(session, sample))
+        seconds += time.perf_counter() - started
+    pairs = [(a[name], b[name]) for a, b in zip(found, expected) for name in b]
+    ours, theirs = _scores(found), _scores(expected)
+    differ = [any(_differs(a[name], b[name]) for name in b) for a, b in zip(found, expected)]
+    agreement = None if ours is None or theirs is None else float(np.mean(ours.argmax(1) == theirs.argmax(1)))
+    return {
+        "onnxruntime": oracle.version(), **_accuracy(expected, dataset.labels), "differ": sum(differ),
+        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_bytes_different(a, b) for a, b in pairs),
+        "top1_agreement": agreement, "images_per_second": len(expected) / seconds,
+    }  # fmt: skip
+
+
+def _differs(found: Array, expected: Array) -> bool:
+    return found.shape != expected.shape or (
+        found.tobytes() != expected.tobytes() and largest_difference(found, expected)[1]
+    )
+
+
+def _bytes_different(found: Array, expected: Array) -> int:
+    if found.nbytes != expected.nbytes:
+        return max(found.nbytes, expected.nbytes)
+    raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (found, expected))
+    return int(np.count_nonzero(np.not_equal(*raw)))

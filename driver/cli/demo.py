@@ -1,0 +1,110 @@
+"""The demo: a ResNet-8 classifies pictures of clothes on the accelerator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from celosia import models
+from celosia.compiler.compile import compile as compile_model
+from celosia.driver.cli.progress import Stages
+from celosia.driver.run import oracle
+from celosia.driver.run.tools import require_tools
+from celosia.driver.runtime import Runtime
+from celosia.driver.show import run as show
+from celosia.driver.show.table import console, percent
+
+ROWS = 12
+"""Height of a picture in the terminal, in lines of two pixels each."""
+
+
+def run(count: int, device: str, config: str, stages: Stages, **options: Any) -> None:
+    """Classify the first `count` test images; prints labels, cycles, layers and the comparison with onnxruntime.
+
+    options: of the device.
+    """
+    path = models.demo_model_path()
+    require_tools(device, path)
+    program = compile_model(path, config, progress=stages)
+    images, labels, classes = models.demo_images()
+    if device == "rtl":
+        options |= {"progress": stages.cycles, "quiet": stages.quiet}
+    logits, reports = [], []
+    with Runtime(program, device, **options) as runtime:
+        with stages.paused():
+            runtime.open()
+        for number in range(count):
+            stages(f"image {number + 1} of {count}", line=False)
+            result = runtime.run({program.inputs[0].name: images[number : number + 1]})
+            logits.append(result.outputs[program.outputs[0].name])
+            reports.append(result.report)
+            if not stages.quiet:
+                with stages.paused():
+                    _print_image(
+                        images[number, 0], classes[int(np.argmax(logits[-1]))], classes[labels[number]], result.report
+                    )
+        stages("comparing with onnxruntime", line=False)
+        comparison = _comparison(str(path), images[:count], np.concatenate(logits))
+    if not stages.quiet:
+        right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
+        with stages.paused():
+            _print_summary(reports, right, comparison)
+
+
+def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
+    out, last, count = console(), reports[-1], len(reports)
+    out.print()
+    out.print(show.layers(last, every=True))
+    out.print()
+    out.print(f"{right} of {count} right.")
+    if last["cycles"] is not None:
+        cycles = sum(report["cycles"] for report in reports)
+        share = sum(report["cycles"] * report["utilization"] for report in reports) / cycles
+        out.print(f"{cycles:,} cycles in total, {cycles // count:,} an image, memory model {last['memory_model']}.")
+        out.print(f"Utilisation {percent(share)} of the multipliers.")
+    out.print(comparison)
+
+
+def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
+    out = console()
+    cycles = f"{report['seconds']['run']:.2f} s"
+    if report["cycles"] is not None:
+        cycles = f"{report['cycles']:,} cycles (memory {report['memory_model']})"
+    verdict = Text.assemble(
+        (f"{predicted:<12}", "bold green" if predicted == true else "bold red"), f" true {true:<12} {cycles}"
+    )
+    if not out.is_terminal:
+        out.print(verdict)
+        return
+    out.print(Group(_picture(image), Padding(verdict, (0, 0, 1, 0))))
+
+
+def _picture(image: NDArray[np.float32]) -> Text:
+    """The image in half blocks: two pixels, one above the other, in each character."""
+    pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
+    small = (image[np.ix_(pick, pick)] * 255).astype(int)
+    text = Text()
+    for upper, lower in zip(small[0::2], small[1::2]):
+        for above, below in zip(upper, lower):
+            text.append("▀", f"rgb({above},{above},{above}) on rgb({below},{below},{below})")
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
+    """The sentence that compares the outputs with onnxruntime's."""
+    try:
+        session = oracle.session(Path(path))
+    except oracle.MissingLibrary:
+        return "onnxruntime is not installed, so nothing is compared with it; pip install onnxruntime"
+    name = session.get_inputs()[0].name
+    expected = np.concatenate([session.run(None, {name: image[None]})[0] for image in images])
+    different = int(np.count_nonzero(expected.view(np.uint8) != logits.view(np.uint8)))
+    return f"Output bytes that differ from onnxruntime {oracle.version()}: {different} of {expected.nbytes:,}."

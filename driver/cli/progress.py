@@ -1,0 +1,136 @@
+"""What a command is doing, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from types import TracebackType
+
+import rich.live
+from rich.console import RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from celosia.patience import every_minute, so_far
+from celosia.terminal import Console
+
+LINE_SECONDS = 60.0
+"""Where there is no terminal: seconds between two lines about the same work."""
+
+
+class Stages:
+    """Call it with the name of each stage; `cycles` with the cycles of a simulation. Nothing is shown where `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        self._moving = self._console.is_terminal and not quiet
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
+        self._task = self._line.add_task("", total=None, visible=False)
+        self._stage = ""
+        self._paused = False
+        self._patience = ExitStack()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started = self._shown = time.perf_counter()
+        self._before = self._last = 0
+
+    def __enter__(self) -> Stages:
+        self._line.start()
+        if not self._moving and not self.quiet:
+            self._patience.enter_context(every_minute(self._goes_on, LINE_SECONDS))
+        return self
+
+    def _goes_on(self) -> None:
+        """Off a terminal: the stage goes on, and has not said so for a while."""
+        if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
+            self._console.print(so_far(self._stage, self._started))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._patience.close()
+        self._line.stop()
+
+    def __call__(self, stage: str, line: bool = True) -> None:
+        """A new stage begins; without `line` it is shown on a terminal only."""
+        self._stage = stage
+        self._reset()
+        if self._moving:
+            self._line.reset(self._task, description=stage, visible=True)
+        elif line:
+            self._console.print(f"{stage} ...")
+
+    def cycles(self, passed: int) -> None:
+        """A simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
+        if passed < self._last:
+            self._before += self._last
+        self._last = passed
+        now = time.perf_counter()
+        total = self._before + passed
+        rate = total / max(now - self._started, 1e-3)
+        text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
+        self._show(text, now)
+
+    def count(self, done: int, total: int) -> None:
+        """`done` of `total` samples are done: their rate, and the time left."""
+        now = time.perf_counter()
+        rate = done / max(now - self._started, 1e-3)
+        left = timedelta(seconds=round((total - done) / rate)) if done else "?"
+        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
+        self._show(text, now)
+
+    def now(self, text: str) -> None:
+        """How far the stage is, in a line."""
+        self._show(text, time.perf_counter())
+
+    def _show(self, text: str, now: float) -> None:
+        if self._moving:
+            self._line.update(self._task, description=text)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(text, markup=False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While something else shows its own progress."""
+        self._line.stop()
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+            self._line.start()
+
+
+class Live:
+    """What `table` shows, drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        moving = self._console.is_terminal and not quiet
+        self._live = rich.live.Live(console=self._console, transient=True, refresh_per_second=4) if moving else None
+        self._shown = time.perf_counter()
+
+    def __enter__(self) -> Live:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, line: str, table: Callable[[], RenderableType]) -> None:
+        now = time.perf_counter()
+        if self._live is not None and now - self._shown >= 0.25:
+            self._shown = now
+            self._live.update(table())
+        elif self._live is None and now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self._console.print(line)

@@ -1,0 +1,1 @@
+"""Samples, images and arrays that users give."""

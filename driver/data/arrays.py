@@ -1,0 +1,187 @@
+"""Arrays that a user gives and takes: `--input NAME=FILE`, `--random`, and the .npz of the outputs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import InputError, TensorInfo
+from celosia.compiler.program.dtypes import itemsize, numpy_dtype
+from celosia.compiler.program.files import reading, replacing
+from celosia.compiler.program.host.op import HostError, check_size
+from celosia.driver.data.images import IN_UNITS, Pixels, is_image, read_image
+from celosia.driver.run.prepare import fitted
+
+Array = NDArray[Any]
+LARGEST_INDEX = 2
+"""Random integers of more than 8 bits are below it: most are indices or lengths."""
+
+
+def read_inputs(
+    given: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
+    labels: Mapping[tuple[str, int], str] = {},
+) -> dict[str, Array]:  # fmt: skip
+    """The arrays of `--input` options, each of the type and shape that `inputs` say. InputError.
+
+    An option is NAME=FILE, or FILE where there is one input only or FILE is an .npz of arrays by input name. FILE is a
+    .npy, an .npz (of the array NAME, or of a single one), or an image. random: make up the inputs that are not given.
+    Their open sizes are those of equal `labels`, by input and axis, in the arrays that are given; an open first axis is
+    1 else.
+    """
+    _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
+    arrays: dict[str, Array] = {}
+    for text in given:
+        for name, array in _read(text, inputs, pixels).items():
+            if name in arrays:
+                raise InputError(f"input {name!r} is given twice")
+            arrays[name] = array
+    for tensor in inputs:
+        if tensor.name in arrays:
+            if tensor.kind != "tensor":
+                raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors; give it from Python")
+            arrays[tensor.name] = fitted(tensor, arrays[tensor.name], shape_text(tensor))
+        elif random:
+            arrays[tensor.name] = random_array(_closed(tensor, arrays, labels), len(arrays))
+        else:
+            raise InputError(
+                f"input {tensor.name!r} is missing; it is {shape_text(tensor)}; give it with --input, or --random"
+            )
+    return arrays
+
+
+def _closed(tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]) -> TensorInfo:
+    """`tensor` with numbers for the open sizes that labels or a batch of 1 tell."""
+    if tensor.kind != "tensor":
+        return tensor
+    known = {
+        label: arrays[name].shape[axis] for (name, axis), label in labels.items()
+        if name in arrays and axis < arrays[name].ndim
+    }  # fmt: skip
+    sizes = (
+        size if size >= 0 else known.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
+        for axis, size in enumerate(tensor.shape)
+    )
+    return replace(tensor, shape=tuple(sizes))
+
+
+def _require_memory(inputs: Sequence[TensorInfo]) -> None:
+    """InputError where arrays for all `inputs` take more than this machine has."""
+    try:
+        for tensor in inputs:
+            check_size(_bytes(tensor), f"input {tensor.name!r}, {shape_text(tensor)},")
+        check_size(sum(map(_bytes, inputs)), f"what is made up for {len(inputs)} inputs")
+    except HostError as error:
+        raise InputError(str(error)) from None
+
+
+def _bytes(tensor: TensorInfo) -> int:
+    """With the float64 that random numbers are at first."""
+    return prod(max(size, 1) for size in tensor.shape) * max(itemsize(tensor.dtype), 8)
+
+
+def shape_text(tensor: TensorInfo) -> str:
+    """Element type and shape for people: `?` for a size of any number."""
+    return f"{tensor.dtype}[{', '.join('?' if size == -1 else str(size) for size in tensor.shape)}]"
+
+
+def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
+    """The arrays of one option."""
+    known = {tensor.name: tensor for tensor in inputs}
+    name, path = _split(text, list(known))
+    if not path.exists():
+        raise InputError(f"--input {text}: there is no file {path}")
+    if name is None:
+        return _whole_archive(path, known)
+    if path.suffix.lower() == ".npz":
+        return {name: _one_of(path, name)}
+    if is_image(path):
+        tensor = known[name]
+        return {name: read_image(path, name, tensor.dtype, tensor.shape, pixels)}
+    return {name: read_array(path)}
+
+
+def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
+    """Name and file of one option; names may hold equals signs, too. None for an archive of inputs."""
+    for name in sorted(names, key=len, reverse=True):
+        if text.startswith(f"{name}="):
+            return name, Path(text[len(name) + 1 :])
+    listed = ", ".join(map(repr, names)) or "none"
+    if "=" in text and not Path(text).exists():
+        raise InputError(f"there is no input {text.partition('=')[0]!r}; the inputs are {listed}")
+    if Path(text).suffix.lower() == ".npz":
+        return None, Path(text)
+    if len(names) != 1:
+        raise InputError(f"--input {text} names no input; write NAME={text}, where NAME is one of {listed}")
+    return names[0], Path(text)
+
+
+def _whole_archive(path: Path, known: Mapping[str, TensorInfo]) -> dict[str, Array]:
+    arrays = read_archive(path)
+    if len(arrays) == len(known) == 1:
+        return dict(zip(known, arrays.values()))
+    for name in arrays:
+        if name not in known:
+            listed = ", ".join(map(repr, known)) or "none"
+            raise InputError(f"{path} has an array {name!r}, and there is no such input; the inputs are {listed}")
+    return arrays
+
+
+def _one_of(path: Path, name: str) -> Array:
+    arrays = read_archive(path)
+    if name not in arrays and len(arrays) != 1:
+        held = ", ".join(map(repr, arrays)) or "nothing"
+        raise InputError(f"{path} has no array {name!r}; it holds {held}")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
+def read_array(path: Path) -> Array:
+    """The array in a .npy file. InputError where it is not one."""
+    with reading(path, InputError, "is not a .npy file of numbers", "; write one with numpy.save"):
+        array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(f"{path} is an .npz archive; give one .npy file for each input, or call it .npz")
+    return array
+
+
+def read_archive(path: Path, error: type[Exception] = InputError) -> dict[str, Array]:
+    """The arrays in an .npz file by name. `error` where it is not one."""
+    with (
+        reading(path, error, "is not an .npz file of numbers", "; write one with numpy.savez"),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        return {name: archive[name] for name in archive.files}
+
+
+def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
+    """An input made up, the same for the same `seed`: floats in 0..1, bytes of the whole range, other integers 0 and 1.
+    InputError where that cannot be.
+
+    >>> random_array(TensorInfo("x", "float32", (1, 2)))
+    array([[0.6369617 , 0.26978672]], dtype=float32)
+    """
+    if tensor.kind != "tensor" or min(tensor.shape, default=0) < 0 or tensor.dtype == "object":
+        sizes = ",".join("N" if size < 0 else str(size) for size in tensor.shape)
+        way = f"--shape {tensor.name}={sizes} with a number for each N, or with --input" if "N" in sizes else "--input"
+        raise InputError(f"input {tensor.name!r}, {shape_text(tensor)}, cannot be made up; give it with {way}")
+    rng, kind = np.random.default_rng(seed), numpy_dtype(tensor.dtype)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        low, high = (limits.min, limits.max + 1) if kind.itemsize == 1 else (0, LARGEST_INDEX)
+        return rng.integers(low, high, tensor.shape, kind)
+    return (rng.random(tensor.shape) if kind.kind != "b" else rng.random(tensor.shape) < 0.5).astype(kind)
+
+
+def write_outputs(path: str | Path, arrays: Mapping[str, Array]) -> None:
+    """Write `arrays` to an .npz file, under whatever names. OutputError."""
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)

@@ -1,0 +1,206 @@
+"""Samples of a model's inputs: a folder of arrays or images, an .npz archive, or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import InputError
+from celosia.driver.data.arrays import read_archive, read_array
+from celosia.driver.data.images import IN_UNITS, SUFFIXES, Pixels, read_image
+
+Array = NDArray[Any]
+Sample = dict[str, Array]
+
+
+LABELS = "labels"
+"""The array of an .npz file that holds labels, where no input has that name."""
+
+
+class CalibrationError(InputError):
+    """Samples that the model does not take; one sentence that names the file or array, and what is expected."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the model: None in `shape` is a size that the samples decide."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+Reader = Callable[[Sequence[Input]], Sample]
+"""Reads one sample of the inputs; CalibrationError where it does not fit them."""
+Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Array]]
+"""Of what errors name, arrays of samples and the model's inputs: the arrays with those that it can make."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples, each read when it is its turn. `inputs` are the model's, of the sizes that the samples have."""
+
+    inputs: tuple[Input, ...]
+    readers: tuple[Reader, ...]
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Every array of the exact type and shape. CalibrationError."""
+        return (reader(self.inputs) for reader in self.readers)
+
+    def or_errors(self) -> Iterator[Sample | InputError]:
+        """The same, with an error in the place of each sample that cannot be read."""
+        for reader in self.readers:
+            try:
+                sample: Sample | InputError = reader(self.inputs)
+            except InputError as error:
+                sample = error
+            yield sample
+
+    def pick(self, numbers: Iterable[int]) -> Samples:
+        """Those of these numbers, in their order."""
+        return Samples(self.inputs, tuple(self.readers[k] for k in numbers))
+
+
+def open_samples(
+    source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
+    pixels: Pixels = IN_UNITS, completed: Completion | None = None,
+) -> Samples:  # fmt: skip
+    """The samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be missing.
+
+    A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
+    (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
+    or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
+    an input whose batch is 1. Raises CalibrationError.
+    """
+    complete = completed or (lambda where, arrays, inputs: dict(arrays))
+    if isinstance(source, Mapping):
+        where = "the calibration arrays"
+        readers = array_readers(where, complete(where, source, inputs), inputs)
+    elif Path(source).is_dir():
+        readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
+    elif not Path(source).exists():
+        raise CalibrationError(f"there is no calibration folder or file {source}")
+    else:
+        arrays = _archive(Path(source))
+        if LABELS not in {each.name for each in inputs}:
+            arrays.pop(LABELS, None)  # of a test set
+        readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
+    return of_readers(readers, inputs, limit)
+
+
+def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
+    """At most `limit` of the samples, spread evenly; the first decides the sizes that the model leaves open."""
+    if limit is not None and limit < len(readers):
+        readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
+    first = readers[0](inputs)
+    fixed = tuple(Input(each.name, each.dtype, first[each.name].shape) for each in inputs)
+    return Samples(fixed, tuple(readers))
+
+
+def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+    """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
+    _check_names(where, arrays, inputs)
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise CalibrationError(f"{where}: the first axis counts samples, and its sizes differ: {counts}")
+    count = next(iter(counts.values()))
+    if not count:
+        raise CalibrationError(f"{where} holds no samples; the first axis of each array counts them")
+
+    def row(k: int, inputs: Sequence[Input]) -> Sample:
+        return {each.name: _fitted(arrays[each.name][k], each, f"{where}: {each.name}[{k}]") for each in inputs}
+
+    return [partial(row, k) for k in range(count)]
+
+
+def files_of(folder: Path) -> tuple[list[Path], Array | None]:
+    """The files of a folder that are samples, and their classes where it has a folder for each: those count from 0 in
+    the order of the folders' names, or are the names where all of them are numbers. CalibrationError for none."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not classes:
+        return sample_files(folder), None
+    if all(path.name.isdecimal() for path in classes):
+        classes.sort(key=lambda path: int(path.name))
+        numbers = [int(path.name) for path in classes]
+    else:
+        numbers = list(range(len(classes)))
+    files = [sample_files(path) for path in classes]
+    return list(chain.from_iterable(files)), np.repeat(numbers, [len(each) for each in files])
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """The files of a folder that are samples, in the order of their names. CalibrationError where there are none."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
+    if not files:
+        raise CalibrationError(f"the folder {folder} holds no samples; put .npy, .npz or image files there")
+    return files
+
+
+def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
+    """A sample of each file."""
+    return [partial(_file, path, pixels) for path in files]
+
+
+def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
+    """The sample in one file."""
+    if path.suffix.lower() == ".npz":
+        arrays = _archive(path)
+        _check_names(str(path), arrays, inputs)
+    elif len(inputs) != 1:
+        names = ", ".join(repr(each.name) for each in inputs)
+        raise CalibrationError(f"{path} holds one array, the model has the inputs {names}; give .npz files")
+    elif path.suffix.lower() == ".npy":
+        arrays = {inputs[0].name: read_array(path)}
+    else:
+        arrays = {inputs[0].name: _image(path, inputs[0], pixels)}
+    return {each.name: _fitted(arrays[each.name], each, f"{path}: {each.name!r}") for each in inputs}
+
+
+def _archive(path: Path) -> dict[str, Array]:
+    if path.suffix.lower() == ".npy":
+        raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
+    return read_archive(path, CalibrationError)
+
+
+def _check_names(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
+    held = ", ".join(map(repr, arrays)) or "nothing"
+    for each in inputs:
+        if each.name not in arrays:
+            raise CalibrationError(f"{where} has no array {each.name!r} ({each}); it holds {held}")
+    for name in arrays:
+        if name not in {each.name for each in inputs}:
+            raise CalibrationError(f"{where} has an array {name!r}, but the model has no such input")
+
+
+def _fitted(array: Array, wanted: Input, where: str) -> Array:
+    """`array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
+    if array.dtype != wanted.dtype:
+        raise CalibrationError(f"{where} is {array.dtype}, the model takes {wanted.dtype}; convert it with astype")
+    shape = wanted.shape
+    if array.ndim == len(shape) - 1 and shape[0] in (1, None):
+        array = array[None]
+    if array.ndim != len(shape) or any(w not in (None, n) for n, w in zip(array.shape, shape)):
+        raise CalibrationError(f"{where} is {array.dtype}{list(array.shape)}, the model takes {wanted}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise CalibrationError(f"{where} holds NaN or infinite values, of which no range can be taken")
+    return np.ascontiguousarray(array)
+
+
+def _image(path: Path, wanted: Input, pixels: Pixels) -> Array:
+    try:
+        return read_image(path, wanted.name, wanted.dtype.name, wanted.shape, pixels)
+    except InputError as error:
+        raise CalibrationError(str(error)) from None

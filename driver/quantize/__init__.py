@@ -1,0 +1,1 @@
+"""Float models to models of 8-bit integers."""

@@ -1,0 +1,198 @@
+"""What `celosia quantize` quantises beside products: sums and softmaxes of attention, the residual stream, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.program.traits import Kind
+from celosia.driver.quantize.decoders import PRODUCTS
+from celosia.driver.quantize.masks import HIDDEN, is_mask
+from celosia.driver.run.oracle import run, session
+
+Array = NDArray[Any]
+
+BELOW = 24.0
+"""What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e, a thousand of
+them neither."""
+JOINS = ("Add", "Mul")
+"""What integers compute of two tensors."""
+
+
+@dataclass(frozen=True)
+class MaskedScores:
+    """The tensors of a sum that a softmax reads: `scores` are made of products, and `mask` is not."""
+
+    scores: str
+    mask: str
+    result: str
+
+
+@dataclass
+class BetweenProducts:
+    """operators: names of nodes that are computed of products, and for products, of two tensors or of whole rows.
+    masked: the sums with masks among them."""
+
+    operators: list[str] = field(default_factory=list)
+    masked: list[MaskedScores] = field(default_factory=list)
+
+
+def between_products(model: onnx.ModelProto, which: str) -> BetweenProducts:
+    """What is between `model`'s products in attention. which: "rotary" positions; masks and softmaxes, too, for
+    "attention"; else also the residual stream and norms, from the embeddings on."""
+    everything = which not in ("rotary", "attention")
+    flow, found = _Flow(model, everything), BetweenProducts()
+    scores = flow.read_by(_is_softmax) if which != "rotary" else set[str]()
+    read = scores | flow.read_by(lambda node: node.op_type in (*PRODUCTS, *NORMS) if everything else flow.mixes(node))
+    for node in model.graph.node:
+        made = [name for name in flow.varying(node) if name in flow.made]
+        if made and ((scores and _is_softmax(node)) or (everything and node.op_type in NORMS)):
+            found.operators.append(node.name)
+        elif made and node.output[0] in flow.joined and node.output[0] in read:
+            found.operators.append(node.name)
+            others = [name for name in flow.varying(node) if name not in flow.made]
+            if node.op_type == "Add" and others and node.output[0] in scores:
+                found.masked.append(MaskedScores(made[0], others[0], node.output[0]))
+    return found
+
+
+def scores_of(model: onnx.ModelProto) -> set[str]:
+    """The tensors of which softmaxes, and nothing but single elements, are computed."""
+    return _Flow(model, everything=False).read_by(_is_softmax)
+
+
+def _is_softmax(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Softmax")
+
+
+class _Flow:
+    """Which tensors are computed of which, single elements of single elements.
+
+    made: tensors that are computed so of products; where `everything`, of norms and embeddings, too. joined: results
+    of JOINS of two tensors that are not both functions of the same one, as those in GELU are.
+    """
+
+    def __init__(self, model: onnx.ModelProto, everything: bool) -> None:
+        self.nodes = list(model.graph.node)
+        added = {name for node in self.nodes if node.op_type == "Add" for name in node.input}
+        self.constants = {each.name for each in model.graph.initializer if each.name not in added or not is_mask(each)}
+        self.made, self.joined = set[str](), set[str]()
+        of: dict[str, str] = {}
+        for node in self.nodes:
+            varying, through = self.varying(node), self._is_through(node)
+            sources = {of.get(name, name) for name in varying}
+            begins = node.op_type in PRODUCTS or (everything and (node.op_type in NORMS or self._embeds(node)))
+            if begins or (through and self.made.intersection(varying)):
+                self.made.update(node.output)
+            if node.op_type in JOINS and len(sources) == 2:
+                self.joined.add(node.output[0])
+            elif through and len(sources) == 1:
+                of.update(dict.fromkeys(node.output, *sources))
+
+    def varying(self, node: onnx.NodeProto) -> list[str]:
+        """The operands that are no constants, but for masks, which are made anew."""
+        return [name for name in node.input if name and name not in self.constants]
+
+    def mixes(self, node: onnx.NodeProto) -> bool:
+        """Whether it is a product of two activations."""
+        return node.op_type in PRODUCTS and len(self.varying(node)) > 1
+
+    def read_by(self, ends: Callable[[onnx.NodeProto], bool]) -> set[str]:
+        """The tensors of which nodes compute that are `ends`, or what these read."""
+        found: set[str] = set()
+        for node in reversed(self.nodes):
+            if ends(node) or (self._is_through(node) and found.intersection(node.output)):
+                found.update(self.varying(node))
+        return found
+
+    def _embeds(self, node: onnx.NodeProto) -> bool:
+        return node.op_type == "Gather" and node.input[0] in self.constants
+
+    def _is_through(self, node: onnx.NodeProto) -> bool:
+        facts = traits(node.op_type)
+        return (facts.kind is Kind.INJECTIVE or facts.moves is not None) and not self._embeds(node)
+
+
+@dataclass(frozen=True)
+class ScoreRange:
+    """Of sums that a softmax reads, from the largest one down to what adds nothing to it in any row; and what a mask
+    has to add to the largest score for that."""
+
+    low: float
+    high: float
+    mask: float
+
+
+def score_ranges(
+    model: onnx.ModelProto, masked: Sequence[MaskedScores], samples: Iterable[Mapping[str, Array]]
+) -> dict[str, ScoreRange]:
+    """Those of each sum's result, over all `samples` of the float model. OracleError."""
+    names = list(dict.fromkeys(name for each in masked for name in (each.scores, each.result)))
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    rows: dict[str, list[Array]] = {name: [] for name in names}
+    if names:
+        opened = session(asked, int8=False)
+        for sample in samples:
+            for name, array in run(opened, sample).items():
+                rows[name].append(array.max(axis=-1).ravel())
+    largest = {name: np.concatenate(arrays) for name, arrays in rows.items()}
+    found = {}
+    for each in masked:
+        seen = largest[each.result][largest[each.result] > HIDDEN]
+        low, high = (float(seen.min()) - BELOW, float(seen.max())) if seen.size else (-BELOW, 0.0)
+        found[each.result] = ScoreRange(low, high, low - float(largest[each.scores].max()))
+    return found
+
+
+def bound_masks(
+    model: onnx.ModelProto, masked: Sequence[MaskedScores], ranges: Mapping[str, ScoreRange]
+) -> list[str]:  # fmt: skip
+    """Change `model` so that sums read nothing of masks below what their ranges say. Returns names of the nodes that
+    see to that.
+
+    result = Add(scores, mask)    ->    bounded = Max(mask, bound)    result = Add(scores, bounded)
+    """
+    graph, bounds = model.graph, dict[str, float]()
+    for each in masked:
+        bounds[each.mask] = min(bounds.get(each.mask, 0.0), ranges[each.result].mask)
+    results = {each.result: each.mask for each in masked}
+    for node in graph.node:
+        mask = results.get(node.output[0])
+        node.input[:] = [f"{mask}_bounded" if name == mask else name for name in node.input]
+    for mask, bound in bounds.items():
+        least = numpy_helper.from_array(np.array(bound, np.float32), f"{mask}_bound")
+        graph.initializer.append(least)
+        made = helper.make_node("Max", [mask, least.name], [f"{mask}_bounded"], name=f"{mask}_Max")
+        place = next((k + 1 for k, other in enumerate(graph.node) if mask in other.output), 0)
+        graph.node.insert(place, made)
+    return [f"{mask}_Max" for mask in bounds]
+
+
+def with_float_constants(model: onnx.ModelProto, original: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+    """`model`, in which norms among the nodes `names` have the scales and offsets that they have in `original`, floats:
+    the quantiser rounds them, which saves nothing. It is changed."""
+    graph, constants = model.graph, {tensor.name: tensor for tensor in original.graph.initializer}
+    norms = {node.name: node.input for node in original.graph.node if node.name in names and node.op_type in NORMS}
+    kept = dict[str, str]()
+    for node in graph.node:
+        for place, name in enumerate(norms.get(node.name, ())):
+            if name in constants:
+                node.input[place] = kept.setdefault(name, f"{name}_float")
+    graph.initializer.extend(
+        numpy_helper.from_array(numpy_helper.to_array(constants[name]), new) for name, new in kept.items()
+    )
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in [each for each in graph.node if each.op_type == "DequantizeLinear" and each.output[0] not in read]:
+        graph.node.remove(node)
+    return model

@@ -1,0 +1,306 @@
+"""Moving what a few channels of activations are larger by into weights, so that bytes are fine enough for the others.
+
+    y = Norm(x, gamma, beta)    z = MatMul(y, w)      ->      y = Norm(x, gamma / s, beta / s)    z = MatMul(y, w * s)
+
+with a factor s for each channel: max|y|^alpha / max|w|^(1 - alpha) over samples and columns (SmoothQuant: Xiao et al.,
+ICML 2023). What the norm's scale is here may be any constant that the channels of y are multiplied by on their way: the
+columns of a product in front of a Relu, or in front of a gate (equalisation: Nagel et al., ICCV 2019). Factors are
+powers of two, so that the float model computes the same numbers, but for those that leave the range of floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.norms import NORMS
+from celosia.driver.choices import AUTO
+from celosia.driver.quantize.decoders import PRODUCTS
+from celosia.driver.run.oracle import run, session
+
+Array = NDArray[Any]
+TRIED = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Values of alpha that AUTO tries, beside none."""
+GAIN = 0.5
+"""AUTO changes a place where the squared error of its products becomes less than so much of what it was: by less,
+rounding elsewhere changes a model's result as often to the worse."""
+ROWS = 512
+"""Rows of activations, of all samples together, that AUTO looks at."""
+HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
+"""f(s x) = s f(x) for s > 0; so are views."""
+SUMS = ("Add", "Sub")
+FACTORS = ("Mul", "Div")
+
+
+@dataclass(frozen=True)
+class ChannelConstant:
+    """A constant operand of a node, whose `axis` counts channels."""
+
+    node: onnx.NodeProto
+    place: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class SmoothPlace:
+    """A tensor whose channels may be scaled: `divided` by the factors, `multiplied` where it is read."""
+
+    tensor: str
+    divided: tuple[ChannelConstant, ...]
+    multiplied: tuple[ChannelConstant, ...]
+
+
+@dataclass
+class ChannelStatistics:
+    """Of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its rows."""
+
+    least: Array
+    most: Array
+    rows: Array
+
+    @property
+    def largest(self) -> Array:
+        """Magnitudes."""
+        return np.asarray(np.maximum(np.abs(self.least), np.abs(self.most)))
+
+
+def smooth(
+    model: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], alpha: float | str, symmetric: bool,
+    per_channel: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Change the float model so that its activations lose less as bytes; what it computes stays the same.
+
+    alpha: of the formula above, 0 to 1, or AUTO: for each place that of TRIED with the least error of the products that
+    read it, or none. symmetric: whether activations will have no zero point; per_channel: whether weights will have a
+    scale for each output. Returns `places`, how many there are, and `changed`, a list of `tensor`, `alpha` and
+    `gain_db`, by which the products' error is less on samples. OracleError.
+    """
+    graph = _SmoothGraph(model)
+    places = list(graph.places())
+    known, changed = _statistics(model, places, samples), list[dict[str, Any]]()
+    for place in places:
+        x, weights = known[place.tensor], [graph.rows(each) for each in place.multiplied]
+        before, best = _error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
+        least = before * GAIN if alpha == AUTO else np.inf
+        for tried in TRIED if alpha == AUTO else (float(alpha),):
+            factors = _factors(x.largest, weights, tried)
+            error = _error(x, weights, factors, symmetric, per_channel)
+            if error < least and np.any(factors != 1):
+                least, best = error, (tried, factors)
+        if best is not None:
+            graph.scale(place, best[1])
+            gain = 10 * float(np.log10(before / least)) if before and least else 0.0
+            changed.append({"tensor": place.tensor, "alpha": best[0], "gain_db": gain})
+    return {"places": len(places), "changed": changed}
+
+
+def is_smoothable(model: onnx.ModelProto) -> bool:
+    """Whether a float model has a place for `smooth`."""
+    return any(True for _ in _SmoothGraph(model).places())
+
+
+def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
+    """Powers of two [channels]; 1 for channels of nothing, and the median of the others."""
+    heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
+    used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
+    factors = np.ones(len(largest))
+    if used.any():
+        exponents = alpha * np.log2(largest[used]) - (1 - alpha) * np.log2(heaviest[used])
+        factors[used] = 2.0 ** np.rint(exponents - np.median(exponents))
+    return factors
+
+
+def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool) -> float:
+    """Of all products together: the sum of squares, over the rows that are kept."""
+    low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
+    if symmetric:
+        high = max(-low, high)
+        low = -high
+    step = (high - low) / (254 if symmetric else 255) or 1.0
+    rounded, total = np.rint(x.rows / factors / step) * step, 0.0
+    for w in weights:
+        scaled = w * factors[:, None]
+        steps = np.abs(scaled).max(axis=0 if per_channel else None) / 127
+        steps = np.where(steps == 0, 1.0, steps)
+        total += float(((rounded @ (np.rint(scaled / steps) * steps) - x.rows @ w) ** 2).sum())
+    return total
+
+
+def _statistics(
+    model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
+) -> dict[str, ChannelStatistics]:
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
+    found, rows = dict[str, ChannelStatistics](), list(samples) if places else []
+    opened = session(asked, int8=False) if places else None
+    for sample in rows:
+        for name, array in run(opened, sample).items():
+            flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
+            some = flat[np.linspace(0, len(flat) - 1, min(len(flat), -(-ROWS // len(rows)))).astype(int)]
+            least, most, known = flat.min(axis=0), flat.max(axis=0), found.get(name)
+            if known is not None:
+                least, most = np.minimum(least, known.least), np.maximum(most, known.most)
+                some = np.concatenate([known.rows, some])
+            found[name] = ChannelStatistics(least, most, some)
+    return found
+
+
+class _SmoothGraph:
+    """Who makes and who reads what in a float model, and its constants, which can be changed."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.outputs = {value.name for value in self.graph.output} | set(_captured(self.graph.node))
+        self.makers = {name: node for node in self.graph.node for name in node.output if name}
+        self.readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in self.graph.node:
+            for place, name in enumerate(node.input):
+                self.readers.setdefault(name, []).append((node, place))
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        self.widths: dict[str, int] = {
+            value.name: value.type.tensor_type.shape.dim[-1].dim_value
+            for value in (*inferred.input, *inferred.value_info, *inferred.output)
+            if value.type.tensor_type.shape.dim
+        }
+
+    def places(self) -> Iterator[SmoothPlace]:
+        """Those of the model, in its order."""
+        for node in self.graph.node:
+            read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
+            made = self._made(node.output[0]) if read else None
+            if made and len({self._dims(each.node.input[each.place])[each.axis] for each in (*made, *read)}) == 1:
+                yield SmoothPlace(node.output[0], tuple(made), tuple(read))
+
+    def rows(self, operand: ChannelConstant) -> Array:
+        """A matrix [channels, outputs]."""
+        return np.moveaxis(self._array(operand), operand.axis, 0).astype(np.float64)
+
+    def scale(self, place: SmoothPlace, factors: Array) -> None:
+        """Divide and multiply the constants of a place."""
+        for operands, by in ((place.divided, 1 / factors), (place.multiplied, factors)):
+            for each in operands:
+                array = self._array(each)
+                across = [1] * array.ndim
+                across[each.axis] = -1
+                self._set(each, (array * by.reshape(across)).astype(array.dtype))
+
+    def _array(self, operand: ChannelConstant) -> Array:
+        array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
+        return array
+
+    def _set(self, operand: ChannelConstant, array: Array) -> None:
+        """Give the node a constant of its own, where others read the one that it has."""
+        name = operand.node.input[operand.place]
+        if len(self.readers[name]) == 1 and name not in self.outputs:
+            self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
+            return
+        self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
+        own = f"{name}_{operand.place}_of_{operand.node.output[0]}"
+        operand.node.input[operand.place] = own
+        self.graph.initializer.append(numpy_helper.from_array(array, own))
+        self.constants[own], self.readers[own] = self.graph.initializer[-1], [(operand.node, operand.place)]
+
+    def _read(self, name: str) -> list[ChannelConstant]:
+        """Weights of the products that read a tensor; none where anything else does."""
+        found: list[ChannelConstant] = []
+        for node, place in self.readers.get(name, ()):
+            if self._is_view(node):
+                more = self._read(node.output[0])
+            else:
+                weights = self._weights(node)
+                more = [weights[0]] if weights and place == 0 else []
+            if not more:
+                return []
+            found += more
+        return [] if name in self.outputs else found
+
+    def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
+        """Of a product by a constant matrix: (its rows, its columns)."""
+        attrs = _attributes(node)
+        if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._dims(node.input[1])) != 2:
+            return None
+        axes = (1, 0) if attrs.get("transB") else (0, 1)
+        return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
+
+    def _made(self, name: str) -> list[ChannelConstant] | None:
+        """What has to be divided so that a tensor is; None where that is not possible."""
+        node = self.makers.get(name)
+        if node is None or node.output[0] != name:
+            return None
+        if node.op_type in NORMS:
+            return self._of_norm(node)
+        if (weights := self._weights(node)) is not None:
+            bias = self._along(node, 2, name)
+            return None if bias is None else [weights[1], *bias]
+        if node.op_type in HOMOGENEOUS or self._is_view(node):
+            return self._alone(node.input[0])
+        return self._of_both(node, name) if node.op_type in (*SUMS, *FACTORS) else None
+
+    def _of_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
+        operands = [k for k, name in enumerate(node.input) if k and name]
+        if not all(len(self._dims(node.input[k])) == 1 for k in operands):
+            return None
+        return [ChannelConstant(node, k, 0) for k in operands] or None
+
+    def _of_both(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
+        """A sum's constant and what it is added to; one factor of a product."""
+        constant = [k for k in (0, 1) if node.input[k] in self.constants]
+        if node.op_type in SUMS:
+            along = self._along(node, constant[0], name) if len(constant) == 1 else None
+            rest = None if along is None else self._alone(node.input[1 - constant[0]])
+            return None if along is None or rest is None else along + rest
+        if node.op_type == "Mul" and len(constant) == 1 and (along := self._along(node, constant[0], name)):
+            return along
+        for k in (0, 1) if node.op_type == "Mul" else (0,):
+            found = self._alone(node.input[k]) if self._is_wide(node.input[k], name) else None
+            if found is not None:
+                return found
+        return None
+
+    def _alone(self, name: str) -> list[ChannelConstant] | None:
+        """`_made` of a tensor that one node reads, once."""
+        return self._made(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
+
+    def _along(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
+        """A constant operand that has a number for each channel of the tensor `name`; none where it is left out."""
+        if place >= len(node.input) or not node.input[place]:
+            return []
+        dims = self._dims(node.input[place])
+        alone = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
+        return [ChannelConstant(node, place, len(dims) - 1)] if alone else None
+
+    def _dims(self, name: str) -> tuple[int, ...]:
+        return tuple(self.constants[name].dims) if name in self.constants else ()
+
+    def _is_wide(self, operand: str, name: str) -> bool:
+        """Whether a tensor has as many channels as another, and no constant is one."""
+        return operand not in self.constants and 0 < self.widths.get(operand, 0) == self.widths.get(name)
+
+    def _is_view(self, node: onnx.NodeProto) -> bool:
+        """Whether channels stay what they are: rows go elsewhere."""
+        if not traits(node.op_type).view or node.input[0] not in self.widths:
+            return False
+        return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
+
+
+def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
+    """What graphs in attributes of nodes read."""
+    for node in nodes:
+        yield from node.input if inside else ()
+        for attr in node.attribute:
+            for graph in (attr.g, *attr.graphs):
+                yield from _captured(graph.node, True)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}

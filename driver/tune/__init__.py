@@ -1,0 +1,1 @@
+"""Search for schedules, and who measures them."""

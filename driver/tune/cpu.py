@@ -1,0 +1,122 @@
+"""Search for better schedules of kernels that run on this CPU: those of a model, or of one's own expression."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.expr import Tensor
+from celosia.compiler.expr.trace import Trace
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.program import Program
+from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
+from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.records import Records
+from celosia.driver.choices import KERNEL_TRIALS
+from celosia.driver.tune.tune import Tuning, end_of, opened
+from celosia.hw.spec.config import Config
+
+Told = Callable[[KernelState], None]
+
+
+def tune_cpu(
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, trials: int = KERNEL_TRIALS,
+    records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
+    seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, accelerator: bool = True,
+    check: bool = True, shapes: Shapes | None = None, budget: str | float | None = None,
+    progress: Callable[[str], None] | None = None, told: Told = lambda state: None,
+) -> Tuning:  # fmt: skip
+    """Tune the kernels of a model that run on this CPU, on one thread, and compile it.
+
+    >>> import celosia
+    >>> tuning = celosia.tune_cpu(celosia.models.demo_model_path(), "tiny", trials=4)
+    >>> tuning.report["seconds_tuned"] <= tuning.report["seconds_own"]
+    True
+
+    trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
+    not run again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
+    (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
+    for the CPU. budget: seconds, or "90s", "30m", "2h", after which no trial is begun any more. progress: called with
+    the name of each stage; told: with the KernelState after each trial.
+
+    The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
+    left_out (devices by name), damaged (lines of the records), and kernels: name, count, trials, own and tuned
+    (picoseconds), trace (as Python; "" where the compiler's own stays).
+
+    Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
+    left to measure.
+    """
+    known, started, until = opened(records), time.perf_counter(), end_of(budget)
+
+    def compiled(choices: Choices) -> Program:
+        with choosing(choices):
+            return compile_model(
+                source, config, progress, check=check, shapes=shapes, accelerator=accelerator, records=None
+            )
+
+    met = Choices()
+    compiled(met)
+    if progress is not None:
+        progress("tuning")
+    state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until)
+    return Tuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
+
+
+def tune_kernel(
+    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], *, trials: int = KERNEL_TRIALS,
+    records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
+    seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
+) -> tuple[CompiledKernel, Trace]:  # fmt: skip
+    """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`.
+
+    >>> import numpy as np
+    >>> import celosia
+    >>> from celosia.compiler import expr as T
+    >>> x = T.placeholder((4, 64), "float32", "x")
+    >>> twice = T.compute((4, 64), lambda i, j: x[i, j] + x[i, j], "twice")
+    >>> kernel, trace = celosia.tune_kernel(twice, [x], trials=2)
+    >>> float(kernel(np.ones((4, 64), np.float32))[0].sum())
+    512.0
+    """
+    computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    workload = KernelWorkload.of(computed, inputs)
+    _, traces = _tuned(opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)
+    trace = traces.get(workload.name, workload.own())
+    return compile_function(workload.loops(workload.scheduled(trace))), trace
+
+
+def _tuned(
+    records: Records, workloads: Iterable[tuple[KernelWorkload, int]], trials: int, jobs: int, search: str,
+    learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
+    until: float = math.inf,
+) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
+    with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
+        tuner = KernelTuner(records, measuring, trials, search, learner, seed, told, until)
+        traces = tuner.tune(workloads)
+    return tuner.state, traces
+
+
+def _report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
+    kernels = [
+        {
+            "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,
+            "trace": "" if s.taken is None else str(s.taken.trace),
+        }
+        for s in state.subjects
+    ]  # fmt: skip
+    return {
+        "seconds_own": state.untuned, "seconds_tuned": state.tuned, "measured": state.measured, "known": state.known,
+        "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
+        "kernels": kernels,
+    }  # fmt: skip

@@ -1,0 +1,155 @@
+"""An ONNX model to one of fewer cycles on an accelerator, with the same bytes under onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from celosia.compiler.compile import compile as compiled
+from celosia.compiler.compile import pricing
+from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.options import Options, Run, Source, taking
+from celosia.compiler.program import Program
+from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.optimise import Optimised
+from celosia.compiler.superoptimise.optimise import optimise as optimised
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.tune.records import Records
+from celosia.driver.choices import SUPEROPTIMISERS
+from celosia.driver.run.oracle import MissingLibrary, opened, require
+from celosia.hw.spec.config import Config
+
+if TYPE_CHECKING:
+    from celosia.compiler.tune.pool import Fleet
+
+
+def optimise(
+    source: str | Path | onnx.ModelProto, config: str | Path | Config = "pynq", *, budget: float = 60.0,
+    shapes: Shapes | None = None, rules: Sequence[RewriteRule] = (), search: str = SUPEROPTIMISERS[0],
+    progress: Callable[[str], None] = lambda stage: None, told: Callable[[SearchState], None] = lambda state: None,
+    accelerator: bool = True, fast_math: bool = False, records: str | Path | None = None,
+    tune: int = 0, jobs: int = 0, pool: str | None = None, fleet: Fleet | None = None,
+) -> Optimised:  # fmt: skip
+    """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
+
+    accelerator: False for a model that runs on this processor alone; then rules of floats are taken, too, and what
+    counts is the time of its kernels, on one thread.
+
+    fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere.
+    Outputs are then as near to the original's as rounding may bring them (compiler/superoptimise/rounding.py), or the
+    model is refused; `Optimised.report` has how near they are, under "fast_math".
+
+    shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
+    proved now, which needs z3. `Optimised.report` says under "rules" in how many places each fits, and what it saves at
+    most by estimate, whether it was taken or not. search: of choices.SUPEROPTIMISERS. queue goes on with what is a
+    little dearer than the best, too, greedy takes the best next step, milp many steps at once, which an integer program
+    chooses, egraph the cheapest of all that is known to make each tensor. Ctrl-C ends the search and keeps the best.
+    `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
+    under onnxruntime, for random inputs.
+
+    records: a file, as that of `celosia tune`, which keeps what was found: the next search of the model goes on from
+    there, and ends at once where this one has found all, or has had as long. It need not be there yet.
+
+    tune: trials of schedules, as `celosia tune` makes them, of the original and of each of the five best, after
+    `budget`: the one that takes fewest cycles then is taken; records keep these trials, too, for `compile(records=)`.
+
+    jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
+    What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
+    no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
+
+    >>> import celosia
+    >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
+    >>> found.report["cycles"] <= found.report["cycles_before"]
+    True
+
+    Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
+    not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
+    """
+    from celosia.compiler.tune.kernels.trial import processor
+    from celosia.driver.tune.weighing import weighed_by
+
+    _require(search, accelerator, bool(jobs or pool or fleet))
+    cfg = Config.load(config)
+    progress("reading the model")
+
+    def oracle(model: onnx.ModelProto) -> Run:
+        progress("comparing with the original under onnxruntime")
+        return opened(model)
+
+    known = None if records is None else Records.load(records, must_exist=False)
+    with _devices(tune if accelerator else 0, jobs, pool, fleet) as others:
+        costs = pricing(source, cfg, accelerator)
+        if others is not None and tune:
+            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, others, progress))
+        with weighed_by(others if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
+            found = optimised(
+                source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
+                records=known, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
+            )  # fmt: skip
+        found.state.left_out = {} if others is None else dict(others.left_out)
+    return found
+
+
+def _devices(
+    trials: int, jobs: int, pool: str | None, fleet: Fleet | None
+) -> AbstractContextManager[Fleet | None]:  # fmt: skip
+    """Who weighs steps and measures schedules: now, so that a pool that does not answer costs no search. `fleet` stays
+    open."""
+    if fleet is not None or not (trials or jobs or pool):
+        return nullcontext(fleet)
+    from celosia.compiler.tune.choices import DEADLINE
+    from celosia.compiler.tune.measure import Judge
+    from celosia.driver.tune.fleet import fleet_for
+    from celosia.driver.tune.weighing import STEP_SECONDS
+    from celosia.hw.boards.known import memory_model, shortest
+
+    judge = Judge("timed", shortest(memory_model("zynq-hp")))
+    return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
+
+
+def _tuned(
+    cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
+    model: onnx.ModelProto,
+) -> float:  # fmt: skip
+    """Cycles of a model with schedules of its own; of one that has nothing on the accelerator none."""
+    from celosia.driver.tune.tune import tune as tune_model
+
+    progress("tuning one of the best")
+    try:
+        tuning = tune_model(model, cfg, trials=trials, records=records, fleet=fleet, check=False)
+    except ModelError:
+        return 0
+    return float(tuning.report["cycles"])
+
+
+def _require(search: str, accelerator: bool, others: bool) -> None:
+    """MissingLibrary; BudgetError where other processes would measure this processor."""
+    require()
+    if search in ("milp", "egraph"):
+        try:
+            import scipy.optimize  # noqa: F401
+        except ImportError:
+            way = "pip install 'celosia[superoptimise]'"
+            raise MissingLibrary(f"to search by {search}, scipy is needed: {way}") from None
+    if others and not accelerator:
+        raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
+
+
+@taking(Options)
+def compile(source: Source, options: Options) -> Program:
+    """`celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of `optimise`."""
+    if options.optimise is not None and options.oracle is None:
+        require()
+        options = replace(options, oracle=opened)
+    return compiled(source, **vars(options))
+
+
+compile.__doc__ = compiled.__doc__

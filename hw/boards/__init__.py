@@ -1,0 +1,1 @@
+"""Boards, their FPGAs and their memories. Standard library only."""

@@ -1,0 +1,108 @@
+"""A board of one's own, from a TOML file: docs/boards.md has an example."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from celosia.hw.boards.board import STATES, Board, BoardError, device_of, synth_of
+from celosia.hw.boards.fpga import DEVICES, Device
+from celosia.hw.boards.memory import Dram
+from celosia.hw.spec.config import Config, ConfigError, did_you_mean
+from celosia.plain import brief, from_toml
+
+PAGE = "docs/boards.md says where to find it"
+
+
+def read(path: Path) -> Board:
+    """The board of a file; its name is the file's where it has none. BoardError."""
+    try:
+        fields = from_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BoardError(f"cannot read board file {path}: {error.strerror}; give the path of a .toml file") from None
+    except ValueError as error:
+        raise BoardError(f"board file {path} is not valid TOML: {error}; docs/boards.md has an example") from None
+    try:
+        return _board(path, fields)
+    except BoardError as error:
+        raise BoardError(f"board file {path}: {error}") from None
+
+
+def _of_platform(name: object) -> dict[str, Any]:
+    """Part and lights of a platform of amaranth-boards, as "arty_z7.ArtyZ720Platform"."""
+    from importlib import import_module
+
+    found = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
+    try:
+        platform: Any = getattr(import_module(f"amaranth_boards.{found[1]}"), found[2]) if found else None
+        part = platform.device, platform.package, platform.speed
+    except (ImportError, AttributeError):
+        raise BoardError(
+            f"platform cannot be {brief(name)}; it is a module of amaranth-boards and a class in it for a Zynq, as "
+            "arty_z7.ArtyZ720Platform"
+        ) from None
+    leds = [each for each in platform.resources if each.name == "led"][: len(STATES)]
+    lights: dict[str, Any] = {"lights": [led.ios[0].names[0] for led in leds]}
+    if leds:
+        lights["light_standard"] = str(leds[0].attrs["IOSTANDARD"])
+    separator = "" if str(part[0]).startswith("xc7z") else "-"
+    return {"part": f"{part[0]}{separator}{part[1]}-{part[2]}", **lights}
+
+
+def _board(path: Path, fields: dict[str, Any]) -> Board:
+    if "platform" in fields:
+        fields = _of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
+    known = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(Board)}
+    _check_names("", fields, known | {"name": False, "device": False})
+    fields = {"name": path.stem, **fields}
+    fields["device"] = _device(fields["part"], fields.get("device"))
+    fields["dram"] = Dram(**_table("dram", fields["dram"], [each.name for each in dataclasses.fields(Dram)]))
+    fields["config"] = _config(path.parent, fields["config"], fields["name"])
+    lights = fields.get("lights", [])
+    if not isinstance(lights, list):
+        raise BoardError(f'lights cannot be {brief(lights)}; it is a list of pins, as ["R14", "P14"]')
+    return Board(**fields | {"lights": tuple(lights)})
+
+
+def _device(part: str, table: object) -> Device:
+    name = device_of(part)
+    if table is not None:
+        resources = [each.name for each in dataclasses.fields(Device) if each.name not in ("name", "synth")]
+        return Device(name, synth_of(part), **_table("device", table, resources))
+    if name not in DEVICES:
+        raise BoardError(f"[device] is missing: Celosia does not know what a {name} holds; {PAGE}")
+    return DEVICES[name]
+
+
+def _config(folder: Path, given: object, name: object) -> Config:
+    """By the name of a preset, a file beside the board's, or a table of fields."""
+    try:
+        if isinstance(given, dict):
+            return Config.from_dict({"name": name, **given})
+        if not isinstance(given, str):
+            raise BoardError(f"config cannot be {brief(given)}; it is the name of a preset, a file, or a table")
+        return Config.load(folder / given if given.endswith((".toml", ".json")) else given)
+    except ConfigError as error:
+        raise BoardError(f"config: {error}") from None
+
+
+def _table(title: str, given: object, names: list[str]) -> dict[str, Any]:
+    """A table that must have all of these fields."""
+    if not isinstance(given, dict):
+        raise BoardError(f"{title} cannot be {brief(given)}; it is a table, [{title}], of {', '.join(names)}")
+    _check_names(f"{title}.", given, dict.fromkeys(names, True))
+    return given
+
+
+def _check_names(prefix: str, given: Mapping[str, object], known: Mapping[str, bool]) -> None:
+    """known: whether each must be there."""
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{near}; known are {', '.join(known)}")
+    for name, must in known.items():
+        if must and name not in given:
+            raise BoardError(f"{prefix}{name} is missing; {PAGE}")

@@ -1,0 +1,131 @@
+"""The boards, each once, and the memory models that are theirs. Where a number has no source, it says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from celosia.hw.boards.board import Board, BoardError
+from celosia.hw.boards.board_file import read
+from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, Dram, MemoryModel
+from celosia.hw.spec.config import PRESETS, did_you_mean
+
+_DDR3 = Dram(16, 1050, 7800, 260)
+"""Of the PYNQ-Z1 and -Z2: 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual; TUL, PYNQ-Z2 user manual and board
+files): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and tRFC."""
+_LPDDR4 = Dram(32, 1066, 3904, 280)
+"""Of the Ultra96-V2: 32 bits at 533 MHz (Avnet's board files: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit, refreshed as
+a whole: JESD209-4, tREFI and tRFCab."""
+
+BOARDS = {
+    board.name: board
+    for board in (
+        # Pins: Digilent, PYNQ-Z1 reference manual. The clock of both is what the estimate of timing leaves room for.
+        Board(
+            "pynq-z1", "xc7z020clg400-1", DEVICES["xc7z020"], PRESETS["pynq"], 100, _DDR3,
+            "pynq-z1", ("R14", "P14", "N16"), "LVCMOS33",
+        ),
+        # Pins: TUL, master XDC of the PYNQ-Z2.
+        Board(
+            "pynq-z2", "xc7z020clg400-1", DEVICES["xc7z020"], PRESETS["pynq"], 100, _DDR3,
+            "pynq-z2", ("R14", "P14", "N16"), "LVCMOS33",
+        ),
+        # Part and pins: Avnet, Ultra96-V2 hardware user's guide. The logic has the radio's two lights. "ultra96" is
+        # Vivado's name of the predecessor. Clock: wanted, no source.
+        Board(
+            "ultra96", "xczu3eg-sbva484-1-i", DEVICES["xczu3eg"], PRESETS["ultra96"], 150, _LPDDR4,
+            "ultra96v2", ("A9", "B9"), "LVCMOS18",
+        ),
+        # Part and pins: AMD, UG1267. DRAM: 64 bits at 1067 MHz (AMD's board files: DDR4_2133P, though the device may
+        # have DDR4-2400): 17.1 GB/s; chips of 4 Gbit: JESD79-4, tREFI and tRFC1. Clock: wanted, no source.
+        Board(
+            "zcu104", "xczu7ev-ffvc1156-2-e", DEVICES["xczu7ev"], PRESETS["zcu104"], 200, Dram(64, 2133, 7800, 260),
+            "zcu104", ("D5", "D6", "A5"), "LVCMOS33",
+        ),
+        # Part: AMD, DS987. DRAM: 64 bits, 2400 MT/s (DS987): 19.2 GB/s; chips of 8 Gbit (AMD's board files, kv260_som):
+        # JESD79-4, tREFI and tRFC1. No light is known that the logic drives. Clock: wanted, no source.
+        Board(
+            "kv260", "xck26-sfvc784-2LV-c", DEVICES["xck26"], PRESETS["ultra96"], 200, Dram(64, 2400, 7800, 350),
+            "kv260_som",
+        ),
+        # Part, pins and DRAM: AMD's PYNQ image for it (github.com/Xilinx/AUP-ZU3: base/constraints/base.xdc, the first
+        # white lights, and the processors' settings: 32 bits, DDR4_2400T): 9.6 GB/s; chips of 16 Gbit: JESD79-4, tREFI
+        # and tRFC1. The boards of 4 GB and 8 GB differ in nothing that is here but the name of their board files.
+        # Clock: wanted, no source.
+        Board(
+            "aup-zu3", "xczu3eg-sfvc784-2-e", DEVICES["xczu3eg"], PRESETS["ultra96"], 200, Dram(32, 2400, 7800, 550),
+            "aup-zu3-8gb", ("AF5", "AE7", "AH2"), "LVCMOS12",
+        ),
+    )
+}  # fmt: skip
+MEMORY_MODELS = {model.name: model for model in (ZYNQ_HP, IDEAL, *(board.memory for board in BOARDS.values()))}
+
+
+def find_board(source: str | Path | Board) -> Board:
+    """The board of that name, or of a .toml file (docs/boards.md), or a Board itself. BoardError."""
+    if isinstance(source, Board):
+        return source
+    text = str(source)
+    if text in BOARDS:
+        return BOARDS[text]
+    if not is_file(text):
+        raise BoardError(
+            f"there is no board {text!r}{did_you_mean(text, BOARDS)}; take one of {', '.join(BOARDS)}, or a .toml file "
+            "of your own"
+        )
+    board = read(Path(text))
+    if board.name in MEMORY_MODELS:
+        raise BoardError(f"board file {text}: name {board.name!r} is taken by Celosia; give it another")
+    return board
+
+
+def is_file(name: str) -> bool:
+    """Whether what stands for a board is the path of a file, not a name."""
+    return name.endswith(".toml")
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory_model(memory: MemoryModel | str) -> MemoryModel:
+    """The model of that name, of the board of a .toml file, or that `str` gave that text of. ValueError where there is
+    none, BoardError for a board that is wrong."""
+    if isinstance(memory, MemoryModel):
+        return memory
+    return find_board(memory).memory if is_file(memory) else described(memory)
+
+
+def described(text: str) -> MemoryModel:
+    """The model of that name, or that `str` gave that text of, and no file. ValueError.
+
+    >>> described("ultra96") == described(str(described("ultra96"))) == BOARDS["ultra96"].memory
+    True
+    """
+    if text in MEMORY_MODELS:
+        return MEMORY_MODELS[text]
+    if found := re.fullmatch(r"([\w.-]+) \((\w+=[\d.]{1,12}(?:, \w+=[\d.]{1,12})*)\)", text, re.ASCII):
+        fields = dict(field.split("=") for field in found[2].split(", "))
+        try:
+            numbers = {name: float(value) if name == "stall" else int(value) for name, value in fields.items()}
+            return MemoryModel(found[1], **numbers)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass  # a field or a number that no MemoryModel has
+    *most, last = MEMORY_MODELS
+    near = did_you_mean(text, MEMORY_MODELS)
+    raise ValueError(
+        f"there is no memory model {text!r}{near}; take {', '.join(most)} or {last}, or a board's .toml file"
+    )
+
+
+def shortest(memory: MemoryModel) -> str:
+    """What `described` knows it by, in any process: its name, or all of it."""
+    return memory.name if MEMORY_MODELS.get(memory.name) == memory else str(memory)
+
+
+def clock_mhz(text: str | None) -> int:
+    """The clock of the memory model that a report describes; that of ZYNQ_HP where it has none."""
+    try:
+        return described(text or "").clock_mhz
+    except ValueError:
+        return ZYNQ_HP.clock_mhz

@@ -1,0 +1,208 @@
+"""Depths of queues and stages of pipelines that the RTL is built with and the timing model reckons with.
+
+Standard library only: RTL, timing model and the count of memories all read it. What only the RTL knows, the cycles
+between two events, `sim/timing/latency.py` has, measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+
+# On the bus ---------------------------------------------------------------------------------------------------
+
+MAX_BURST = 16
+"""Beats of the longest burst."""
+BOUNDARY = 4096
+"""Bytes; no burst crosses a multiple of it."""
+OUTSTANDING = 8
+"""Bursts that the engine of LOAD or STORE has under way at once."""
+ROOM = 128
+"""Beats that the read engine holds."""
+FETCH_BURSTS = 4
+"""Bursts of fetch, the longest ones, for which its buffer has room."""
+
+
+def fetch_burst(cfg: Config) -> int:
+    """Beats of the longest burst of fetch: two instructions, as far as a burst goes."""
+    return min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
+
+
+# Between and inside the units ---------------------------------------------------------------------------------
+
+PARTING = 2
+"""Places of a queue that is there to part two paths."""
+ISSUE = PARTING
+"""Instructions between a gate and its unit."""
+PLACES = 2 * OUTSTANDING
+"""Rows listed whose bytes have not all passed yet."""
+AHEAD = PARTING + 1
+"""Rows listed whose last burst has not been asked for: those in a queue, and the one being split."""
+IN_FLIGHT = 8
+"""Instructions of a lane of LOAD, or of STORE, whose data is awaited while the next one's is asked for."""
+RESPONSES = 2 * IN_FLIGHT
+"""Instructions of STORE whose responses are awaited."""
+UNTOLD = 2 * IN_FLIGHT
+"""Instructions of LOAD, where it has two lanes, whose end has not been told."""
+
+EXPAND_STAGES = 3
+"""Registers between what leaves LOAD and wgt, where it expands packed weights: factors' multiples, products of two
+bits, products. Ends are told as much later."""
+
+# The gemm unit ------------------------------------------------------------------------------------------------
+
+PAIR_STAGES = 4
+"""Registers between two factors and the sum of their products: operands, first product, second product, sum. As many
+cycles where one block makes both products at twice the clock."""
+
+
+def array_stages(cfg: Config) -> int:
+    """Registers between operands and the running sum that includes them: pairs, the tree of adders behind them, sum."""
+    pairs = cfg.block_in // 2
+    return PAIR_STAGES + (pairs.bit_length() - 1) + 1
+
+
+# The vector unit ----------------------------------------------------------------------------------------------
+
+UNDER_WAY = 2
+"""Instructions in it at once."""
+READ_STAGES, TAP_STAGES = 1, 3
+"""From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
+QUEUED = 32
+"""Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
+REQUANTISE_STAGES, ADD_STAGES = 8, 6
+"""Registers between operands and result of the requantiser, and of rescale_add."""
+_FROM_ACC = {
+    "acc": 1, "offset": 1, "reduce": 1, "binary": 1, "requantise": REQUANTISE_STAGES, "clip": 1, "select": 1,
+    "add": ADD_STAGES, "write": 1,
+}  # fmt: skip
+VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
+"""From the read of an accumulator to the entry's write."""
+SUMS = 4
+"""Registers of an adder of softmax, around which as many sums go: rows of a lane in a tile of rows."""
+QUOTIENT_BITS = 10
+"""Of a share in softmax, with one behind the point: the steps of its division."""
+PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
+"""Registers of softmax between a step and the bytes of its entry that count, between the place of a byte that is kept
+and its power, and between a share and its quotient."""
+SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
+"""Registers of softmax between a step and the share of a byte, which is not kept in between."""
+
+
+ROWS_OWN = ("extent_x", "a_base", "dst_base")
+ROWS_ALIKE = ("extent_n", "a_n", "a_x", "dst_n", "dst_x", "imm")
+"""Fields of a softmax that say where rows lie. One that has nothing but those of its own goes through the engine close
+behind the one before it."""
+FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
+"""Cycles of a beat in which each walk of softmax reads vin."""
+READERS = 4
+"""Cycles of the shortest beat, a power of two in which each walk has its own."""
+ROWS_OFFERED = 2
+"""Cycles for which it is offered before it is told."""
+ROWS_TAKEN = 2
+"""From the cycle in which one is accepted to its first read of vin."""
+ROWS_READ = SHARE_STAGES + DIVIDE_STAGES + 2
+"""From the cycle in which the last of them has been read for the last time to that in which it is done."""
+
+
+def tile_rows(cfg: Config) -> int:
+    """Rows of a tile of softmax."""
+    return SUMS * cfg.softmax
+
+
+def softmax_span(cfg: Config) -> int:
+    """Entries of vin that a walk of softmax reads at once, neighbours: as many as make a beat long enough for all."""
+    return max(1, READERS * cfg.softmax // cfg.block_out)
+
+
+def softmax_parts(cfg: Config) -> int:
+    """Parts of what a walk of softmax reads at once: cycles of a beat."""
+    return softmax_span(cfg) * cfg.block_out // cfg.softmax
+
+
+def softmax_spans(cfg: Config, entries: Any) -> Any:
+    """Beats in which a walk of softmax goes through `entries` entries of a row; a number, or an array of them."""
+    return -(-entries // softmax_span(cfg))
+
+
+def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
+    """Between the first cycle in which softmax fills the buffers of its adders and that in which it is done, of rows
+    of so many entries: one beat of each of the first tile's rows but the last one, the sums of all tiles, and the
+    quotients of the last one."""
+    tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
+    others = (rows - 1) // tile
+    beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
+    return beats * softmax_parts(cfg) + ROWS_READ
+
+
+def softmax_cycles(cfg: Config, rows: Any, entries: Any) -> Any:
+    """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done, if no other one is
+    there: of `rows` rows of `entries` entries each; numbers, or arrays of them. The largest bytes of the first tile
+    take a cycle for what is read at once.
+
+    >>> softmax_cycles(Config(softmax=4), rows=16, entries=4), softmax_cycles(Config(softmax=4), rows=160, entries=4)
+    (661, 2965)
+    """
+    many = rows > tile_rows(cfg)
+    first = rows * (1 - many) + tile_rows(cfg) * many
+    return ROWS_TAKEN + first * softmax_spans(cfg, entries) + softmax_behind(cfg, rows, entries)
+
+
+NORM_ROWS = 64
+"""Rows of a norm: the places of the memory of what is found of each."""
+NORM_LANES = 2048
+"""Lanes of the longest row, as it lies in whole entries."""
+NORM_OFFSET = 128
+"""Of a norm a_offset is so much at most, above 0 or below, so that what is squared has 9 bits."""
+NORM_STEPS = 32
+"""Cycles from a row of a norm to the next one at least: of each part of what is computed of its sums."""
+EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
+"""Bits: of the variance behind the point, of its inverse root, of a row's factor, and of results behind the point, see
+`sim/functional/norm.py`."""
+
+_TO_MOMENTS, _FROM_MOMENTS = 6, NORM_STEPS + ROOT_BITS + 25
+"""Registers of a norm between a part of an entry and the row's sums but for the levels of their tree; and between these
+and what is kept of the row."""
+
+
+def norm_parts(cfg: Config) -> int:
+    """Parts of an entry of a norm, of which its sums take one a cycle."""
+    return cfg.block_out // cfg.norm
+
+
+def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
+    """Between the cycle in which a VECTOR with norm is accepted and the last one before its first step: of `rows` rows
+    of `groups` entries each; numbers, or arrays of them.
+
+    >>> norm_cycles(Config(norm=8), rows=64, groups=24), norm_cycles(Config(norm=8), rows=1, groups=1)
+    (3164, 94)
+    """
+    entries = groups * norm_parts(cfg)
+    short = entries < NORM_STEPS
+    each = entries * (1 - short) + NORM_STEPS * short
+    return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
+
+
+def read_stages(cfg: Config) -> int:
+    """From an entry's step to the read of its accumulator."""
+    return TAP_STAGES if cfg.taps else READ_STAGES
+
+
+def claim_lead(cfg: Config) -> int:
+    """Cycles before its read of an accumulator in which GEMM claims the port: VECTOR decides a cycle ahead whether it
+    takes a step, and whether that meets GEMM when it comes to its own read."""
+    return read_stages(cfg) + 1
+
+
+def vector_stages(cfg: Config) -> dict[str, int]:
+    """The stages in their order, by name; of those of one operation the first one has its name."""
+    counts = {"read": 1} | ({"tap": 1, "product": 1} if cfg.taps else {}) | _FROM_ACC
+    names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
+    return {name: number for number, name in enumerate(names)}
+
+
+def ring_places(stages: int) -> int:
+    """Places of a ring for what skips so many stages."""
+    return 1 << (stages - 1).bit_length()

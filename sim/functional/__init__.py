@@ -1,0 +1,1 @@
+"""What each instruction computes, and the device that executes it."""

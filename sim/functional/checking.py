@@ -1,0 +1,112 @@
+"""Finds what a program must not rely on: never-written entries, addresses outside a buffer, races between units.
+
+A race is an access to what another unit writes (or a write to what another unit reads) that no chain of tokens puts in
+order. Each unit has a vector clock: for every other unit, the last of its instructions that is known to have ended.
+Whatever order the simulator happens to execute in, each pair of accesses without an order between them is found.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Opcode, Unit
+from celosia.hw.spec.scratchpads import scratchpads
+from celosia.sim.device import DeviceError
+from celosia.sim.functional.access import Index, rows, touches
+from celosia.sim.functional.reference import Fields
+
+UNITS = len(Unit)
+
+
+class CheckError(DeviceError):
+    """A program that relies on what the machine does not promise; the message names instruction, buffer and entry."""
+
+
+class Accesses:
+    """Who last read and wrote each element of one buffer. Times are instruction numbers plus one, 0 for never."""
+
+    def __init__(self, name: str, size: int, unit: str, must_be_written: bool) -> None:
+        self.name, self.size, self.unit, self.must_be_written = name, size, unit, must_be_written
+        self.reads = np.zeros((UNITS, size), np.int32)
+        self.writes = np.zeros((UNITS, size), np.int32)
+
+    def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """Instruction `number` of `unit` reads the elements `index`. clock: what it knows of the others. CheckError."""
+        self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
+        if self.must_be_written:
+            unwritten = np.asarray(~self.writes[:, index].any(axis=0))
+            if unwritten.any():
+                raise CheckError(
+                    f"instruction {number} ({unit.name}) reads {self._at(index, unwritten)}, which was never written"
+                )
+        self.reads[unit, index] = number + 1
+
+    def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """The same where it writes them."""
+        self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
+        self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
+        self.writes[unit, index] = number + 1
+
+    def _ordered(
+        self, index: Index, unit: Unit, number: int, clock: list[int], log: NDArray[np.int32], verb: str, other: str
+    ) -> None:
+        for rival in Unit:
+            if rival == unit:
+                continue
+            late = log[rival, index] > clock[rival]
+            if late.any():
+                culprit = int(log[rival, index][late][0]) - 1
+                raise CheckError(
+                    f"instruction {number} ({unit.name}) {verb} {self._at(index, late)}, which instruction {culprit} "
+                    f"({rival.name}) {other}; no token orders the two"
+                )
+
+    def _at(self, index: Index, where: NDArray[np.bool_]) -> str:
+        return f"{self.name} {self.unit} {int(index[where][0])}"
+
+
+class Checker:
+    """Follows the instructions of one run, in the order in which they are executed."""
+
+    def __init__(self, cfg: Config, dram_bytes: int) -> None:
+        self.cfg = cfg
+        self.buffers = {
+            name: Accesses(name, pad.depth * pad.pieces, "piece" if pad.in_pieces else "entry", True)
+            for name, pad in scratchpads(cfg).items()
+        }
+        self.dram = Accesses("DRAM", dram_bytes, "byte", False)
+        self.clocks = [[0] * UNITS for _ in Unit]
+        self.tokens: dict[tuple[Unit, Unit], deque[list[int]]] = {(a, b): deque() for a in Unit for b in Unit}
+
+    def execute(self, number: int, unit: Unit, opcode: Opcode, f: Fields) -> None:
+        """Instruction `number` runs on `unit` now. Raises CheckError."""
+        clock = self.clocks[unit]
+        for other in Unit:
+            if f["wait"] >> other & 1:
+                posted = self.tokens[other, unit].popleft()
+                clock[:] = map(max, clock, posted)
+        self._accesses(number, unit, opcode, f, clock)
+        clock[unit] = number + 1
+        for other in Unit:
+            if f["post"] >> other & 1:
+                self.tokens[unit, other].append(list(clock))
+
+    def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
+        dram = rows(self.cfg, opcode, f)
+        if dram is not None and not dram.write:
+            self.dram.read(dram.numbers(self.dram.size), unit, number, clock)
+        for touch in touches(self.cfg, opcode, f):
+            accesses = self.buffers[touch.memory]
+            if not touch.inside(accesses.size):
+                raise CheckError(
+                    f"instruction {number} ({unit.name}): {touch.operand} leaves {touch.memory}, which ends at "
+                    f"{accesses.size // touch.pieces - 1}"
+                )
+            note = accesses.write if touch.write else accesses.read
+            note(touch.numbers(accesses.size), unit, number, clock)
+        if dram is not None and dram.write:  # bytes outside are left to the execution, which reports them
+            self.dram.write(dram.numbers(self.dram.size), unit, number, clock)

@@ -1,0 +1,119 @@
+"""Instruction words to fields, all words of a program at once."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit, formats
+from celosia.hw.spec.legality import rules
+from celosia.sim.functional.reference import Fields
+
+
+class Instruction(NamedTuple):
+    """A legal instruction; values: those of the fields `names`, signed where they are."""
+
+    unit: Unit
+    opcode: Opcode
+    names: tuple[str, ...]
+    values: tuple[int, ...]
+    waits: tuple[Unit, ...]
+    posts: tuple[Unit, ...]
+    steps: float
+    """Rows of memory, tile operations or entries, up to 2^53 exactly: the machine takes at least as many cycles."""
+
+    @property
+    def fields(self) -> Fields:
+        """Made anew each time: thousands of dictionaries that stay would keep the garbage collector busy."""
+        return dict(zip(self.names, self.values))
+
+
+class Columns(NamedTuple):
+    """Instructions of one opcode: their numbers in the program, and the values of each field, signed where it is."""
+
+    numbers: NDArray[np.int64]
+    names: tuple[str, ...]
+    values: NDArray[np.int64]
+    """[fields, instructions]"""
+
+    @property
+    def fields(self) -> dict[str, NDArray[np.int64]]:
+        """The values of each field [instructions], by name."""
+        return dict(zip(self.names, self.values))
+
+
+def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
+    """The instructions of code [count, instruction_bytes] uint8 by opcode, and which of all break a rule of `isa`."""
+    opcodes = code[:, 0] & 0b111
+    illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
+    found = {}
+    for opcode, form in formats(cfg).items():
+        numbers = np.flatnonzero(opcodes == opcode)
+        found[opcode] = each = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
+        if len(numbers):
+            fields = each.fields
+            illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
+    return found, illegal
+
+
+class _Places(NamedTuple):
+    """Of all fields of an opcode, in their order, each [fields, 1]: where they lie (word of 64 bits and bit), masks of
+    their width, and the value of their sign bit (0 where unsigned)."""
+
+    words: NDArray[np.intp]
+    bits: NDArray[np.uint64]
+    masks: NDArray[np.uint64]
+    signs: NDArray[np.int64]
+
+
+@cache
+def _places(cfg: Config, opcode: Opcode) -> _Places:
+    form = formats(cfg)[opcode]
+    offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
+    return _Places(
+        offsets[:, 0] // 64, (offsets % 64).astype(np.uint64),
+        np.array([[(1 << width) - 1 for width in widths]], np.uint64).T,
+        np.array([[1 << field.width - 1 if field.signed else 0 for field in form.fields]]).T,
+    )  # fmt: skip
+
+
+def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """[fields, count] of code [count, bytes of one]."""
+    places, (count, size) = _places(cfg, opcode), code.shape
+    padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
+    padded[:, :size] = code
+    words = np.ascontiguousarray(padded.view("<u8").T)
+    low = words[places.words] >> places.bits
+    # Two shifts, as one by 64 is undefined.
+    high = words[places.words + 1] << np.uint64(1) << (np.uint64(63) - places.bits)
+    values = ((low | high) & places.masks).view(np.int64)
+    return (values ^ places.signs) - places.signs
+
+
+def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
+    """The instructions of code [count, instruction_bytes]; None for each illegal word."""
+    program: list[Instruction | None] = [None] * len(code)
+    found, illegal = columns(cfg, code)
+    for opcode, each in found.items():
+        bad = illegal[each.numbers].tolist()
+        for number, broken, instruction in zip(each.numbers.tolist(), bad, _instructions(opcode, each)):
+            program[number] = None if broken else instruction
+    return program
+
+
+def _instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
+    unit, names, values = UNIT_OF[opcode], columns.names, columns.values
+    counted = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
+    waits, posts = (map(_units, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
+    steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
+    rows = map(tuple, values.T.tolist())
+    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps)]
+
+
+@cache
+def _units(mask: int) -> tuple[Unit, ...]:
+    return tuple(unit for unit in Unit if mask >> unit & 1)

@@ -1,0 +1,221 @@
+"""A Device that executes instructions with numpy: the same bytes as the RTL, and no cycles."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit, instruction_bytes
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.regs import ERROR_TEXT, Error
+from celosia.sim.device import Counters, DeviceError, TimeLimit
+from celosia.sim.functional import vectorised
+from celosia.sim.functional.checking import Checker
+from celosia.sim.functional.decode import Instruction, decode
+from celosia.sim.functional.reference import State
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+DECODED_LIMIT = 1 << 22
+"""Bytes of instructions that a device remembers decoded."""
+
+
+@cache
+def _blas() -> ThreadpoolController | None:
+    """What holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ModuleNotFoundError:
+        return None
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Products of matrices take one thread inside: with two on a busy machine they wait for each other."""
+    blas = _blas()
+    return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
+
+
+class Memory:
+    """DRAM as one array of bytes from the DMA base."""
+
+    def __init__(self) -> None:
+        self.dram = np.zeros(0, np.uint8)
+
+    def allocate(self, size: int) -> None:
+        """Begin with `size` bytes of zeros. ValueError for less than none."""
+        if size < 0:
+            raise ValueError(f"cannot allocate {size} bytes")
+        self.dram = np.zeros(size, np.uint8)
+
+    def write(self, addr: int, data: NDArray[np.generic]) -> None:
+        """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self._check(addr, len(flat))
+        self.dram[addr : addr + len(flat)] = flat
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
+        self._check(addr, size)
+        return self.dram[addr : addr + size].copy()
+
+    def _check(self, addr: int, size: int) -> None:
+        if addr < 0 or size < 0 or addr + size > len(self.dram):
+            raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {len(self.dram)} bytes allocated")
+
+
+class FunctionalDevice(Memory):
+    """Executes programs through the meaning of the instructions; `run` gives no cycle counts and no events.
+
+    The units take turns: of those whose next instruction has its tokens, the one with the earliest instruction goes
+    first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
+
+    checking: also raise CheckError where the program reads scratchpad entries that it did not write in this run, leaves
+    a buffer, or touches what another unit writes without a token between them. About ten times slower. Scratchpads
+        begin with random bytes from `seed`.
+    """
+
+    memory_model: str | None = None
+    abandoned = False
+
+    def __init__(self, config: Config, checking: bool = False, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.checking = checking
+        self.state = State(config)
+        if checking:
+            self.state.randomise(np.random.default_rng(seed))
+        self._decoded: dict[bytes, list[Instruction | None]] = {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def beside(self) -> FunctionalDevice:
+        """The same scratchpads, and a memory of its own; see sim.device.Shared."""
+        made = copy(self)
+        made.allocate(0)
+        return made
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
+        """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
+
+        There are no cycles here, but an instruction that alone has more steps than `timeout_cycles` (0 for no limit) is
+        refused as one that does not end in time. trace is the protocol's.
+        """
+        # The products are small: while other processes run, BLAS threads wait far longer than they work.
+        with one_blas_thread():
+            return self._run(instr_addr, count, timeout_cycles)
+
+    def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
+        size = instruction_bytes(self.config)
+        code = self.read(instr_addr, count * size)
+        program = self._decode(code.reshape(count, size))
+        checker = Checker(self.config, len(self.dram)) if self.checking else None
+        tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
+        most = (1 << self.config.token_bits) - 1
+
+        def step(number: int, instruction: Instruction) -> None:
+            unit, opcode, _, _, waits, posts, steps = instruction
+            if 0 < timeout_cycles < steps:
+                which = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {which}")
+            if checker is not None:
+                checker.execute(number, unit, opcode, instruction.fields)
+            self.execute(instruction, number)
+            for other in waits:
+                tokens[other][unit] -= 1
+            for other in posts:
+                tokens[unit][other] += 1
+
+        fetched = 0
+        if None not in program:  # the earliest instruction goes first: while each has its tokens, there are no queues
+            for instruction in program:
+                if instruction is None or not _can_start(instruction, tokens, most):
+                    break
+                step(fetched, instruction)
+                fetched += 1
+        queues: list[deque[int]] = [deque() for _ in Unit]
+        depth = self.config.queue_depth
+        while True:
+            # Fetch stops at the first instruction whose queue is full, as the hardware does.
+            while fetched < count:
+                instruction = program[fetched]
+                if instruction is None:
+                    word = int.from_bytes(code[fetched * size : (fetched + 1) * size].tobytes(), "little")
+                    reason = why_illegal(self.config, word)
+                    raise DeviceError(f"instruction {fetched}: {ERROR_TEXT[Error.ILLEGAL_INSTRUCTION]}: {reason}")
+                queue = queues[instruction.unit]
+                if len(queue) >= depth:
+                    break
+                queue.append(fetched)
+                fetched += 1
+            for ready in sorted([queue[0] for queue in queues if queue]):
+                instruction = program[ready]
+                if instruction is not None and _can_start(instruction, tokens, most):
+                    break
+            else:
+                break
+            assert instruction is not None
+            queues[instruction.unit].popleft()
+            step(ready, instruction)
+        if fetched < count or any(queues):
+            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
+        return Counters()
+
+    def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
+        """The instructions of `code` [count, bytes of one], from memory where they have run before."""
+        key = code.tobytes()
+        if key not in self._decoded:
+            if sum(map(len, self._decoded)) + len(key) > DECODED_LIMIT:
+                self._decoded.clear()
+            self._decoded[key] = decode(self.config, code)
+        return self._decoded[key]
+
+    def execute(self, instruction: Instruction, number: int = 0) -> None:
+        """Execute one instruction whatever its tokens. DeviceError where it leaves memory."""
+        try:
+            vectorised.execute(self.state, self.dram, instruction.opcode, instruction.fields)
+        except IndexError as error:
+            raise DeviceError(f"instruction {number}: {ERROR_TEXT[Error.ADDRESS]}: {error}") from None
+        except MemoryError:
+            raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
+
+
+def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:
+    """Whether its tokens are there, and room for those that it gives."""
+    unit, _, _, _, waits, posts, _ = instruction
+    for other in waits:
+        if not tokens[other][unit]:
+            return False
+    return all(tokens[unit][other] < most for other in posts)
+
+
+def _describe(
+    queues: list[deque[int]],
+    program: list[Instruction | None],
+    tokens: list[list[int]],
+    most: int,
+    fetched: int,
+    count: int,
+) -> str:
+    """What each unit's next instruction waits for."""
+    parts = []
+    for unit in Unit:
+        if not queues[unit]:
+            parts.append(f"{unit.name} has nothing to do")
+            continue
+        number = queues[unit][0]
+        instruction = program[number]
+        assert instruction is not None  # it has been fetched
+        missing = [f"a token from {o.name}" for o in instruction.waits if not tokens[o][unit]]
+        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= most]
+        parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")
+    return "; ".join(parts) + f"; {fetched} of {count} instructions fetched"

@@ -1,0 +1,115 @@
+"""Rows of bytes less their mean and over their deviation, in integers alone, as the hardware computes them
+(`hw/vector_unit/norm/`): LayerNorm, and RMSNorm, which takes the mean for 0.
+
+Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. What is wanted is
+
+    z = (count u - S1) / sqrt(V),    V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
+
+where E stands for count^2 epsilon. Each v is z with NORM_FRACTION bits behind its point. m0 is the whole number nearest
+to the mean and S1' = S1 - count m0 the rest of the sum, so that z = (u - m0) Q - S1' Q / count, Q = count / sqrt(V).
+
+    root      26 bits of 1 / sqrt(V), cut off: V with as many zeros behind it, an even number, as make it 32 bits
+    factor    Q in 24 bits, rounded to nearest; its exponent shifts u - m0, of 9 bits, to 16
+    less      S1' root, at the product's position, cut off
+    v         (u - m0) 2^shift factor - less, rounded to nearest: what a multiplier of 25 x 18 bits makes of it
+
+**How near.** |z| < sqrt(count) < 46, and |S1' Q / count| <= 1, as f / sqrt(f (1 - f)) is where whole numbers have a
+mean at a distance f from one. root is too small by less than 2^-25 of it, what is cut off of V makes it too large by at
+most 2^-31, factor is off by 2^-24 of itself, which counts for (u - m0) Q, at most |z| + 1; v is rounded by 2^-26, less
+by 2^-32. So v / 2^25 is off by less than
+
+    2^-24 (1.52 |z| + 1.26)
+
+and y = (v + bias) multiplier / 2^shift, with bias and multiplier rounded to nearest and the products rounded as float32
+(`reference.requantise`), is off from the real gamma z + beta, all in steps of the result, by less than
+
+    2^-24 (1.52 |gamma z| + 1.76 |gamma| + 3.01 |y|)
+
+before it is rounded to a whole number: below 2^-14 where |y| and |gamma z| are at most 128 and |gamma| at most 250. It
+holds while Q >= 2^-9, as it is where epsilon, in squared steps of x, is at most 2^17: E <= count^2 2^37.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, NORM_LANES, ROOT_BITS
+
+Int64 = NDArray[np.int64]
+
+VARIANCE_BITS = 60
+"""Of V with EPSILON_SHIFT bits behind its point."""
+_KEPT = 32
+"""Of them those of which the root is taken."""
+_SPARE = 32 - NORM_FRACTION
+"""Bits that a product has behind those of v."""
+_LANES_BITS = NORM_LANES.bit_length()
+
+
+def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, epsilon: int) -> NDArray[np.int32]:
+    """v of each lane of x [rows, lanes], of which the first `count`, 1 to NORM_LANES, are the row. centre: LayerNorm,
+    not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
+
+    Other lanes get what their values would, modulo 2^16 at the multiplier and 2^32 behind it.
+
+    >>> normalise_rows(np.array([[1, 2, 3, 4], [5, 5, 5, 5]], np.int8), 4, 0, True, 0) / 2**25
+    array([[-1.34164077, -0.44721359,  0.44721359,  1.34164077],
+           [ 0.        ,  0.        ,  0.        ,  0.        ]])
+    """
+    u = x.astype(np.int64) + offset
+    row = u[:, :count]
+    total = row.sum(axis=1) * int(centre)
+    nearest = (2 * total + count) // (2 * count)
+    variance = (count * (row * row).sum(axis=1) - total * total << EPSILON_SHIFT) + epsilon
+    factor, shift, less = factors(count, variance, total - count * nearest)
+    product = _wrapped(u - nearest[:, None] << shift[:, None], 16) * factor[:, None]
+    return np.asarray(product + (1 << _SPARE - 1) - less[:, None] >> _SPARE).astype(np.int32)
+
+
+def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int64]:
+    """factor, shift and less of rows, of V in VARIANCE_BITS and S1'.
+
+    The shift is modulo 16, of which Q >= 2^-9 needs no more. Of V = 0, where all of a row is 0 or nothing but its mean,
+    they mean nothing.
+    """
+    up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
+    root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)
+    spare = _LANES_BITS - count.bit_length()
+    wide = (count << spare) * root
+    over = wide >> _LANES_BITS + ROOT_BITS - 1
+    down = _LANES_BITS + ROOT_BITS - 1 - FACTOR_BITS + over
+    factor = np.minimum((wide >> down - 1) + 1 >> 1, (1 << FACTOR_BITS) - 1)
+    less = (rest * root << 16) >> np.maximum(29 - up // 2, 0)
+    return factor, up // 2 - spare + over & 15, less
+
+
+def inverse_root(value: Int64) -> Int64:
+    """The largest r below 2^ROOT_BITS with r^2 value <= 2^82, of values below 2^32: from 2^30 on it has all its bits.
+
+    >>> inverse_root(np.array([0, 1 << 30, (1 << 30) + 1, (1 << 32) - 1]))
+    array([67108863, 67108863, 67108863, 33554432])
+    """
+    most = (1 << ROOT_BITS) - 1
+    # Doubles may be wrong by one where the root is nearly whole.
+    guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), most).astype(np.int64)
+    guess = guess - ~_fits(guess, value)
+    return np.minimum(guess + _fits(guess + 1, value), most)
+
+
+def _fits(root: Int64, value: Int64) -> NDArray[np.bool_]:
+    """Whether root^2 value <= 2^82."""
+    mask = (1 << 26) - 1
+    square = root * root
+    low = (square & mask) * value
+    high = (square >> 26) * value + (low >> 26)
+    return np.asarray((high < 1 << 56) | ((high == 1 << 56) & (low & mask == 0)))
+
+
+def _bit_length(value: Int64) -> Int64:
+    high = value >> 30
+    return np.where(high > 0, 30 + np.frexp(high.astype(np.float64))[1], np.frexp(value.astype(np.float64))[1])
+
+
+def _wrapped(value: Int64, bits: int) -> Int64:
+    return (value + (1 << bits - 1) & (1 << bits) - 1) - (1 << bits - 1)

@@ -1,0 +1,398 @@
+"""The meaning of each instruction once more, at the speed of numpy and BLAS: one call an instruction, not one a tile.
+
+Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
+(rows whose addresses wrap around at 2^32, operands that take too much memory) is handed to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    VECTOR_LOOPS,
+    ASource,
+    BinaryOp,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    ReduceOp,
+    element_bytes,
+)
+from celosia.hw.spec.scratchpads import PAR, depths, scratchpads
+from celosia.sim.functional import reference
+from celosia.sim.functional.packing import expand
+from celosia.sim.functional.patterns import Steps, gather, once, scatter, spans
+from celosia.sim.functional.reference import Fields, Int32, State, destination
+
+Array = NDArray[Any]
+CHUNK = 1024
+"""Longest sum of int8 products whose every partial sum is exact in float32: 1024 * 128 * 128 = 2^24."""
+
+LARGEST_GATHER = 1 << 27
+"""Elements of a gathered operand beyond which the reference, which needs little memory, takes over."""
+
+
+class _Gemm(NamedTuple):
+    """How to execute a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
+
+    acc: Steps
+    inp: Steps
+    wgt: Steps
+    left_axes: tuple[int, ...]
+    right_axes: tuple[int, ...]
+    left_shape: tuple[int, ...]
+    right_shape: tuple[int, ...]
+    total_shape: tuple[int, ...]
+    total_axes: tuple[int, ...]
+
+
+_GEMM_KEY = itemgetter(
+    *(f"extent_{loop}" for loop in GEMM_LOOPS),
+    *(f"{operand}_{loop}" for operand in ("acc", "inp", "wgt") for loop in GEMM_LOOPS[: 3 if operand == "acc" else 6]),
+)
+
+
+@lru_cache(maxsize=8192)
+def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
+    """The plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can do it."""
+    extents = key[:6]
+    acc, inp, wgt = (
+        tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
+        for strides in (key[6:9], key[9:15], key[15:])
+    )
+    depth = depths(cfg)
+    shared_input = inp[0][1] % depth["inp"] == 0  # every output block reads the same inputs
+    shared_weights = wgt[1][1] % depth["wgt"] == 0 and wgt[2][1] % depth["wgt"] == 0
+    # Outer loops along which weights change must be separate products; the others are rows or columns of one.
+    many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
+    inp = inp if many else inp[1:]
+    wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
+    rows = prod(extent for extent, _ in inp) * scratchpads(cfg)["inp"].entry_bytes
+    columns = prod(extent for extent, _ in wgt) * scratchpads(cfg)["wgt"].entry_bytes
+    if max(rows, columns) > LARGEST_GATHER:
+        return None
+    (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
+    # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
+    o, p = len(inp) - 3, len(wgt) - 3  # how many loops are outer ones
+    outer = () if many == 0 else (prod(extents[:many]),)
+    total = ((y, x, cfg.batch, n) if many == 0 else (n, y, x, cfg.batch)) + (cfg.out_pieces, cfg.group)
+    return _Gemm(
+        acc, inp, wgt, (*range(o), o + 4, o, o + 1, o + 2, o + 3, o + 5), (*range(p), p + 3, p, p + 1, p + 2, p + 4),
+        (*outer, -1, length), (*outer, -1, length), total, (3, 0, 1, 4, 2, 5) if many == 0 else (0, 1, 2, 4, 3, 5),
+    )  # fmt: skip
+
+
+def gemm(state: State, f: Fields) -> None:
+    """As `reference.gemm`."""
+    plan = _gemm(state.cfg, _GEMM_KEY(f))
+    if plan is None:
+        return reference.gemm(state, f)
+    left = _floats(gather(state.inp, f["inp_base"], plan.inp), plan.left_axes).reshape(plan.left_shape)
+    right = _floats(gather(state.wgt, f["wgt_base"], plan.wgt), plan.right_axes).reshape(plan.right_shape)
+    total = _product(left, right).reshape(plan.total_shape).transpose(plan.total_axes)
+    scatter(state.acc, f["acc_base"], plan.acc, total, add=bool(f["accumulate"]))
+
+
+def _floats(array: Array, axes: tuple[int, ...]) -> Array:
+    """int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
+    wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
+    turned: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
+    return turned.view(np.int8).astype(np.float32)
+
+
+_WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
+"""Types of so many bytes."""
+
+
+def _product(left: Array, right: Array) -> Int32:
+    """left [..., P, K] times right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
+    right = np.swapaxes(right, -1, -2)
+    total = None
+    for start in range(0, left.shape[-1], CHUNK):
+        part = (left[..., start : start + CHUNK] @ right[..., start : start + CHUNK, :]).astype(np.int32)
+        total = part if total is None else np.add(total, part, out=total)
+    assert total is not None
+    return total
+
+
+class _Vector(NamedTuple):
+    """The patterns of a VECTOR of certain extents and strides."""
+
+    dst: Steps
+    a: Steps
+    b: Steps
+    par: Steps
+
+
+_VECTOR_KEY = itemgetter(
+    *(f"extent_{loop}" for loop in VECTOR_LOOPS), *(f"dst_{loop}" for loop in OUTER_LOOPS),
+    *(f"a_{loop}" for loop in VECTOR_LOOPS), *(f"{operand}_{loop}" for operand in ("b", "par") for loop in OUTER_LOOPS),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
+    """The plan for a VECTOR with the fields `key` of _VECTOR_KEY, which writes a buffer of `depth` entries; None where
+    only the reference can do it."""
+    dst, a, b, par = (
+        tuple((e, stride if e > 1 else 0) for e, stride in zip(key[:5], strides))
+        for strides in (key[5:8], key[8:13], key[13:16], key[16:])
+    )
+    if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
+        return None
+    return _Vector(dst, a, b, once(par, depths(cfg)["par"]))
+
+
+def vector(state: State, f: Fields) -> None:
+    """As `reference.vector`."""
+    cfg = state.cfg
+    if f.get("softmax"):
+        return softmax(state, f)
+    narrow = f["destination"] != Destination.ACC
+    target: Array = destination(state, Destination(f["destination"]))
+    plan = _vector(cfg, _VECTOR_KEY(f), len(target))
+    if plan is None:
+        return reference.vector(state, f)
+
+    v: Array
+    if f["taps"]:
+        v = _taps(state, f, plan.a)
+    else:
+        v = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
+    if f.get("norm"):
+        v = reference.norm_entries(cfg, v[:, :, :, 0, 0], f)
+    else:
+        v = _reduce(f["reduce_op"], v, f["a_offset"])
+    b = gather(state.vin, f["b_base"], plan.b) if f["b_source"] == BSource.VIN else None
+    if f["binary_op"] != BinaryOp.NONE:
+        if b is None:
+            operand = np.array([f["imm"]], np.int32) + np.int32(f["b_offset"])
+        else:
+            operand = b + np.int32(f["b_offset"])
+        v = _binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
+
+    if f["requantise"]:
+        par = gather(state.par, f["par_base"], plan.par)
+        v = _requantise(v, par.reshape(*par.shape[:3], cfg.out_pieces, 1, cfg.group))
+        v += np.float32(f["zero_point"])
+    if f["requantise"] or f["lookup"] or f["rescale_add"] or narrow:
+        v = np.minimum(np.maximum(v, v.dtype.type(f["clip_lo"])), v.dtype.type(f["clip_hi"])).astype(np.int8)
+    if f["lookup"]:
+        v = state.lut[f["table"] % len(state.lut)].take(v.view(np.uint8) ^ np.uint8(0x80))
+    if f["rescale_add"]:
+        # Every term is a whole number below 2^48, so the sum and its scaling are exact in float64.
+        assert b is not None
+        total = v * np.float64(f["scale_v"])
+        total += b * np.float64(f["scale_b"])
+        total += np.float64(f["scale_c"])
+        total *= 2.0 ** -f["scale_shift"]
+        np.rint(total, out=total)
+        v = np.minimum(np.maximum(total, f["add_lo"]), f["add_hi"])
+    scatter(target, f["dst_base"], plan.dst, v)
+
+
+def softmax(state: State, f: Fields) -> None:
+    """As `reference.softmax`."""
+    powers, shares = np.split(state.exp.ravel(), 2)
+    count = f["extent_n"] * state.cfg.block_out - f["imm"]
+    ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
+    if not ordinary or float(powers.max()) * count >= float(np.finfo(np.float32).max):
+        return reference.softmax(state, f)  # what float32 is not asked for
+    n, x = f["extent_n"], f["extent_x"]
+    loops = (n, f["a_n"] if n > 1 else 0), (x, f["a_x"] if x > 1 else 0)
+    rows = np.swapaxes(gather(state.vin, f["a_base"], loops), 0, 1).reshape(x, -1)
+    places = 255 + rows[:, :count].astype(np.int64) - rows[:, :count].max(axis=1, keepdims=True)
+    total = np.zeros(x, np.float32)
+    for k in range(count):
+        total += powers[places[:, k]]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
+    result = np.full(rows.shape, f["zero_point"], np.float32)
+    result[:, :count] = found
+    clipped = np.minimum(np.maximum(result, f["clip_lo"]), f["clip_hi"]).astype(np.int8)
+    entries = clipped.reshape(x, n, state.cfg.out_pieces, 1, state.cfg.group)
+    out = (x, f["dst_x"] if x > 1 else 0), (n, f["dst_n"] if n > 1 else 0)
+    scatter(destination(state, Destination(f["destination"])), f["dst_base"], out, entries)
+
+
+def _taps(state: State, f: Fields, a: Steps) -> Int32:
+    """A of a VECTOR with taps [n, y, x, r, s, block_out/group, batch, group]."""
+    cfg = state.cfg
+    loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
+    weights = gather(state.tap, f["tap_base"], once(loops, len(state.tap))).astype(np.int32)
+    total: Int32 | None = None
+    for tap in range(cfg.taps):
+        lanes = weights[..., tap, :].reshape(*weights.shape[:5], cfg.out_pieces, 1, cfg.group)
+        part = gather(state.vin, f["a_base"] + tap, a) * lanes
+        total = part if total is None else np.add(total, part, out=total)
+    assert total is not None
+    return total
+
+
+def _reduce(op: int, a: Array, offset: int) -> Array:
+    """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
+    if a.shape[3:5] == (1, 1):
+        return a[:, :, :, 0, 0] + np.int32(offset) if offset else a[:, :, :, 0, 0]
+    combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[ReduceOp(op)]
+    # One window position after the other: numpy's own reduction over inner axes is several times slower.
+    result: Array | None = None
+    for r, s in np.ndindex(a.shape[3:5]):
+        part = a[:, :, :, r, s] + np.int32(offset) if offset else a[:, :, :, r, s]
+        if result is None:
+            result = part.astype(np.int32)
+        else:
+            combine(result, part, out=result)
+    assert result is not None
+    return result
+
+
+def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
+    """a op b in int32 that wraps."""
+    if op == BinaryOp.MUL:
+        return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
+    if op == BinaryOp.SHR:
+        return a >> (b & np.int32(31))
+    if op == BinaryOp.BYTE:
+        return (a >> np.int32(8) * (b & np.int32(3))).astype(np.int8).astype(np.int32)
+    operation: Callable[[Int32, Int32], Int32] = {
+        BinaryOp.ADD: np.add, BinaryOp.MAX: np.maximum, BinaryOp.MIN: np.minimum,
+    }[op]  # fmt: skip
+    return operation(a, b)
+
+
+def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """`reference.requantise` as the float32 product that it describes; equal wherever the result is below 2^20.
+
+    Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
+    """
+    bias, factor = _parameters(par.tobytes())
+    result = (v.astype(np.int32, copy=False) + bias.reshape(par.shape)).astype(np.float32)
+    result *= factor.reshape(par.shape)
+    return np.rint(result, out=result)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
+    """Bias and factor of each of `entries` of par."""
+    par = np.frombuffer(entries, np.uint64)
+    bias, multiplier, shift = (part.of(par) for part in PAR.values())
+    factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
+    return bias.astype(np.uint32).view(np.int32), factor
+
+
+def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
+    """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
+    start, width = f["dram_addr"], f["x_size"] * size
+    for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
+        if start + low >= 0 and start + high + width <= len(dram):
+            return start, rows
+    for _, _, start in reference._dram_rows(f, width):
+        if start + width > len(dram):
+            raise IndexError(f"{verb} bytes {start} to {start + width - 1}, the limit is {len(dram)}")
+    raise NotImplementedError  # rows inside DRAM whose addresses wrap around at 2^32
+
+
+@lru_cache(maxsize=8192)
+def _pattern(*loops: int) -> Steps:
+    """The loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+    return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
+
+
+@lru_cache(maxsize=8192)
+def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
+    """The `spans` of rows in DRAM, with the extents."""
+    return tuple(
+        (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
+        for signed, low, high in spans(rows, 1 << 32)
+    )
+
+
+def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
+    """[z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
+    item = np.dtype(dtype).itemsize
+    (z, dram_z), (y, dram_y) = rows
+    return np.ndarray((z, y, count, size // item), dtype, dram, start, (dram_z, dram_y, size, item))
+
+
+def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.load`."""
+    buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
+    expands = bool(f.get("expand"))
+    size = element_bytes(state.cfg, buffer, widen, expands)
+    target: Array = state.elements(buffer)
+    width = f["pad_left"] + f["x_size"] + f["pad_right"]
+    height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
+    block = _pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
+    try:
+        start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
+    except NotImplementedError:
+        return reference.load(state, dram, f)
+    if expands:
+        packed = _dram_view(dram, start, rows, f["x_size"], size, np.uint8)
+        values: Array = expand(state.cfg, packed.reshape(*packed.shape[:2], -1), state.book)
+    else:
+        values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
+    if (height, width) != (f["y_size"], f["x_size"]):
+        whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
+        padded = np.full((f["z_size"], height, width, target.shape[1]), whole, target.dtype)
+        top, left = f["pad_top"], f["pad_left"]
+        padded[:, top : top + f["y_size"], left : left + f["x_size"]] = values
+        values = padded
+    scatter(target, f["sram_base"], block, values)
+
+
+def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
+    """A number of `dtype` whose every byte is `value`."""
+    return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
+
+
+def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
+    """As `reference.store`."""
+    size = state.cfg.piece_bytes
+    pieces = state.out.reshape(-1, size)
+    try:
+        start, rows = _dram_steps(state, dram, f, size, "STORE writes")
+    except NotImplementedError:
+        return reference.store(state, dram, f)
+    block = _pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
+    target, values = _dram_view(dram, start, rows, f["x_size"], size, np.int8), gather(pieces, f["sram_base"], block)
+    if _rows_overlap(rows, f["x_size"] * size):
+        for row in np.ndindex(target.shape[:2]):  # in their order: the last one stays
+            target[row] = values[row]
+    else:
+        target[...] = values
+
+
+@lru_cache(maxsize=8192)
+def _rows_overlap(rows: Steps, width: int) -> bool:
+    """True where rows of `width` bytes may share a byte."""
+    reach = width
+    for extent, stride in sorted(rows, key=lambda loop: abs(loop[1])):
+        if extent > 1:
+            if abs(stride) < reach:
+                return True
+            reach += abs(stride) * (extent - 1)
+    return False
+
+
+def execute(state: State, dram: NDArray[np.uint8], opcode: Opcode, f: Fields) -> None:
+    """Execute one legal, decoded instruction. IndexError where it leaves DRAM."""
+    if opcode == Opcode.LOAD:
+        load(state, dram, f)
+    elif opcode == Opcode.STORE:
+        store(state, dram, f)
+    elif opcode == Opcode.GEMM:
+        gemm(state, f)
+    else:
+        vector(state, f)

@@ -1,0 +1,171 @@
+"""The host's side of the control registers: how runs begin and end, on simulators and boards alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+
+from celosia.hw.sources import sources_identity
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import (
+    CONTROL_ABORT,
+    CONTROL_START,
+    COUNTERS,
+    ERROR_TEXT,
+    MAGIC,
+    REGISTERS,
+    STATUS_BUSY,
+    STATUS_DONE,
+    STATUS_ERROR_SHIFT,
+    STATUS_STUCK,
+    TRACE_DONE,
+    TRACE_INDEX_SHIFT,
+    TRACE_UNIT_SHIFT,
+    Access,
+    Error,
+)
+from celosia.sim.device import DeviceError, Event
+
+RING_DELAY = 1000
+"""Cycles; more than from a run's last counted one to its last event."""
+
+
+class Control:
+    """The registers of an accelerator, by name.
+
+    read, write: a register of 32 bits, by its offset in bytes.
+    """
+
+    def __init__(self, read: Callable[[int], int], write: Callable[[int, int], object]) -> None:
+        self._read, self._write = read, write
+        self.last_error: tuple[Error, int] | None = None
+        """Code and instruction number of the last run's error."""
+        self._prepared: dict[str, int] = {}
+        """Of the last run that was prepared here, the registers that are locked while it is under way."""
+        self._number = 0
+        """The next run's when that was prepared."""
+
+    def read(self, name: str) -> int:
+        """The 32 bits of a register."""
+        return self._read(REGISTERS[name].offset) & 0xFFFFFFFF
+
+    def write(self, name: str, value: int) -> None:
+        """Set a register that can be written."""
+        assert REGISTERS[name].access != Access.READ
+        self._write(REGISTERS[name].offset, value)
+
+    def check(self, config: Config) -> None:
+        """DeviceError where there is no accelerator, or one of another Config or of other sources."""
+        magic, identity = self.read("magic"), self.read("identity")
+        if magic != MAGIC:
+            raise DeviceError(
+                f"there is no Celosia accelerator: its first register reads {magic:#010x}, not {MAGIC:#010x}; load its "
+                "bitstream, and check the base address of the registers"
+            )
+        if identity != config.identity:
+            raise DeviceError(
+                f"the accelerator on the board has Config {identity:08x}, not {config.name} ({config.identity:08x}); "
+                "load that Config's bitstream, or compile the model for this one"
+            )
+
+        sources = self.read("sources")
+        if sources != sources_identity():
+            raise DeviceError(
+                f"the bitstream on the board was made of other hardware sources ({sources:08x}) than those of this "
+                f"Celosia ({sources_identity():08x}); make it again with `celosia bitstream`, and load it with "
+                "`celosia flash`"
+            )
+
+    def prepare(self, base: int, **values: int) -> None:
+        """Set the registers of a run. base: physical address of DRAM offset 0; `values` by the names of registers."""
+        values = {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}
+        for name, value in values.items():
+            self.write(name, value)
+        self._prepared = {name: value for name, value in values.items() if REGISTERS[name].access == Access.SETUP}
+        self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
+
+    def start(self) -> None:
+        """Start a run of what the registers say; `done` tells when it has ended."""
+        self.write("control", CONTROL_START)
+
+    def done(self) -> bool:
+        """Whether no run is under way, and the last one has ended; `counters` tells whether that was ours."""
+        return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
+
+    def is_ours(self) -> bool:
+        """Whether the run that is under way, or the last one, is the one that was prepared here: exactly one has begun
+        since, and while it is under way its registers are locked, so that they are those that it has run with."""
+        return self.read("runs") == self._number and all(
+            self.read(name) == each for name, each in self._prepared.items()
+        )
+
+    def _require_ours(self) -> None:
+        """To be called after all that is read of a run."""
+        if not self.is_ours():
+            raise DeviceError(
+                "another process has used the accelerator during this run, whose results are lost; run it again, and "
+                "let all who use this board do so through Celosia, which locks it"
+            )
+
+    def settle(self, moments: Iterable[object]) -> None:
+        """Make ready for a run: end one that is under way, and wait until memory has answered what it was asked.
+
+        moments: iterating waits a while, as often as the host has patience. DeviceError where that was not enough.
+        """
+        status = self.read("status")
+        if status & STATUS_BUSY:
+            self.write("control", CONTROL_ABORT)
+        for _ in chain((None,), moments):
+            status = self.read("status")
+            if not status & (STATUS_BUSY | STATUS_STUCK):
+                return
+        raise DeviceError(
+            "memory has not answered all that the accelerator asked of it in an earlier run, so that no run can start; "
+            "restart the board"
+        )
+
+    def counters(self, describe: Callable[[], str]) -> dict[str, int]:
+        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says; also
+        where it was not ours."""
+        status, values = self.read("status"), self.values()
+        self._require_ours()
+        code = status >> STATUS_ERROR_SHIFT & 0xFF
+        if code:
+            index, known = self.read("error_index"), code in ERROR_TEXT
+            self.last_error = (Error(code), index) if known else None
+            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
+            raise DeviceError(f"instruction {index}: {text}; {describe()}")
+        return values
+
+    def values(self) -> dict[str, int]:
+        """The counters as they stand."""
+        return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
+
+    def events(self, depth: int, cycles: int) -> list[Event]:
+        """Of the last run, those instructions of which the ring has kept start and end, in the order of their ends.
+        DeviceError where it was not ours.
+
+        depth: of the ring. cycles: of the run.
+        """
+        count = self.read("trace_count")
+        for _ in range(RING_DELAY):  # the last events are on their way
+            if count == (count := self.read("trace_count")):
+                break
+        else:
+            raise DeviceError("the accelerator goes on counting events after its run; load its bitstream again")
+        starts: dict[tuple[int, int], int] = {}
+        events = []
+        for number in range(max(0, count - depth), count):
+            self.write("trace_at", number % depth)
+            what, cycle = self.read("trace_event"), self.read("trace_cycle")
+            latest = cycles + RING_DELAY
+            cycle = latest - (latest - cycle) % (1 << 32)
+            unit, index = what >> TRACE_UNIT_SHIFT & 3, what >> TRACE_INDEX_SHIFT
+            if not what & TRACE_DONE:
+                starts[unit, index] = cycle
+            elif (unit, index) in starts:
+                events.append((unit, index, starts.pop((unit, index)), cycle + 1))
+        self._require_ours()
+        events.sort(key=lambda event: (event[3], event[0]))
+        return [Event(Unit(unit).name.lower(), *times) for unit, *times in events]

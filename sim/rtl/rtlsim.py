@@ -1,0 +1,276 @@
+"""A Device that executes programs on the Verilated RTL, cycle by cycle, with a memory model at its AXI ports."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from copy import copy
+from functools import cache
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit
+from celosia.hw.spec.regs import COUNTERS, Error
+from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
+from celosia.sim.functional.fsim import Memory
+from celosia.sim.host import Control
+from celosia.sim.rtl.build import library
+
+__all__ = ["IDEAL", "ZYNQ_HP", "MemoryModel", "RtlDevice", "random_stalls"]
+
+DMA_BASE = 0x12_3456_7000
+"""Physical address of the memory: not 0, so that a forgotten base is found out."""
+PAGE = 4096
+SLICE = 100_000
+"""Most cycles between two looks at the outside: a KeyboardInterrupt waits no longer than these take."""
+SLICE_PRODUCTS = 25_600_000
+"""Most products of the array in that time: large arrays are simulated slowly."""
+MOMENT, PATIENCE = 500, 200
+"""Cycles, and how often as many, that memory has for what it owes before the next run."""
+
+
+class _Parameters(ctypes.Structure):
+    """`Parameters` of harness.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "read_latency", "write_latency", "outstanding", "refresh_period", "refresh_cycles", "bytes_per_cycle",
+            "stall", "jitter", "seed", "error_start", "error_end", "freeze_after", "freeze_cycles",
+        )
+    ]  # fmt: skip
+
+
+_EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint64), ("end", np.uint64)])
+
+
+@cache
+def _load(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+    for name, result, arguments in (
+        ("create", handle, (u64,)),
+        ("destroy", None, (handle,)),
+        ("memory", None, (handle, ctypes.c_void_p, u64, u64, ctypes.POINTER(_Parameters))),
+        ("reset", None, (handle,)),
+        ("begin", None, (handle, ctypes.c_int)),
+        ("write_register", ctypes.c_int, (handle, u32, u32)),
+        ("read_register", ctypes.c_int, (handle, u32, ctypes.POINTER(u32))),
+        ("run", ctypes.c_int, (handle, u64)),
+        ("error", ctypes.c_char_p, (handle,)),
+        ("cycle", u64, (handle,)),
+        ("event_count", u64, (handle,)),
+        ("events", ctypes.c_void_p, (handle,)),
+        ("progress", None, (handle, ctypes.POINTER(ctypes.c_int64))),
+        ("states", ctypes.POINTER(u64), (handle,)),
+    ):
+        function = getattr(lib, f"celosia_{name}")
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class RtlDevice(Memory):
+    """The accelerator's RTL of `config`, built at the first use (see build.py).
+
+    memory: behind its AXI ports; a model or its name.
+    progress: called now and then during a run with the cycles passed.
+    watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
+    seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
+        it is written.
+    source: Verilog of its top module in place of what `hw.verilog` writes, as a netlist (see build.py).
+    simulator: the library itself, where it is not to be built.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memory: MemoryModel | str = ZYNQ_HP,
+        progress: Callable[[int], None] | None = None,
+        watchdog_cycles: int = 100_000,
+        quiet: bool = False,
+        seed: int = 0,
+        source: str | None = None,
+        simulator: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.memory = memory_model(memory)
+        self.progress = progress
+        self.watchdog_cycles = watchdog_cycles
+        self.seed = seed
+        self.abandoned = False
+        self._lib = _load(simulator or library(config, quiet, source))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handle = ctypes.c_void_p(self._lib.celosia_create(self.seed))
+        self._using = RLock()  # while the simulator is at work, another thread must not take it away
+        self.control = Control(self._read, self._write)
+        """The registers of the hardware."""
+        self._place(0)
+        self.control.check(self.config)
+
+    def beside(self) -> RtlDevice:
+        """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
+        made = copy(self)
+        made._begin()
+        return made
+
+    @property
+    def memory_model(self) -> str | None:
+        """The name of its memory, for whoever shows cycles."""
+        return str(self.memory)
+
+    @property
+    def last_error(self) -> tuple[Error, int] | None:
+        """Code and instruction number of the last run's error."""
+        return self.control.last_error
+
+    def allocate(self, size: int) -> None:
+        """As `Device.allocate`. DeviceError where memory owes answers of an earlier run."""
+        self.settle()  # late writes would arrive in what is not their memory any more
+        self._place(size)
+
+    def _place(self, size: int) -> None:
+        super().allocate(size)
+        whole = -(-size // PAGE) * PAGE + PAGE
+        with self._using:
+            self._pages = np.zeros(whole, np.uint8)
+            self.dram = self._pages[:size]
+            self.use(self.memory)
+
+    @property
+    def behind(self) -> NDArray[np.uint8]:
+        """The memory that follows the DMA limit: a page and more, which no program can reach."""
+        return self._pages[len(self.dram) :]
+
+    def use(self, memory: MemoryModel) -> None:
+        """Replace the memory model; the contents stay."""
+        self.memory = memory
+        values = {name: getattr(memory, name) for name, _ in _Parameters._fields_}  # type: ignore[misc]
+        values["stall"] = int(memory.stall * 65536)
+        for name in ("freeze_after", "freeze_cycles"):
+            values[name] = 2**64 - 1 if values[name] is None else values[name]
+        self._parameters = _Parameters(**values)
+        pointer = self._pages.ctypes.data
+        self._call("memory", pointer, DMA_BASE, len(self._pages), ctypes.byref(self._parameters))
+
+    def close(self) -> None:
+        """Release the simulator; the device cannot be used afterwards, and a run in another thread ends in an error."""
+        with self._using:
+            if self._handle:
+                self._lib.celosia_destroy(self._handle)
+                self._handle = ctypes.c_void_p()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """A function of the simulator. DeviceError after `close`."""
+        with self._using:
+            if not self._handle:
+                raise DeviceError("the RTL simulator was closed; open another one")
+            return getattr(self._lib, f"celosia_{name}")(self._handle, *arguments)
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Execute `count` instructions; returns the hardware's counters, and with `trace` each instruction's time.
+
+        DeviceError where an instruction fails, or the run takes over `timeout_cycles`; the device can be used again.
+        """
+        self.control.last_error = None
+        if count == 0:
+            return Counters(0, dict.fromkeys(COUNTERS, 0))
+        self.settle()
+        self.control.prepare(
+            DMA_BASE, instr_addr=instr_addr, instr_count=count, dma_size=len(self.dram), watchdog=self.watchdog_cycles,
+            lease=0, irq_enable=1,
+        )  # fmt: skip
+        self._call("begin", trace)  # cycles of events begin here, as those of the counters
+        self.control.start()
+        self._until_done(timeout_cycles)
+        events = [
+            Event(Unit(int(row["unit"])).name.lower(), int(row["index"]), int(row["start"]), int(row["end"]))
+            for row in self._events()
+        ]
+        values = self.control.counters(self._state)
+        return Counters(values["cycles"], values, events)
+
+    def settle(self) -> None:
+        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does not;
+        `reset` helps then."""
+        self.control.write("irq_enable", 0)  # which would end each moment at once
+        self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
+
+    def advance(self, cycles: int) -> None:
+        """Let so many cycles pass, or fewer: until the interrupt. DeviceError where it breaks the rules of its bus."""
+        if self._call("run", cycles) < 0:
+            error = self._call("error").decode()
+            self.reset()
+            raise DeviceError(error)
+
+    def reset(self) -> None:
+        """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
+        self._call("reset")
+
+    def states(self) -> NDArray[np.uint64]:
+        """Cycles that the units have spent in each combination of states since this device was opened: an axis of four
+        for each Unit, in the order of `hw.top.State` (idle, busy, waiting for memory, waiting for a token)."""
+        with self._using:
+            counts = np.ctypeslib.as_array(self._call("states"), (4 ** len(Unit),))
+            return counts.reshape((4,) * len(Unit)).transpose().copy()
+
+    def _until_done(self, timeout_cycles: int) -> None:
+        slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
+        while True:
+            passed = self._call("cycle")
+            if self.abandoned:
+                raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
+            if passed >= timeout_cycles:
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
+            done = self._call("run", min(slice_cycles, timeout_cycles - passed))
+            if done < 0:
+                error, state = self._call("error").decode(), self._state()
+                self.reset()  # nothing is known of hardware that breaks the rules of its bus
+                raise DeviceError(f"{error}; {state}")
+            if self.progress is not None:
+                self.progress(self._call("cycle"))
+            if done:
+                return
+
+    def _events(self) -> NDArray[np.void]:
+        with self._using:
+            count = self._call("event_count")
+            if count == 0:
+                return np.zeros(0, _EVENT)
+            return np.frombuffer(ctypes.string_at(self._call("events"), count * _EVENT.itemsize), _EVENT)
+
+    def _state(self) -> str:
+        """How far each unit has come."""
+        values = (ctypes.c_int64 * (4 * len(Unit)))()
+        self._call("progress", values)
+        parts = []
+        for unit in Unit:
+            started, ended, last_started, last_ended = values[4 * unit : 4 * unit + 4]
+            if not started:
+                parts.append(f"{unit.name} has started nothing")
+            elif started == ended:
+                parts.append(f"{unit.name} has ended its {ended}, the last was instruction {last_ended}")
+            else:
+                parts.append(
+                    f"{unit.name} has ended {ended} of {started}, the last started is instruction {last_started}"
+                )
+        return "; ".join(parts)
+
+    def _write(self, offset: int, value: int) -> None:
+        if not self._call("write_register", offset, value):
+            raise DeviceError(f"no answer to a write of the register at {offset:#x}")
+
+    def _read(self, offset: int) -> int:
+        value = ctypes.c_uint32()
+        if not self._call("read_register", offset, ctypes.byref(value)):
+            raise DeviceError(f"no answer to a read of the register at {offset:#x}")
+        return value.value

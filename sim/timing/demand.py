@@ -1,0 +1,280 @@
+"""What a stream of encoded instructions asks of the machine: steps, bytes and bursts of each, computed all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import or_
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import (
+    GEMM_LOOPS,
+    OUTER_LOOPS,
+    UNIT_OF,
+    VECTOR_LOOPS,
+    ASource,
+    BSource,
+    Buffer,
+    Destination,
+    Opcode,
+    instruction_bytes,
+    lanes,
+)
+from celosia.hw.spec.legality import why_illegal
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, norm_cycles, softmax_cycles
+from celosia.hw.spec.scratchpads import TABLE_SIZE, scratchpads
+from celosia.sim.functional.access import OPERANDS, Columns, element_sizes
+from celosia.sim.functional.decode import columns
+
+Ints = NDArray[np.int64]
+IN_ACC, IN_VIN = 1, 2
+INP_PORT, VIN_PORT = 1, 2
+ALONE, SPREAD = 1, 2
+TABLE_PADDING = 2
+"""Cycles of a padded table besides one a grain: before the first and behind the last (`hw/vector_unit/table.py`)."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One entry for each instruction of a stream; 0 where its unit has no such thing.
+
+    unit, wait, post: the unit's number and the masks of its tokens.
+    steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
+    (padding too), units read from `out`.
+    lead, trail, padding: those of a LOAD's steps that are padding before its first and after its last element, and all
+    of padding. stall: further cycles of each of these, since a table is padded grain by grain.
+    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
+    both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
+    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
+    softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
+    whether the VECTOR before it is one like it, but for what each has of its own; trails: of a VECTOR that may write
+    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before
+    the first step of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port:
+    INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
+    read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
+    the outputs, from the first one on, are there.
+    """
+
+    unit: NDArray[np.int64]
+    wait: Ints
+    post: Ints
+    steps: Ints
+    lead: Ints
+    trail: Ints
+    padding: Ints
+    stall: Ints
+    rows: Ints
+    bursts: Ints
+    beats: Ints
+    lane: Ints
+    weights: Ints
+    outputs: Ints
+    residual: Ints
+    alone: Ints
+    alike: Ints
+    trails: Ints
+    finds: Ints
+    reads: Ints
+    feeds: Ints
+    port: Ints
+    read_bank: Ints
+    read_here: Ints
+    write_bank: Ints
+    write_here: Ints
+
+
+def demand(cfg: Config, code: bytes) -> Demand:
+    """The demand of the instructions in `code`. ValueError where one is illegal or cut off."""
+    size = instruction_bytes(cfg)
+    if len(code) % size:
+        raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
+    words = np.frombuffer(code, np.uint8).reshape(-1, size)
+    found, illegal = columns(cfg, words)
+    for number in np.flatnonzero(illegal)[:1]:
+        reason = why_illegal(cfg, int.from_bytes(words[number].tobytes(), "little"))
+        raise ValueError(f"instruction {number}: {reason}")
+    result: dict[str, Ints] = {name: np.zeros(len(words), np.int64) for name in Demand.__dataclass_fields__}
+    for opcode, each in found.items():
+        fields, which = each.fields, each.numbers
+        values = {"wait": fields["wait"], "post": fields["post"], **_shared(opcode, fields), **_OF[opcode](cfg, fields)}
+        result["unit"][which] = UNIT_OF[opcode]
+        for name, value in values.items():
+            result[name][which] = value
+    return Demand(**result)
+
+
+def _product(f: Columns, names: Iterable[str]) -> Ints:
+    return prod((f[name] for name in names), start=np.ones_like(f["opcode"]))
+
+
+def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
+    """Which of the scratchpads are read and written that several units use."""
+
+    def which(write: bool, memories: dict[str, int]) -> Ints:
+        own = [each for each in OPERANDS[opcode] if each.write == write and each.memory in memories]
+        return reduce(or_, (_where(each.when(f), memories[each.memory]) for each in own), np.zeros_like(f["opcode"]))
+
+    read = {"acc": IN_ACC, "vin": IN_VIN}
+    return {
+        "reads": which(False, read), "feeds": which(True, read),
+        "port": which(True, {"inp": INP_PORT, "vin": VIN_PORT}),
+    }  # fmt: skip
+
+
+def _where(condition: NDArray[np.bool_], value: int) -> Ints:
+    """`value` where the condition holds, else 0."""
+    return condition.astype(np.int64) * value
+
+
+def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
+    bank, here = _banks(cfg, f, "acc")
+    return {
+        "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
+        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
+        "read_bank": bank,
+        "read_here": here,
+        "write_bank": bank,
+        "write_here": here,
+    }
+
+
+def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
+    read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
+    write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
+    steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
+    alone = alike = trails = np.zeros_like(steps)
+    if cfg.softmax:
+        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
+        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
+    finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
+    return {
+        "steps": steps,
+        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
+        "finds": finds,
+        "residual": f["rescale_add"],
+        "alone": alone,
+        "alike": alike,
+        "trails": trails,
+        "read_bank": read_bank,
+        "read_here": read_here,
+        "write_bank": write_bank,
+        "write_here": write_here,
+    }
+
+
+def _alike(f: Columns) -> Ints:
+    """Whether each VECTOR is a softmax that the engine takes beside the one before it."""
+    facts = [f[name] for name in ("softmax", *ROWS_ALIKE, "destination", "zero_point", "clip_hi")]
+    facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
+    alike = f["softmax"].copy()
+    alike[:1] = 0
+    for fact in facts:
+        alike[1:] &= fact[1:] == fact[:-1]
+    return alike
+
+
+def _trails(cfg: Config, f: Columns) -> Ints:
+    """Of each VECTOR from acc to entries of vin that lie one behind another, where the rows of the last softmax before
+    it do so as well, to the end of vin at most, and do not begin in front of them: the distance of their first entries,
+    and 1."""
+    numbers = np.arange(len(f["opcode"]))
+    before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
+    rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
+    depth = scratchpads(cfg)["vin"].depth
+    base = rows["a_base"] % depth
+    of_acc = (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
+    in_line = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
+    in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
+    in_line &= base + rows["extent_n"] * rows["extent_x"] <= depth
+    in_front = base - f["dst_base"]
+    return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
+
+
+def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
+    extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
+    strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
+    base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
+    bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
+    reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
+    leaves = (reach // half != base // half) & (True if which is None else which)
+    for i in np.flatnonzero(leaves).tolist():
+        steps = (np.arange(extent[i]) * stride[i] for extent, stride in zip(extents, strides))
+        n, y, x = np.ix_(*steps)
+        other = np.flatnonzero(((base[i] + n + y + x) // half % 2).ravel() != bank[i])
+        here[i] = other[0] if len(other) else here[i]
+    return bank, here
+
+
+def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
+    size = element_sizes(cfg, f)
+    x, y, z = f["x_size"], f["y_size"], f["z_size"]
+    left, top = f["pad_left"], f["pad_top"]
+    width = left + x + f["pad_right"]
+    elements = x * y * z
+    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in Buffer], np.int64)
+    padding = z * width * (top + y + f["pad_bottom"]) - elements
+    spread = f["spread"] if "spread" in f else np.zeros_like(x)
+    may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
+    each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
+    packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
+    return {
+        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
+        "lead": top * width + left,
+        "trail": f["pad_bottom"] * width + f["pad_right"],
+        "padding": padding,
+        "stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
+        "lane": lane[f["buffer"]] * (1 - spread),
+        "weights": _where(may, ALONE) + spread,
+        **_rows(cfg, f, size, spread),
+    }
+
+
+def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
+    elements = f["x_size"] * f["y_size"] * f["z_size"]
+    size = np.full(len(elements), cfg.piece_bytes, np.int64)
+    steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)
+    return {"steps": steps, **_rows(cfg, f, size, np.zeros_like(elements))}
+
+
+def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
+    """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
+
+    size: bytes of an element. spread: whether half of each is a row of its own.
+    """
+    row_bytes = f["x_size"] * size
+    merged = row_bytes == f["dram_y"]
+    if "expand" in f:
+        merged = merged & (f["expand"] == 0)
+    in_plane = np.where(merged, 1, f["y_size"])
+    row_bytes = np.where(merged, row_bytes * f["y_size"], row_bytes)
+    in_row = np.where(spread == 1, row_bytes // size, 1)
+    row_bytes = np.where(spread == 1, size // 2, row_bytes)
+    rows = in_row * in_plane * f["z_size"]
+    owner: Ints = np.repeat(np.arange(len(rows)), rows)
+    number: Ints = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
+    row, x = number // in_row[owner], number % in_row[owner]
+    z, y = row // in_plane[owner], row % in_plane[owner]
+    offset = f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner] + x * size[owner]
+    offset &= 0xFFFFFFFF
+    beats, bursts = on_the_bus(cfg.bus_bytes, offset, row_bytes[owner])
+    total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))
+    return {"rows": rows, "beats": total[0].astype(np.int64), "bursts": total[1].astype(np.int64)}
+
+
+def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across BOUNDARY."""
+    beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
+    page = BOUNDARY // bus_bytes
+    first = np.minimum(beats, page - offset // bus_bytes % page)
+    whole, last = np.divmod(beats - first, page)
+    bursts = -(-first // MAX_BURST) + whole * (page // MAX_BURST) + -(-last // MAX_BURST)
+    return beats, bursts
+
+
+_OF = {Opcode.LOAD: _load, Opcode.GEMM: _gemm, Opcode.VECTOR: _vector, Opcode.STORE: _store}
