@@ -53,7 +53,7 @@ from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
 from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
-from celosia.hw.boards.known import MEMORY_MODELS
+from celosia.hw.boards.boards import MEMORY_MODELS
 from celosia.hw.boards.memory import ZYNQ_HP
 
 SECTIONS = (

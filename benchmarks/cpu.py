@@ -27,7 +27,7 @@ from benchmarks.kernels import cases
 from benchmarks.rows import VERDICT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

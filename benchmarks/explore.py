@@ -37,7 +37,7 @@ from celosia.driver.explore.records import Points, context_of
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
 from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
 from celosia.hw.boards.board import Board
-from celosia.hw.boards.known import find_board
+from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config
 
 ROOT = Path(__file__).parent.parent

@@ -17,8 +17,8 @@ from benchmarks.rows import ROOT, Row
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import LABELS, usage
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS
 from celosia.hw.spec.config import PRESETS, Config
 
 Say = Callable[[str], None]

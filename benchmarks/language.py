@@ -22,7 +22,7 @@ from benchmarks.rows import ROOT, Row
 from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

@@ -17,8 +17,8 @@ from benchmarks.decoders import DECODERS, DecoderNetwork
 from benchmarks.encoders import ATTENTIONS, ENCODERS, LANES, NORM, Encoder, quantised, sample
 from benchmarks.rows import Row
 from benchmarks.transformers import TOKENS, generated, growing
+from celosia.driver.host.oracle import session
 from celosia.driver.quantize.quantize import quantize
-from celosia.driver.run.oracle import session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 

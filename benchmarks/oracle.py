@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.run.oracle import exposed, session
+from celosia.driver.host.oracle import exposed, session
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from benchmarks.decoders import DECODERS
 from benchmarks.rows import Row
 from benchmarks.transformers import PROMPT, TOKENS, growing
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import BOOKS, GROUP

@@ -25,7 +25,7 @@ from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -28,7 +28,7 @@ from benchmarks.quantise_worker import QUANTISERS
 from benchmarks.rows import Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, explained
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 

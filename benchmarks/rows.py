@@ -28,7 +28,7 @@ from celosia.driver.accuracy.evaluate import evaluate
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result
 from celosia.driver.runtime import Runtime
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes

@@ -26,7 +26,7 @@ from celosia.driver.cut import Relay, cut
 from celosia.driver.run.explain import predicted
 from celosia.driver.run.stream import LANES
 from celosia.driver.runtime import Runtime
-from celosia.hw.boards.known import clock_mhz
+from celosia.hw.boards.boards import clock_mhz
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters

@@ -38,7 +38,7 @@ from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.run.oracle import opened
+from celosia.driver.host.oracle import opened
 from celosia.driver.runtime import Runtime
 from celosia.driver.tune.optimise import optimise
 

@@ -19,8 +19,8 @@ from benchmarks.rows import Row
 from benchmarks.trained import TRAINED
 from celosia.driver.accuracy.compare import compare
 from celosia.driver.generate.decoder import Session
+from celosia.driver.host.oracle import session
 from celosia.driver.quantize.quantize import quantize
-from celosia.driver.run.oracle import session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 

@@ -266,7 +266,7 @@ def _device(part: str) -> str:
 def model() -> PowerModel:
     """Of the reports that are shipped.
 
-    >>> from celosia.hw.boards.known import BOARDS
+    >>> from celosia.hw.boards.boards import BOARDS
     >>> found = model().coefficient("ps", BOARDS["pynq-z2"].part)
     >>> found.watts > 1, found.sources > 3, found.stands_in
     (True, True, False)

@@ -18,8 +18,8 @@ from celosia.bitstreams.cells import FIGURES, PART, Arcs, Cell, arcs
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.hw.boards.board import Board
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS
 from celosia.hw.spec.config import PRESETS, Config
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."

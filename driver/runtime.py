@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
 from celosia.compiler.tune.choices import BOARD
+from celosia.driver.host.tools import require_tools
 from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import Running
 from celosia.driver.run.result import Result
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.run.stream import Futures, Sample, failed
-from celosia.driver.run.tools import require_tools
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 
@@ -86,9 +86,9 @@ class _OfProgram(ProgramRuntime, Runtime):
     @staticmethod
     def drawn(result: Result) -> str:
         """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
+        from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require
         from celosia.driver.pages.report import report
-        from celosia.driver.run.oracle import MissingLibrary
 
         if not result.report["cycles"]:
             return ""
@@ -106,7 +106,7 @@ class _OfModel(Runtime):
         self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
         config: str | Path | Config = "pynq", compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        from celosia.driver.run.specialise import Specialised  # with the compiler, which a board has not
+        from celosia.driver.host.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
         for each in self._devices:

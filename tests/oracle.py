@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from celosia.driver.run.oracle import EXACT, saturates
+from celosia.driver.host.oracle import EXACT, saturates
 
 ort = pytest.importorskip("onnxruntime")
 

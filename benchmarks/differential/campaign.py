@@ -21,7 +21,7 @@ from benchmarks.differential.draw import draw_case
 from benchmarks.differential.judge import CRASHED, FINDINGS, UNCOUNTED, VERDICTS, Verdict, judge
 from benchmarks.differential.minimise import Minimised, cause, minimise
 from benchmarks.rows import Row
-from celosia.driver.run.oracle import OracleError
+from celosia.driver.host.oracle import OracleError
 
 SECONDS = 60.0
 """Of processor time for one case; what takes longer hangs."""

@@ -36,7 +36,7 @@ from benchmarks.differential.net import value_info
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.run.oracle import OracleError, exposed, run, session
+from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

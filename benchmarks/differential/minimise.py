@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from benchmarks.differential.case import Case
 from benchmarks.differential.judge import CRASHED, REFUSED, Verdict, judge
 from benchmarks.differential.net import Array, value_info
-from celosia.driver.run.oracle import OracleError, exposed, run, session
+from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.hw.spec.config import PRESETS
 
 TRIES = 250

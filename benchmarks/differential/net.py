@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.run.oracle import OracleError, run, session
+from celosia.driver.host.oracle import OracleError, run, session
 
 Array = NDArray[Any]
 T = TypeVar("T")

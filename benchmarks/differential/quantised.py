@@ -21,7 +21,7 @@ from onnxruntime.quantization import (
 )
 
 from benchmarks.differential.net import Array, Draw
-from celosia.driver.run.oracle import OracleError
+from celosia.driver.host.oracle import OracleError
 
 onnxruntime.set_default_logger_severity(4)  # of the quantiser's own sessions
 FORMS = ("qdq", "qoperator", "dynamic")

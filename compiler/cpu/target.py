@@ -15,7 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
-from celosia.hw.boards.known import BOARDS, find_board, is_file
+from celosia.hw.boards.boards import BOARDS, find_board, is_file
 from celosia.hw.spec.config import did_you_mean
 from celosia.plain import Sentence
 

@@ -17,7 +17,7 @@ from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
-from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes

@@ -20,9 +20,9 @@ from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.accuracy.matching import Flow, feed_of, match
-from celosia.driver.run import oracle
-from celosia.driver.run.specialise import OpenModel, with_given
-from celosia.driver.run.tools import require_tools
+from celosia.driver.host import oracle
+from celosia.driver.host.specialise import OpenModel, with_given
+from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 

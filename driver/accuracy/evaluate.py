@@ -24,9 +24,9 @@ from celosia.driver.accuracy.compare import largest_difference
 from celosia.driver.data.calibration import Input, Sample, Samples
 from celosia.driver.data.dataset import Dataset, open_dataset
 from celosia.driver.data.images import IN_UNITS, Pixels
-from celosia.driver.run import oracle
+from celosia.driver.host import oracle
+from celosia.driver.host.tools import require_tools
 from celosia.driver.run.stream import OF_THE_SAMPLE
-from celosia.driver.run.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config, ConfigError
 

@@ -51,7 +51,7 @@ def project(
       celosia bitstream build build/pynq-z2
     """
     from celosia.bitstreams.project import COMMAND, write_project
-    from celosia.hw.boards.known import find_board
+    from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place, cfg = find_board(board), None if config is None else Config.load(config)
@@ -106,7 +106,7 @@ def report(
     from celosia.bitstreams.synthesis import known_usage, usage
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
-    from celosia.hw.boards.known import find_board
+    from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place = find_board(board)
@@ -167,7 +167,7 @@ def timing(
     from celosia.bitstreams import timing as sta
     from celosia.driver.show import bitstream as show
     from celosia.driver.show.table import console
-    from celosia.hw.boards.known import find_board
+    from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     chosen = find_board(board)

@@ -75,7 +75,7 @@ def flash(
     from celosia.driver.board.flash import load, prepare
     from celosia.driver.remote import deploy as deployment
     from celosia.driver.remote.ssh import connected
-    from celosia.hw.boards.known import find_board
+    from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place = find_board(board)
@@ -120,7 +120,7 @@ def rehearse(
     """
     from celosia.driver.rehearse import rehearse as rehearsed
     from celosia.driver.show.rehearse import steps
-    from celosia.hw.boards.known import find_board
+    from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     common.check_source(model)

@@ -93,7 +93,7 @@ def memory_options(memory: str | None, device: str) -> dict[str, Any]:
     if device not in WITH_CYCLES:
         raise typer.BadParameter(f"--memory needs --device {' or '.join(WITH_CYCLES)}: the others model no memory")
     from celosia.hw.boards.board import BoardError
-    from celosia.hw.boards.known import memory_model
+    from celosia.hw.boards.boards import memory_model
 
     try:
         return {"memory": memory_model(memory)}

@@ -61,10 +61,10 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
     from celosia.driver.export.places import NotExportable
+    from celosia.driver.host.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize.quantize import QuantizeError
     from celosia.driver.remote.ssh import SshError
-    from celosia.driver.run.oracle import MissingLibrary, OracleError
     from celosia.driver.tune.fleet import PoolError
     from celosia.hw.boards.board import BoardError
     from celosia.hw.manifest import ManifestError

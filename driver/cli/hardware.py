@@ -82,7 +82,7 @@ def boards(
     """
     from celosia.driver.show import hardware as show
     from celosia.driver.show.table import console
-    from celosia.hw.boards.known import BOARDS, find_board
+    from celosia.hw.boards.boards import BOARDS, find_board
 
     if name is not None:
         typer.echo(find_board(name).to_toml(), nl=False)

@@ -12,7 +12,7 @@ from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alp
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
-from celosia.hw.boards.known import BOARDS, find_board, is_file
+from celosia.hw.boards.boards import BOARDS, find_board, is_file
 from celosia.hw.spec.config import PRESETS, Config
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.sim.devices import SIMULATORS
 
 

@@ -130,7 +130,7 @@ def _ready(device: str, model: Path, threads: int | None) -> int:
     """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
     ThreadsError."""
     from celosia.compiler.program.host.threads import default_threads, thread_count
-    from celosia.driver.run.tools import require_tools
+    from celosia.driver.host.tools import require_tools
 
     if not device.startswith(BOARD):
         require_tools(device, model)
@@ -156,7 +156,7 @@ class _Source:
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given)
-        from celosia.driver.run.specialise import OpenModel, with_given
+        from celosia.driver.host.specialise import OpenModel, with_given
 
         return {n: with_given(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()}
 
@@ -245,7 +245,7 @@ class _Files:
 def _write_trace(path: Path, program: Program, result: Result) -> None:
     from celosia.compiler.program.files import write_text
     from celosia.driver.pages.timeline import timeline
-    from celosia.hw.boards.known import clock_mhz
+    from celosia.hw.boards.boards import clock_mhz
 
     if result.counters and not any(each.events for each in result.counters):
         raise typer.BadParameter(
@@ -287,7 +287,7 @@ def demo(
       celosia demo --device timed --memory pynq-z2
     """
     simulated = common.memory_options(memory, device)
-    from celosia.driver.cli.demo import run as run_demo
+    from celosia.driver.demo import run as run_demo
 
     with common.progress_stages(quiet) as stages:
         run_demo(count, device, config, stages, **simulated)

@@ -31,7 +31,7 @@ from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.tune.fleet import fleet_for
 from celosia.hw.boards.board import Board, BoardError
-from celosia.hw.boards.known import BOARDS, find_board, memory_model, shortest
+from celosia.hw.boards.boards import BOARDS, find_board, memory_model, shortest
 from celosia.hw.spec.config import Config
 
 FIRST = 12

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.run.oracle import MissingLibrary
+from celosia.driver.host.oracle import MissingLibrary
 
 Floats = NDArray[np.float64]
 ROOM = float(np.log(1.1))

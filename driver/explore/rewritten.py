@@ -22,7 +22,7 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
 from celosia.driver.explore.subject import Ask, ExploredModel, asked_of, cost_of
-from celosia.driver.run.oracle import opened, require
+from celosia.driver.host.oracle import opened, require
 from celosia.driver.tune.optimise import optimise
 from celosia.hw.spec.config import Config
 

@@ -32,7 +32,7 @@ from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
-from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit

@@ -16,8 +16,8 @@ from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.boards.board import Board
+from celosia.hw.boards.boards import BOARDS, memory_model
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS, memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.hw.spec.scratchpads import total_bytes

@@ -25,10 +25,10 @@ from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
+from celosia.driver.host.tools import require_tools
 from celosia.driver.run.devices import open_device
 from celosia.driver.run.result import Result
 from celosia.driver.run.runtime import ProgramRuntime
-from celosia.driver.run.tools import require_tools
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 

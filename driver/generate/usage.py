@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from celosia.hw.boards.known import clock_mhz
+from celosia.hw.boards.boards import clock_mhz
 from celosia.hw.spec.config import Config
 
 

@@ -15,7 +15,7 @@ from celosia.driver.pages.graph import DrawnNode, drawing, nodes, nodes_of_repor
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.driver.run import explain
-from celosia.hw.boards.known import clock_mhz, described
+from celosia.hw.boards.boards import clock_mhz, described
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import from_json

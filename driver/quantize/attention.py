@@ -14,9 +14,9 @@ from onnx import helper, numpy_helper
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program.traits import Kind
+from celosia.driver.host.oracle import run, session
 from celosia.driver.quantize.decoders import PRODUCTS
 from celosia.driver.quantize.masks import HIDDEN, is_mask
-from celosia.driver.run.oracle import run, session
 
 Array = NDArray[Any]
 

@@ -10,7 +10,7 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from celosia.driver.run.oracle import run, session
+from celosia.driver.host.oracle import run, session
 
 Array = NDArray[Any]
 MOST_INPUTS = 4096

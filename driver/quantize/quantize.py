@@ -29,6 +29,7 @@ from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alp
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
 from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.host.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.driver.quantize import report as reporting
 from celosia.driver.quantize.attention import (
     between_products,
@@ -43,7 +44,6 @@ from celosia.driver.quantize.gemms import with_row_biases
 from celosia.driver.quantize.masks import add_masks
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
-from celosia.driver.run.oracle import MissingLibrary, OracleError, session, with_types
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.plain import Sentence
 

@@ -16,8 +16,8 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.norms import NORMS
 from celosia.driver.accuracy.compare import Graph, add_noise
 from celosia.driver.data.calibration import Input, Samples
+from celosia.driver.host.oracle import session, tensors
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
-from celosia.driver.run.oracle import session, tensors
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

@@ -22,8 +22,8 @@ from onnx import numpy_helper
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.driver.choices import AUTO
+from celosia.driver.host.oracle import run, session
 from celosia.driver.quantize.decoders import PRODUCTS
-from celosia.driver.run.oracle import run, session
 
 Array = NDArray[Any]
 TRIED = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, LayerInfo, Program, ProgramError
-from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, Unit, formats, instruction_bytes, opcode_of

@@ -24,10 +24,10 @@ from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, 
 from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
+from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, destination, unasked
-from celosia.driver.run.oracle import MissingLibrary
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
 

@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.run.oracle import MissingLibrary, opened, require
+from celosia.driver.host.oracle import MissingLibrary, opened, require
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _devices(
     from celosia.compiler.tune.measure import Judge
     from celosia.driver.tune.fleet import fleet_for
     from celosia.driver.tune.weighing import STEP_SECONDS
-    from celosia.hw.boards.known import memory_model, shortest
+    from celosia.hw.boards.boards import memory_model, shortest
 
     judge = Judge("timed", shortest(memory_model("zynq-hp")))
     return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)

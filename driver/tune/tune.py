@@ -25,7 +25,7 @@ from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
 from celosia.driver.choices import TRIALS
 from celosia.driver.tune.fleet import fleet_for
-from celosia.hw.boards.known import memory_model, shortest
+from celosia.hw.boards.boards import memory_model, shortest
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 

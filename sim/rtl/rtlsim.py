@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit

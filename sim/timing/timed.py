@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celosia.hw.boards.known import memory_model
+from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes

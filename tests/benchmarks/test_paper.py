@@ -23,8 +23,8 @@ from benchmarks.workloads import Missing
 
 import celosia
 from celosia.compiler.program import CpuStep, Program
+from celosia.driver.host.oracle import session
 from celosia.driver.run.explain import layer_rows, predicted
-from celosia.driver.run.oracle import session
 
 
 @pytest.fixture(autouse=True)

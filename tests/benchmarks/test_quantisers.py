@@ -14,8 +14,8 @@ from benchmarks import quantise_worker, quantisers
 from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
 from onnx import numpy_helper
 
-from celosia.driver.run import oracle
-from celosia.driver.run.oracle import OracleError
+from celosia.driver.host import oracle
+from celosia.driver.host.oracle import OracleError
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tune_cpu
 
 from celosia.compiler.tune.pool import Fleet
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 
 
 def test_each_convolution_of_a_network_is_there_once() -> None:

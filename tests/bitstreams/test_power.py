@@ -23,7 +23,7 @@ from celosia.bitstreams.power import (
     PowerModel,
     PowerReport,
 )
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.scratchpads import scratchpads
 

@@ -24,7 +24,7 @@ from celosia.bitstreams.project import (
     write_project,
 )
 from celosia.hw.boards.board import STATES, Board, BoardError
-from celosia.hw.boards.known import BOARDS, MEMORY_MODELS, find_board
+from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS, find_board
 from celosia.hw.manifest import Manifest, ManifestError
 from celosia.hw.spec.blocks import Blocks, Dsp
 from celosia.hw.spec.config import PRESETS, Config

@@ -18,8 +18,8 @@ from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.scan import GemmCore, Scanned
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.vector_unit.combine import Combine

@@ -21,8 +21,8 @@ from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.bitstreams.timing import Timing, analyse, known
 from celosia.cache import KINDS
 from celosia.driver import cli
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS
 from celosia.hw.verilog import convert
 
 CLOCK = 1

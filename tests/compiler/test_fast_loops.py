@@ -26,7 +26,7 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import aligned
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ from thorough import paired
 import celosia
 from celosia.compiler.graph import narrow
 from celosia.compiler.graph.errors import ModelError
-from celosia.driver.run import oracle
+from celosia.driver.host import oracle
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import CLOSE, IN_BYTES, KINDS, TYPES, Sketch, apart, bound, by_onnxruntime, outcome, packed

@@ -19,7 +19,7 @@ from agreement import feed_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.accuracy.compare import compare
 from celosia.driver.accuracy.matching import Flow, Matching, match
-from celosia.driver.run import oracle
+from celosia.driver.host import oracle
 
 Array = NDArray[Any]
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from celosia.driver.cli import app
 from celosia.hw.boards.board import PROCESSORS, Board
+from celosia.hw.boards.boards import BOARDS, find_board
 from celosia.hw.boards.fpga import Device
-from celosia.hw.boards.known import BOARDS, find_board
 from celosia.hw.boards.memory import Dram
 from celosia.hw.manifest import Manifest
 

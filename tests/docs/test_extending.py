@@ -65,7 +65,7 @@ def test_the_steps_of_the_page(copy: Path) -> None:
     source = PAGE.read_text(encoding="utf-8")
     for tried in ("DIF", "SmoothStep"):  # by the copy alone
         assert (
-            tried not in (ROOT / "hw" / "isa.py").read_text() + (ROOT / "compiler/cpu/ops/elementwise.py").read_text()
+            tried not in (ROOT / "hw/spec/isa.py").read_text() + (ROOT / "compiler/cpu/ops/elementwise.py").read_text()
         )
 
     def step(m: re.Match[str]) -> str:
@@ -91,7 +91,7 @@ def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
     for m in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
         if m["kind"] == "diff":
             patch(copy, m["code"])
-    fast = copy / "sim" / "vectorised.py"
+    fast = copy / "sim/functional/vectorised.py"
     source, right = fast.read_text(), "return np.where(a < b, b - a, a - b)"
     assert source.count(right) == 1
     fast.write_text(source.replace(right, "return a - b"))
@@ -99,8 +99,8 @@ def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
         call(copy, "bash", "-c", "pytest -q tests/sim/test_fsim.py -k each_instruction")
 
 
-REDUCTION = """--- a/hw/isa.py
-+++ b/hw/isa.py
+REDUCTION = """--- a/hw/spec/isa.py
++++ b/hw/spec/isa.py
 @@
      ADD = 0
      MAX = 1

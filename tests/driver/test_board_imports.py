@@ -43,8 +43,8 @@ def on_a_board(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 ALONE = (
-    "driver.runtime", "driver.arrays", "driver.board.device", "compiler.program", "compiler.program.host.hostops",
-    "sim.fsim",
+    "driver.runtime", "driver.data.arrays", "driver.board.device", "compiler.program", "compiler.program.host.hostops",
+    "sim.functional.fsim",
 )  # fmt: skip
 
 

@@ -339,7 +339,7 @@ def test_missing_tools_are_found_before_anything_is_compiled(
 
     for place in (
         "compiler.compile.compile",
-        *(f"driver.{name}.compile_model" for name in ("compare", "evaluate", "demo")),
+        *(f"driver.{name}.compile_model" for name in ("accuracy.compare", "accuracy.evaluate", "demo")),
     ):
         monkeypatch.setattr(f"celosia.{place}", never)
     if tool not in ("pynq", "ssh"):

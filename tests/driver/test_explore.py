@@ -38,7 +38,7 @@ from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, energy_mj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, closed, timed
-from celosia.hw.boards.known import find_board
+from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import PRESETS, Config
 
 MEMORY = "pynq-z2"

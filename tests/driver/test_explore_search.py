@@ -17,7 +17,7 @@ from celosia.driver.explore.explorer import dominated
 from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
 from celosia.hw.boards.board import BoardError
-from celosia.hw.boards.known import find_board
+from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.hw.spec.scratchpads import scratchpads
 

@@ -22,7 +22,7 @@ from celosia.driver.board.device import BoardDevice
 from celosia.driver.board.lock import exclusive
 from celosia.driver.cli import app
 from celosia.hw.boards.board import Board
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.config import PRESETS, Config

@@ -23,8 +23,8 @@ from celosia.compiler.tune.network import network_measurer
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
 from celosia.driver import cli
+from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.ssh import SshError
-from celosia.driver.run.oracle import MissingLibrary
 from celosia.driver.tune import fleet
 from celosia.driver.tune.fleet import PoolError, board_module, fleet_for, resource_of
 from celosia.driver.tune.optimise import optimise

@@ -28,7 +28,7 @@ from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import _sentences
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
-from celosia.hw.boards.known import find_board
+from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, Sentences, from_json
 

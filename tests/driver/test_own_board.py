@@ -17,7 +17,7 @@ from celosia.compiler.program import Program
 from celosia.driver.cli import app
 from celosia.driver.explore.records import ExploreError
 from celosia.hw.boards.board import Board
-from celosia.hw.boards.known import BOARDS, find_board, memory_model, shortest
+from celosia.hw.boards.boards import BOARDS, find_board, memory_model, shortest
 from celosia.hw.manifest import Manifest
 
 OWN = """

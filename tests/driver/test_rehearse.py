@@ -15,7 +15,7 @@ from celosia.driver import rehearse as rehearsing
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import DIFFERS
 from celosia.driver.rehearse import rehearse
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
 

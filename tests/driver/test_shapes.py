@@ -24,8 +24,8 @@ from celosia.compiler.program.host import execute as host
 from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cli import app
+from celosia.driver.host.specialise import OpenModel, Specialised
 from celosia.driver.pages.timeline import timeline
-from celosia.driver.run.specialise import OpenModel, Specialised
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -117,7 +117,7 @@ def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch:
         raise AssertionError("a kernel is compiled")
 
     monkeypatch.setattr("celosia.compiler.cpu.dynamic.compile_op", never)
-    monkeypatch.setattr("celosia.driver.run.specialise.compile_model", never)
+    monkeypatch.setattr("celosia.driver.host.specialise.compile_model", never)
     for past in (0, 1, 4, 50):
         inputs = feed("decoder", (1, past))
         agree(protos["decoder"], inputs, decoder.run(inputs).outputs, FLIPS["decoder"])

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from celosia.driver.run.oracle import session
+from celosia.driver.host.oracle import session
 from celosia.models import gpt_path, train_gpt
 
 ort = pytest.importorskip("onnxruntime")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from celosia.hw.boards.board import LIMITS, PROCESSORS, Board, BoardError, device_of
+from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
 from celosia.hw.boards.fpga import DEVICES
-from celosia.hw.boards.known import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import PRESETS, Config
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from programs import CONFIGS, Instruction, TestProgram, random_program
 
-from celosia.hw.boards.known import BOARDS, MEMORY_MODELS
+from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS, GEMM_LOOPS, Buffer, Opcode, Unit, encode
 from celosia.hw.spec.regs import (

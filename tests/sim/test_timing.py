@@ -17,7 +17,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.hw.boards.known import BOARDS
+from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.hw.spec import pipeline
 from celosia.hw.spec.config import PRESETS, Config

@@ -23,7 +23,7 @@ from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
-from celosia.driver.run.oracle import opened
+from celosia.driver.host.oracle import opened
 
 STEPS = 4
 EVERY = (*RULES, *generated_rules())

@@ -38,7 +38,7 @@ from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.cli import app
-from celosia.driver.run.oracle import opened
+from celosia.driver.host.oracle import opened
 from celosia.driver.tune.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")

@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rules.merging import KERNEL, C, joined, part
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.writing import OnnxWriter
-from celosia.driver.run.oracle import opened
+from celosia.driver.host.oracle import opened
 from celosia.driver.tune.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")

@@ -129,7 +129,7 @@ def rows_that_nobody_reads(qdq: bool) -> onnx.ModelProto:
 
 
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:
-    from celosia.driver.run.oracle import opened
+    from celosia.driver.host.oracle import opened
 
     return optimise(model, pricing(model), 20, opened, **given)
 
@@ -137,7 +137,7 @@ def found(model: onnx.ModelProto, **given: Any) -> Optimised:
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
 def test_what_no_rule_by_hand_does(qdq: bool) -> None:
     pytest.importorskip("onnxruntime")
-    from celosia.driver.run.oracle import opened
+    from celosia.driver.host.oracle import opened
 
     model = rows_that_nobody_reads(qdq)
     by_hand, all_of_them = found(model, further=()), found(model)

@@ -36,7 +36,7 @@ from celosia.compiler.tune.records import Records, sealed, unsealed
 from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT
 from celosia.driver.explore.explore import Interrupted
-from celosia.driver.run.oracle import OracleError, opened
+from celosia.driver.host.oracle import OracleError, opened
 from celosia.driver.tune.optimise import optimise as driver
 from celosia.hw.spec.config import PRESETS, Config
 

@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.price import DEAR, LOST, Price
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Here, Job
-from celosia.driver.run.oracle import opened
+from celosia.driver.host.oracle import opened
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.weighing import PartJob, price_in
 from celosia.hw.spec.config import PRESETS

@@ -10,7 +10,7 @@ from celosia.hw.spec.regs import CONTROL_ABORT, REGISTERS, Access
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, Inside, implies
 
-CONTROL, REGS = "control.py", "regs.py"
+CONTROL, REGS = "control.py", "spec/regs.py"
 
 
 def _control() -> tuple[Harness, Control, Inside]:
