@@ -46,7 +46,7 @@ SHORTEST = {
     "four_bits": "--models resnet8",
     "bits": "--models here --seconds 0.05",
     "export": "--models cpu_steps",
-    "streams": "--models half --config tiny",
+    "streams": "--models half --config pynq",
     "beside": "--models inception",
     "timing": "--count 1",
     "mutants": "--count 1",
