@@ -49,7 +49,7 @@ TARGETS = {"half": 1.7, "two": 1.95, "cut": 1.8}
 class WaitingDevice(TimedDevice):
     """Takes the time of a board for each run, and gives the bytes of the functional simulator.
 
-    What a run does to memory is simulated once, and remembered by what the host has written there; those `beside` it
+    What a run does to memory is simulated once, and remembered by what the host has written there; its clones
     remember the same.
     """
 
@@ -146,7 +146,7 @@ def _two(folder: Path | None, config: str, command: str, say: Callable[[str], No
         return Row(*head, f"skipped: {reason}", None, command)
     inputs = images(program)
     first = WaitingDevice(program.config)
-    with Runtime(program, first, threads=1) as one, Runtime(program, [first.beside(), _another(first)], 1) as two:
+    with Runtime(program, first, threads=1) as one, Runtime(program, [first.clone_shared(), _another(first)], 1) as two:
         sides = {"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}
         found = _by_turns(sides, say)
     ratio = found["two"] / found["one"]

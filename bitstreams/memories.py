@@ -8,7 +8,14 @@ from typing import NamedTuple
 from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import formats
-from celosia.hw.spec.pipeline import FETCH_BURSTS, QUEUED, ROOM, fetch_burst, ring_places, vector_stages
+from celosia.hw.spec.pipeline import (
+    FETCH_BURSTS,
+    READ_BUFFER_BEATS,
+    WRITEBACK_DEPTH,
+    fetch_burst,
+    ring_places,
+    vector_stages,
+)
 from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
@@ -75,10 +82,10 @@ def memories(cfg: Config) -> Iterator[Memory]:
     stage = vector_stages(cfg)
     yield Memory(ring_places(stage["add"] - stage["reduce"]), lanes, lanes, clocked=False)
     if cfg.int32:
-        yield Memory(QUEUED, 4 * lanes, 4 * lanes, clocked=False)
+        yield Memory(WRITEBACK_DEPTH, 4 * lanes, 4 * lanes, clocked=False)
     beat = 8 * cfg.bus_bytes
     held = beat + ERROR_BITS + 1
-    yield from [Memory(ROOM - 1, held, held)] * cfg.ports  # one more stands in a register
+    yield from [Memory(READ_BUFFER_BEATS - 1, held, held)] * cfg.ports  # one more stands in a register
     yield Memory(FETCH_BURSTS * fetch_burst(cfg), beat + 1, beat + 1, clocked=False)
     for fmt in formats(cfg).values():
         yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)

@@ -15,7 +15,7 @@ from celosia.compiler.program import Program
 from celosia.compiler.tune.choices import BOARD
 from celosia.driver.host.tools import require_tools
 from celosia.driver.run.devices import Devices
-from celosia.driver.run.interface import Running
+from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.result import Result
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.run.stream import Futures, Sample, failed
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-class Runtime(Running):
+class Runtime(RuntimeBase):
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same
     Config. Several, as "board,rtl" or in a list, share what `run_each` and `run_batch` are given; all else is the first
     one's.

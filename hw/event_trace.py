@@ -7,7 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from celosia.hw.dae_pipeline.fifo import HeadFifo
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo
 from celosia.hw.lib.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import TRACE_INDEX_SHIFT
@@ -50,7 +50,7 @@ class EventTrace(wiring.Component):
         entry = Signal(data.StructLayout({"event": 32, "cycle": 32}))
         waiting = Signal(len(SOURCES))
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
-            queue = HeadFifo(entry.shape(), WAITING)
+            queue = RegisteredFifo(entry.shape(), WAITING)
             m.submodules[source] = ResetInserter(self.clear)(queue)
             turn = waiting[number] & ~waiting[:number].any()
             m.d.comb += [

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.control import REGISTER_BITS, Control
 from celosia.hw.dae_pipeline.fetch import Fetch
-from celosia.hw.dae_pipeline.fifo import HeadFifo
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.dae_pipeline.scratchpad import (
@@ -23,14 +23,14 @@ from celosia.hw.dae_pipeline.scratchpad import (
     WriteArbiter,
 )
 from celosia.hw.dae_pipeline.store import Store
-from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite, connect_part
 from celosia.hw.lib.layout import INDEX_BITS, UNITS, PerUnit
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
-from celosia.hw.spec.pipeline import ISSUE
+from celosia.hw.spec.pipeline import ISSUE_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 
@@ -104,7 +104,7 @@ class Accelerator(wiring.Component):
         cfg = self._cfg
         m = Module()
         control = self._connect_host(m)
-        fetch, tokens, readmux = Fetch(cfg), Tokens(cfg), ReadMux(cfg.bus_bytes)
+        fetch, tokens, readmux = Fetch(cfg), DependencyGate(cfg), ReadMux(cfg.bus_bytes)
         load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[Any, ...] = (load, gemm, vector, store)
         pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
@@ -151,11 +151,11 @@ class Accelerator(wiring.Component):
         ]
         return control
 
-    def _connect_instructions(self, m: Module, fetch: Fetch, tokens: Tokens, units: Sequence[Any]) -> None:
+    def _connect_instructions(self, m: Module, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]) -> None:
         """Fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a unit."""
         wiring.connect(m, fetch.queues, tokens.queues)
         for name, unit, passed, done in zip(UNITS, units, tokens.passed.each, tokens.done.each):
-            issue = HeadFifo(passed.payload.shape(), ISSUE)
+            issue = RegisteredFifo(passed.payload.shape(), ISSUE_DEPTH)
             m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
             wiring.connect(m, passed, issue.i)
             wiring.connect(m, issue.o, unit.instr)
@@ -213,7 +213,9 @@ class Accelerator(wiring.Component):
         wiring.connect(m, load, arbiter.load)
         wiring.connect(m, arbiter.write, pad.write)
 
-    def _connect_control(self, m: Module, control: Control, fetch: Fetch, tokens: Tokens, units: Sequence[Any]) -> None:
+    def _connect_control(
+        self, m: Module, control: Control, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]
+    ) -> None:
         """What control says to all, and what it hears of them."""
         load, _, _, store = units
         for part in (fetch, load, store):
@@ -234,7 +236,7 @@ class Accelerator(wiring.Component):
             control.oldest.eq(tokens.oldest),
         ]
 
-    def _show(self, m: Module, units: Sequence[Any], tokens: Tokens) -> None:
+    def _show(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
         """What the units do, for simulation."""
         for unit, waits, shown in zip(units, tokens.wait_token, self.trace.each):
             m.d.comb += [

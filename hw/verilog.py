@@ -161,8 +161,8 @@ def verilog(
 ) -> str:
     """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
 
-    simulation, flat: see `convert`. modelled: for the platform `Modelled`, without what the array computes. blocks: for
-    a device that has these, whose modules are not in it.
+    simulation, flat: see `convert`. modelled: for `SimulationPlatform`, without what the array computes. blocks: for a
+    device that has these, whose modules are not in it.
 
     >>> import celosia
     >>> "module celosia_top" in celosia.verilog("tiny")
@@ -177,10 +177,10 @@ def verilog(
     if path.exists():
         used(path)
         return path.read_text(encoding="utf-8")
-    from celosia.hw.gemm_core.array import Modelled
+    from celosia.hw.gemm_core.array import SimulationPlatform
     from celosia.hw.top import Accelerator
 
     with writing():  # which says at once where that cannot be
-        text = convert(Accelerator(cfg), TOP, simulation, flat, Modelled() if modelled else blocks)
+        text = convert(Accelerator(cfg), TOP, simulation, flat, SimulationPlatform() if modelled else blocks)
         write_atomically(path, text)
     return text

@@ -97,7 +97,7 @@ class Shared(Device, Protocol):
     abandoned: bool
     """Set by another thread: nobody waits for a run under way, which ends in a DeviceError where it is long."""
 
-    def beside(self) -> Device:
+    def clone_shared(self) -> Device:
         """The same accelerator with a memory of its own, yet to be allocated. Runs of the two must not overlap.
         DeviceError where it cannot be had."""
         ...

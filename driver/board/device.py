@@ -129,7 +129,7 @@ class BoardDevice:
         """Code and instruction number of the last run's error."""
         return self.control.last_error
 
-    def beside(self) -> BoardDevice:
+    def clone_shared(self) -> BoardDevice:
         """The same registers, and a buffer of its own; see sim.device.Shared."""
         return self._beside()
 

@@ -61,7 +61,7 @@ for function in (*used, *made, demo):
 
 def main() -> None:
     """Entry point of the command."""
-    from celosia.patience import end_on_sigterm
+    from celosia.long_running import end_on_sigterm
 
     end_on_sigterm()
     try:

@@ -12,7 +12,7 @@ import rich.live
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from celosia.patience import every_minute, so_far
+from celosia.long_running import every_minute, so_far
 from celosia.terminal import Console
 
 LINE_SECONDS = 60.0

@@ -58,7 +58,7 @@ class RemoteDevice:
     ending: ExitStack | None = None
     """What ends with the device."""
 
-    def beside(self) -> RemoteDevice:
+    def clone_shared(self) -> RemoteDevice:
         """The same accelerator, with another process there; see sim.device.Shared."""
         return self._beside()
 

@@ -15,10 +15,10 @@ from celosia.driver.run.result import Result
 from celosia.driver.run.stream import LANES, MOST_LANES, Futures, Results, Sample
 
 Array = NDArray[Any]
-R = TypeVar("R", bound="Running")
+R = TypeVar("R", bound="RuntimeBase")
 
 
-class Running:
+class RuntimeBase:
     """The interface; each of its methods without a body is the business of a class. ThreadsError for an impossible
     number of threads."""
 

@@ -18,7 +18,7 @@ Changed = Mapping[str, range]
 """By cache: rows that are not what they were in the run before; all others are."""
 
 
-class Resident:
+class ResidentBuffers:
     """Which packs of a Program lie in the memory of a device as the run before has left them."""
 
     def __init__(self, config: Config) -> None:

@@ -29,13 +29,13 @@ from celosia.compiler.program.host.kernel import fresh
 from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
 from celosia.driver.run.devices import Devices, open_device, require_device
-from celosia.driver.run.interface import Running
+from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
 from celosia.driver.run.report import report_of
-from celosia.driver.run.resident import Changed, Resident
+from celosia.driver.run.resident import Changed, ResidentBuffers
 from celosia.driver.run.result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
-from celosia.driver.run.stream import Futures, Sample, SampleStream, Turns
+from celosia.driver.run.stream import Futures, ResourceLocks, Sample, SampleStream
 from celosia.sim.device import Counters, Device, DeviceError, Shared
 
 Array = NDArray[Any]
@@ -43,7 +43,7 @@ CYCLES_PER_INSTRUCTION = 200_000
 """The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
 
 
-class ProgramRuntime(Running):
+class ProgramRuntime(RuntimeBase):
     """Runs `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
@@ -73,10 +73,10 @@ class ProgramRuntime(Running):
         wanted |= {name for name, _ in self._returned}
         self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
         self._device: Device | None = None
-        self._resident = Resident(program.config)
+        self._resident = ResidentBuffers(program.config)
         self._name, self._options = "", options
         self.build_seconds = 0.0
-        self.turns = Turns()
+        self.turns = ResourceLocks()
         own, *others = self._devices
         if isinstance(own, str):
             self._name, self._open = own, self._opener(own)
@@ -84,7 +84,7 @@ class ProgramRuntime(Running):
             self.attach(own)
         self.others = [type(self)(program, each, self.threads, **options) for each in others]  # share streams
         for other in self.others:
-            other.turns = Turns(self.turns.cpu)
+            other.turns = ResourceLocks(self.turns.cpu)
 
     @property
     def names(self) -> list[str]:
@@ -101,7 +101,7 @@ class ProgramRuntime(Running):
                 f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
                 f"the device has {device.config.name} ({device.config.digest[:8]}); compile it again with --config"
             )
-        self._device, self._resident = device, Resident(self.program.config)
+        self._device, self._resident = device, ResidentBuffers(self.program.config)
         device.allocate(self.program.dram_size)
         device.write(self.program.image_address, self.program.image)
 
@@ -140,13 +140,13 @@ class ProgramRuntime(Running):
         """Whether its accelerator may have other runtimes beside this one."""
         return isinstance(self._device, Shared)
 
-    def beside(self) -> ProgramRuntime | None:
+    def clone_shared(self) -> ProgramRuntime | None:
         """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside
         one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
         if not isinstance(self._device, Shared):
             return None
         with suppress(RuntimeError), ExitStack() as given:  # it takes no second process, or has no memory
-            device = given.enter_context(closing(self._device.beside()))
+            device = given.enter_context(closing(self._device.clone_shared()))
             made = type(self)(self.program, device, self.threads)
             made._name, made.build_seconds, made.turns = self._name, self.build_seconds, self.turns
             given.pop_all()
@@ -155,7 +155,7 @@ class ProgramRuntime(Running):
 
     def abandon(self, whether: bool) -> None:
         """Whether nobody waits for a run of the device any more, so that it need not end."""
-        self._resident = Resident(self.program.config)  # the run before may be another lane's
+        self._resident = ResidentBuffers(self.program.config)  # the run before may be another lane's
         if isinstance(self._device, Shared):
             self._device.abandoned = whether
 

@@ -41,7 +41,7 @@ OF_THE_SAMPLE = InputError, ProgramError, HostError
 
 
 @dataclass(frozen=True)
-class Turns:
+class ResourceLocks:
     """What a run holds while it uses what there is one of: of the lanes of an accelerator, cpu of all accelerators."""
 
     cpu: Lock = field(default_factory=Lock)
@@ -63,7 +63,7 @@ class SampleLane(Protocol):
         """Whether there may be others for the same accelerator."""
         ...
 
-    def beside(self) -> SampleLane | None:
+    def clone_shared(self) -> SampleLane | None:
         """Another one for the same accelerator; None where that cannot be. It may run meanwhile."""
         ...
 
@@ -246,7 +246,7 @@ class SampleStream:
                     return chosen, chosen.free.pop(0)
                 chosen.more -= 1
             with chosen.opening:
-                lane = chosen.own.beside()
+                lane = chosen.own.clone_shared()
             with self._returned:
                 if lane is None:
                     chosen.more = 0

@@ -16,7 +16,7 @@ from celosia.hw.lib.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, A
 from celosia.hw.lib.layout import ERROR_BITS, Pulse
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, ROOM
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, READ_BUFFER_BEATS
 from celosia.hw.spec.regs import Error
 
 OFFSET_BITS = 32
@@ -31,7 +31,7 @@ split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 
 """A burst; row_end: the last one of its row; final: of the final row. refused: instead of the bursts of a row."""
 
 
-class Splitter(wiring.Component):
+class BurstSplitter(wiring.Component):
     """Cuts rows into legal bursts, one a cycle. On `halt` it takes no new row and drops what is left of its own."""
 
     def __init__(self, bus_bytes: int, bytes_bits: int) -> None:
@@ -119,7 +119,11 @@ class ReadEngine(wiring.Component):
     """
 
     def __init__(
-        self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING, room: int = ROOM
+        self,
+        bus_bytes: int,
+        bytes_bits: int = OFFSET_BITS,
+        outstanding: int = OUTSTANDING,
+        room: int = READ_BUFFER_BEATS,
     ) -> None:
         self._bus_bytes, self._bytes_bits = bus_bytes, bytes_bits
         self._outstanding, self._room = outstanding, room
@@ -135,7 +139,7 @@ class ReadEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.splitter = splitter = Splitter(self._bus_bytes, self._bytes_bits)
+        m.submodules.splitter = splitter = BurstSplitter(self._bus_bytes, self._bytes_bits)
         wiring.connect(m, wiring.flipped(self.row), splitter.row)
         m.d.comb += [
             splitter.dma_base.eq(self.dma_base),
@@ -219,7 +223,7 @@ class WriteEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.splitter = splitter = Splitter(self._bus_bytes, self._bytes_bits)
+        m.submodules.splitter = splitter = BurstSplitter(self._bus_bytes, self._bytes_bits)
         wiring.connect(m, wiring.flipped(self.row), splitter.row)
         m.d.comb += [
             splitter.dma_base.eq(self.dma_base),

@@ -25,7 +25,7 @@ def unit_layout(bus_bytes: int) -> data.StructLayout:
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
-class PackHeads(wiring.Component):
+class PackHeaderParser(wiring.Component):
     """Takes the head of each pack out of the units, and gives each unit of weights the codebooks of its groups.
 
     Members
@@ -68,7 +68,7 @@ class PackHeads(wiring.Component):
         return m
 
 
-class WeightExpander(wiring.Component):
+class WeightDecompressor(wiring.Component):
     """Writes a unit to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
 
     Members

@@ -53,7 +53,7 @@ class StreamFifo(wiring.Component):
         return m
 
 
-class HeadFifo(wiring.Component):
+class RegisteredFifo(wiring.Component):
     """A StreamFifo of at least two whose oldest payload stands in a register, so that no path of its reader begins in a
     memory; a payload takes one cycle through it.
     """

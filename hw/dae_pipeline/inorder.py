@@ -11,7 +11,7 @@ from celosia.hw.lib.layout import Pulse, done_layout
 from celosia.hw.lib.probes import probes
 
 
-class InOrder(wiring.Component):
+class RetireQueue(wiring.Component):
     """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first. An
     instruction may be handed to several, and has ended where all of them have.
 

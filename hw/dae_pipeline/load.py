@@ -12,17 +12,17 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.align import Aligner
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
-from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.dae_pipeline.inorder import InOrder
-from celosia.hw.dae_pipeline.walk import Halves, Rows
-from celosia.hw.dae_pipeline.write import Writer, by_buffer, connect_pads, element_shift, pads_of, ports
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo
+from celosia.hw.dae_pipeline.inorder import RetireQueue
+from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ElementSplitter
+from celosia.hw.dae_pipeline.write import ScratchpadWriter, by_buffer, connect_pads, element_shift, pads_of, ports
 from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, UNTOLD
+from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNRETIRED, OUTSTANDING, SKID_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -30,7 +30,7 @@ def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
     return max(element_shift(cfg, buffer) for buffer in buffers)
 
 
-class Lane(wiring.Component):
+class LoadChannel(wiring.Component):
     """A way from a port to memory to the scratchpads of `buffers`; `halt` comes from an error on, in whichever lane.
     Of elements that are spread, lane `number` fetches and writes that half.
 
@@ -60,14 +60,17 @@ class Lane(wiring.Component):
         m = Module()
         cfg = self._cfg
         # The parts that need not answer to the bus are reset on an error.
-        rows = Rows(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
-        writer, aligner = Writer(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
-        jobs = HeadFifo(writer.walker.job_layout, IN_FLIGHT)
-        places = HeadFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
+        rows = DramAddressGenerator(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
+        writer, aligner = ScratchpadWriter(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
+        jobs = RegisteredFifo(writer.walker.job_layout, IN_FLIGHT)
+        places = RegisteredFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
-        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(aligner.unit.payload.shape(), PARTING)
-        beats = HeadFifo(beat_layout(cfg.bus_bytes), PARTING)
+        asked, units = (
+            RegisteredFifo(rows.row.payload.shape(), SKID_DEPTH),
+            RegisteredFifo(aligner.unit.payload.shape(), SKID_DEPTH),
+        )
+        beats = RegisteredFifo(beat_layout(cfg.bus_bytes), SKID_DEPTH)
         parts = {
             "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
             "beats": beats, "units": units,
@@ -75,7 +78,7 @@ class Lane(wiring.Component):
         row = rows.row
         if self._spread:
             half = element_bytes(cfg, Buffer.WGT) // 2
-            parts["halves"] = halves = Halves(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
+            parts["halves"] = halves = ElementSplitter(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
             m.d.comb += [halves.cut.eq(rows.cut), halves.alone.eq(rows.alone)]
             row = halves.half
@@ -105,7 +108,7 @@ class Lane(wiring.Component):
         probes(self, **parts, engine=engine)
         return m
 
-    def _tell(self, m: Module, accept: Value, writer: Writer, engine: ReadEngine) -> None:
+    def _tell(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
         """What others see of it."""
         in_flight = Signal(range(2 * IN_FLIGHT))
         with m.If(self.halt):
@@ -122,7 +125,7 @@ class Lane(wiring.Component):
             self.quiet.eq((in_flight == 0) & engine.quiet),
         ]
 
-    def _accept(self, m: Module, rows: Rows, jobs: HeadFifo, writer: Writer) -> Value:
+    def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo, writer: ScratchpadWriter) -> Value:
         """An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
         Returns when."""
         f = self.instr.payload.fields
@@ -152,7 +155,13 @@ class Lane(wiring.Component):
         return accept
 
     def _list(
-        self, m: Module, rows: stream.Interface, shift: Value, asked: HeadFifo, places: HeadFifo, aligner: Aligner
+        self,
+        m: Module,
+        rows: stream.Interface,
+        shift: Value,
+        asked: RegisteredFifo,
+        places: RegisteredFifo,
+        aligner: Aligner,
     ) -> None:
         """A row goes to the engine, and its place within its bus words to the aligner."""
         word_bits = exact_log2(self._cfg.bus_bytes)
@@ -206,7 +215,7 @@ class Load(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        parts = [Lane(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
+        parts = [LoadChannel(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
         # From an error on, all stand still.
         failed = Signal()
         stop = Signal()
@@ -240,7 +249,7 @@ class Load(wiring.Component):
         shared = all(buffer in own for own in lanes(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
-    def _changes(self, m: Module, instr: Value, goes: Value, order: InOrder) -> Value:
+    def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
         """Whether an instruction fills WGT in another way than the one before, which may not have ended: where both
         write, the first one's bytes might stay."""
         if not scratchpads(self._cfg)["wgt"].spread:
@@ -251,12 +260,12 @@ class Load(wiring.Component):
             m.d.sync += spread.eq(instr.fields.spread)
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
-    def _hand_out(self, m: Module, parts: list[Lane], stop: Value) -> tuple[wiring.PureInterface, Value]:
+    def _hand_out(self, m: Module, parts: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
         """Instructions to their lanes. Returns `done`, in program order, and whether it has told of all of them."""
         if len(parts) == 1:
             wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
             return parts[0].done, Const(1)
-        order = InOrder(len(parts), UNTOLD)
+        order = RetireQueue(len(parts), MAX_UNRETIRED)
         m.submodules.order = ResetInserter(stop)(order)
         instr, handed = self.instr.payload, order.handed
         to = Signal(len(parts))  # where it goes to

@@ -8,19 +8,19 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, write_beat_layout
-from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo
+from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ScratchpadAddressGenerator
 from celosia.hw.lib.axi import ADDR_BITS, Axi4Write
 from celosia.hw.lib.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
-from celosia.hw.spec.pipeline import IN_FLIGHT, OUTSTANDING, PARTING, RESPONSES
+from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNANSWERED, OUTSTANDING, SKID_DEPTH
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-class Packer(wiring.Component):
+class BeatPacker(wiring.Component):
     """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
 
     row: the place of its first byte in its bus word, whether its first unit `fills` that, how many units it has, less
@@ -98,17 +98,19 @@ class Packer(wiring.Component):
         return m
 
 
-class Reader(wiring.Component):
+class ScratchpadReader(wiring.Component):
     """Reads blocks of pieces from scratchpad out, in units of at most a bus word.
 
-    job: where from, see `Walker`. moves: 1 where a unit is taken.
+    job: where from, see `ScratchpadAddressGenerator`. moves: 1 where a unit is taken.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
         self._step_shift = exact_log2(cfg.piece_bytes // self.unit_bytes)
-        self.walker = Walker(scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({}))
+        self.walker = ScratchpadAddressGenerator(
+            scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({})
+        )
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": Out(stream.Signature(8 * self.unit_bytes)),
@@ -175,13 +177,16 @@ class Store(wiring.Component):
         # From an error on, all stand still; the parts that need not answer to the bus are reset.
         failed = Signal()
         stop = Signal()
-        rows, reader = Rows(exact_log2(cfg.piece_bytes)), Reader(cfg)
-        packer = Packer(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - exact_log2(reader.unit_bytes))
-        jobs = HeadFifo(reader.walker.job_layout, IN_FLIGHT)
-        places = HeadFifo(packer.row_layout, 2 * self._outstanding)
+        rows, reader = DramAddressGenerator(exact_log2(cfg.piece_bytes)), ScratchpadReader(cfg)
+        packer = BeatPacker(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - exact_log2(reader.unit_bytes))
+        jobs = RegisteredFifo(reader.walker.job_layout, IN_FLIGHT)
+        places = RegisteredFifo(packer.row_layout, 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
-        asked, units = HeadFifo(rows.row.payload.shape(), PARTING), HeadFifo(reader.unit.payload.shape(), PARTING)
-        waiting = HeadFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), RESPONSES)
+        asked, units = (
+            RegisteredFifo(rows.row.payload.shape(), SKID_DEPTH),
+            RegisteredFifo(reader.unit.payload.shape(), SKID_DEPTH),
+        )
+        waiting = RegisteredFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), MAX_UNANSWERED)
         parts = {
             "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
             "asked": asked, "units": units,
@@ -221,7 +226,15 @@ class Store(wiring.Component):
         probes(self, **parts, engine=engine, stop=stop)
         return m
 
-    def _accept(self, m: Module, rows: Rows, jobs: HeadFifo, waiting: HeadFifo, reader: Reader, stop: Signal) -> None:
+    def _accept(
+        self,
+        m: Module,
+        rows: DramAddressGenerator,
+        jobs: RegisteredFifo,
+        waiting: RegisteredFifo,
+        reader: ScratchpadReader,
+        stop: Signal,
+    ) -> None:
         """An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
         f = self.instr.payload.fields
         accept = Signal()
@@ -252,7 +265,15 @@ class Store(wiring.Component):
         ]
         probes(self, block=block)
 
-    def _list(self, m: Module, rows: Rows, asked: HeadFifo, places: HeadFifo, packer: Packer, stop: Signal) -> None:
+    def _list(
+        self,
+        m: Module,
+        rows: DramAddressGenerator,
+        asked: RegisteredFifo,
+        places: RegisteredFifo,
+        packer: BeatPacker,
+        stop: Signal,
+    ) -> None:
         """A row goes to the engine, and its place within its bus words to the packer."""
         row, unit_shift = rows.row.payload, exact_log2(packer.unit_bytes)
         m.d.comb += [
@@ -267,7 +288,7 @@ class Store(wiring.Component):
         ]
         probes(self, unit_shift=unit_shift)
 
-    def _tell(self, m: Module, engine: WriteEngine, waiting: HeadFifo, stop: Signal) -> None:
+    def _tell(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
         """`done` or an error, by the engine's answers."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE

@@ -44,7 +44,7 @@ class Semaphore(wiring.Component):
         return m
 
 
-class Tokens(wiring.Component):
+class DependencyGate(wiring.Component):
     """Lets an instruction pass to its unit once it has its tokens, and collects the tokens of `done`.
 
     An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;

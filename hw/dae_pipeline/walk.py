@@ -24,7 +24,7 @@ def block_layout(shift_bits: int) -> data.StructLayout:
     })  # fmt: skip
 
 
-class Rows(wiring.Component):
+class DramAddressGenerator(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
     block: what to list. row: the rows; `final` marks the last one of a block. shift, cut, stretch: those of the row's
@@ -148,7 +148,7 @@ class Rows(wiring.Component):
         return waiting, block, plane_size, merged
 
 
-class Halves(wiring.Component):
+class ElementSplitter(wiring.Component):
     """Cuts rows of elements into one row of each element's half, which has half its bytes from where the row begins
     and lies as far as an element from the one before; other rows stay as they are.
 
@@ -197,8 +197,9 @@ class Halves(wiring.Component):
         return m
 
 
-class Index:
-    """One index of a Walker. Whether it is the last one, and whether it lies beyond the borders, is known a step ahead.
+class LoopIndex:
+    """One index of a `ScratchpadAddressGenerator`. It knows a step ahead whether it is the last one, and whether it
+    lies beyond the borders.
 
     end: the last index. borders: the first index within them, and the one after the last, which is greater; None: there
     are none.
@@ -243,7 +244,7 @@ class Index:
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 
 
-class Walker(wiring.Component):
+class ScratchpadAddressGenerator(wiring.Component):
     """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
 
     job: a block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the last step of
@@ -277,7 +278,7 @@ class Walker(wiring.Component):
         m = Module()
         job = Reg(self.job_layout)
         busy = Signal()
-        x, y, z = (Index(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
+        x, y, z = (LoopIndex(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
         step, step_last, single_step = (Reg(bits, name=name) for name, bits in (
             ("step", self._step_bits), ("step_last", 1), ("single_step", 1),
         ))  # fmt: skip
@@ -335,7 +336,12 @@ class Walker(wiring.Component):
         return m
 
     def _next_element(
-        self, m: Module, job: Any, indices: tuple[Index, ...], now: tuple[Signal, ...], following: tuple[Signal, ...]
+        self,
+        m: Module,
+        job: Any,
+        indices: tuple[LoopIndex, ...],
+        now: tuple[Signal, ...],
+        following: tuple[Signal, ...],
     ) -> None:
         """To the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
         (x, y, z), (element, row, plane), (next_element, next_row, next_plane) = indices, now, following

@@ -10,15 +10,15 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeads, WeightExpander, unit_layout
-from celosia.hw.dae_pipeline.fifo import HeadFifo
-from celosia.hw.dae_pipeline.walk import Walker
+from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeaderParser, WeightDecompressor, unit_layout
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo
+from celosia.hw.dae_pipeline.walk import ScratchpadAddressGenerator
 from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, formats
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import EXPAND_STAGES, PARTING
+from celosia.hw.spec.pipeline import EXPAND_STAGES, SKID_DEPTH
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
@@ -59,7 +59,7 @@ def by_buffer(cfg: Config, buffers: Sequence[Buffer], fields: Any, of: Callable[
     return found
 
 
-class Writer(wiring.Component):
+class ScratchpadWriter(wiring.Component):
     """Writes units to the scratchpads, those of `buffers`, and padding around them.
 
     job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
@@ -78,7 +78,7 @@ class Writer(wiring.Component):
         self._facts |= dict.fromkeys(self._flags, 1)
         self._tag = data.StructLayout(self._facts)
         self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
-        self.walker = Walker(bits["sram_base"], self._step_bits, self._tag, padded=True)
+        self.walker = ScratchpadAddressGenerator(bits["sram_base"], self._step_bits, self._tag, padded=True)
         super().__init__({
             "job": In(stream.Signature(self.walker.job_layout)),
             "unit": In(stream.Signature(unit_layout(cfg.bus_bytes))),
@@ -119,11 +119,11 @@ class Writer(wiring.Component):
 
         # Steps, in a queue, so that the walk does not wait for units within a cycle.
         at, tag = walker.step.payload, walker.step.payload.tag
-        m.submodules.plan = plan = HeadFifo(
+        m.submodules.plan = plan = RegisteredFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
                 **self._facts,
-            }), PARTING,
+            }), SKID_DEPTH,
         )  # fmt: skip
         m.d.comb += [
             plan.i.valid.eq(walker.step.valid),
@@ -133,12 +133,12 @@ class Writer(wiring.Component):
         ]
 
         # What is to be written, in a queue, too: whether its port is free is known late in a cycle.
-        m.submodules.leaving = leaving = HeadFifo(
+        m.submodules.leaving = leaving = RegisteredFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
                 **({"expand": 1, "choices": CHOICE_BITS * packing(cfg).unit_groups} if self.expands else {}),
-            }), PARTING,
+            }), SKID_DEPTH,
         )  # fmt: skip
         self._take(m, plan, leaving, self._units(m, plan, leaving))
         write = leaving.o.payload
@@ -174,12 +174,12 @@ class Writer(wiring.Component):
             now = earlier
         return now
 
-    def _units(self, m: Module, plan: HeadFifo, leaving: HeadFifo) -> stream.Interface:
+    def _units(self, m: Module, plan: RegisteredFifo, leaving: RegisteredFifo) -> stream.Interface:
         """The units of steps: all, or those that are not heads of packed weights."""
         if not self.expands:
             return self.unit
         out, to = plan.o.payload, leaving.i.payload
-        m.submodules.heads = heads = PackHeads(self._cfg)
+        m.submodules.heads = heads = PackHeaderParser(self._cfg)
         wiring.connect(m, wiring.flipped(self.unit), heads.unit)
         m.d.comb += [
             heads.packed.eq(plan.o.valid & out.expand & ~out.outside),
@@ -188,7 +188,7 @@ class Writer(wiring.Component):
         ]
         return heads.rest
 
-    def _take(self, m: Module, plan: HeadFifo, leaving: HeadFifo, units: stream.Interface) -> None:
+    def _take(self, m: Module, plan: RegisteredFifo, leaving: RegisteredFifo, units: stream.Interface) -> None:
         """A step, with its unit where it is not padding, to those that leave."""
         cfg = self._cfg
         out = plan.o.payload
@@ -233,7 +233,7 @@ class Writer(wiring.Component):
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
-    def _write(self, m: Module, leaving: HeadFifo, ports_: Mapping[str, Any]) -> None:
+    def _write(self, m: Module, leaving: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
         """What leaves, to the port of its scratchpad."""
         write = leaving.o.payload
         for buffer in self._buffers:
@@ -266,7 +266,7 @@ class Writer(wiring.Component):
         where nothing is."""
         if not self.expands:
             return {}
-        m.submodules.expander = expander = WeightExpander(self._cfg)
+        m.submodules.expander = expander = WeightDecompressor(self._cfg)
         m.d.comb += [expander.expand.eq(write.expand), expander.choices.eq(write.choices)]
         wiring.connect(m, expander.wgt, wiring.flipped(self.wgt))
         return {"wgt": expander.write, "book": expander.book}

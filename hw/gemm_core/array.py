@@ -9,17 +9,17 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weights
-from celosia.hw.gemm_core.pump import Pump, pumps
+from celosia.hw.gemm_core.pump import DoublePumpedClock, pumps
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import PAIR_STAGES, array_stages
 from celosia.hw.spec.scratchpads import scratchpads
 
 MODEL = "celosia_array_model"
-"""Name of the module that computes on the platform `Modelled`."""
+"""Name of the module that computes on the platform `SimulationPlatform`."""
 
 
-class Modelled:
+class SimulationPlatform:
     """A platform that has a module for what the array computes, from the operands to the sums: a simulator that runs
     long (sim/rtl/array_model.py).
     """
@@ -68,7 +68,7 @@ class Array(wiring.Component):
         first = Signal(self.latency - 1)
         m.d.sync += [valid.eq((valid << 1) | self.valid), first.eq((first << 1) | self.first)]
 
-        if isinstance(platform, Modelled):
+        if isinstance(platform, SimulationPlatform):
             m.submodules.model = Instance(
                 MODEL, p_STAGES=len(valid), i_clk=ClockSignal(), i_enter=self.valid, i_inp=self.inp, i_wgt=self.wgt,
                 i_leave=valid[-1], i_first=first[-1], o_total=self.total,
@@ -76,7 +76,7 @@ class Array(wiring.Component):
             return m
 
         cfg, group = self.cfg, self.cfg.group
-        self._pump = Pump() if pumps(platform, cfg.pump) is not None else None
+        self._pump = DoublePumpedClock() if pumps(platform, cfg.pump) is not None else None
         if self._pump is not None:
             m.submodules.pump = self._pump
             m.d.comb += self._pump.moves.eq(valid)

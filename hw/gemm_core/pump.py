@@ -19,7 +19,7 @@ def pumps(platform: object, pump: int) -> Dsp | None:
     return dsp if pump == 2 and dsp in (Dsp.e1, Dsp.e2) else None
 
 
-class Pump(wiring.Component):
+class DoublePumpedClock(wiring.Component):
     """What pairs of products in `fast` share.
 
     A register of `sync` changes in each of its cycles. What has changed since the last edge of `fast` has done so in

@@ -19,7 +19,7 @@ BOUNDARY = 4096
 """Bytes; no burst crosses a multiple of it."""
 OUTSTANDING = 8
 """Bursts that the engine of LOAD or STORE has under way at once."""
-ROOM = 128
+READ_BUFFER_BEATS = 128
 """Beats that the read engine holds."""
 FETCH_BURSTS = 4
 """Bursts of fetch, the longest ones, for which its buffer has room."""
@@ -32,19 +32,19 @@ def fetch_burst(cfg: Config) -> int:
 
 # Between and inside the units ---------------------------------------------------------------------------------
 
-PARTING = 2
+SKID_DEPTH = 2
 """Places of a queue that is there to part two paths."""
-ISSUE = PARTING
+ISSUE_DEPTH = SKID_DEPTH
 """Instructions between a gate and its unit."""
-PLACES = 2 * OUTSTANDING
+ROW_FIFO_DEPTH = 2 * OUTSTANDING
 """Rows listed whose bytes have not all passed yet."""
-AHEAD = PARTING + 1
+PREFETCH_ROWS = SKID_DEPTH + 1
 """Rows listed whose last burst has not been asked for: those in a queue, and the one being split."""
 IN_FLIGHT = 8
 """Instructions of a lane of LOAD, or of STORE, whose data is awaited while the next one's is asked for."""
-RESPONSES = 2 * IN_FLIGHT
+MAX_UNANSWERED = 2 * IN_FLIGHT
 """Instructions of STORE whose responses are awaited."""
-UNTOLD = 2 * IN_FLIGHT
+MAX_UNRETIRED = 2 * IN_FLIGHT
 """Instructions of LOAD, where it has two lanes, whose end has not been told."""
 
 EXPAND_STAGES = 3
@@ -70,7 +70,7 @@ UNDER_WAY = 2
 """Instructions in it at once."""
 READ_STAGES, TAP_STAGES = 1, 3
 """From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
-QUEUED = 32
+WRITEBACK_DEPTH = 32
 """Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
 REQUANTISE_STAGES, ADD_STAGES = 8, 6
 """Registers between operands and result of the requantiser, and of rescale_add."""

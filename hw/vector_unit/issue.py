@@ -22,10 +22,10 @@ from celosia.hw.spec.isa import (
     Opcode,
     formats,
 )
-from celosia.hw.spec.pipeline import QUEUED, ROWS_OFFERED
+from celosia.hw.spec.pipeline import ROWS_OFFERED, WRITEBACK_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.residual import BIAS
-from celosia.hw.vector_unit.trail import Trail
+from celosia.hw.vector_unit.trail import HazardTracker
 
 # Fields that hold during an instruction and are used as they are.
 _COPIED = (
@@ -55,7 +55,7 @@ def constants_layout(cfg: Config, destinations: int) -> data.StructLayout:
     )
 
 
-class Issue:
+class IssueStage:
     """Lets one instruction start while the one before is still in the pipeline, and its steps where nothing will stand
     in their way: a step that has been taken goes on to its end.
 
@@ -79,13 +79,13 @@ class Issue:
         self.now = Reg(layout, name="constants_now")
         self.slot, self.takes = Signal(name="slot", init=1), Signal(name="takes")
         self.bubbles = Signal(range(cfg.residual_cycles), name="bubbles")
-        self.queued = Signal(range(QUEUED + 1), name="queued")
+        self.queued = Signal(range(WRITEBACK_DEPTH + 1), name="queued")
         self.norms, self.finding = Signal(name="starts_norm"), Signal(name="finding")
         self.found = Signal(name="found")
         self.rows, self.alone, self.room = Signal(name="starts_rows"), Signal(name="alone"), Signal(name="room")
         self.rows_under_way, self.late = Signal(2, name="rows_under_way"), Signal(2, name="late")
         self.of_rows = Reg(layout, name="constants_of_rows")
-        self.trail = Trail(cfg) if cfg.softmax and cfg.forward else None
+        self.trail = HazardTracker(cfg) if cfg.softmax and cfg.forward else None
 
     def steps(self, m: Module, unit: Any, finish: Value, rows_finish: Value) -> Any:
         """Accepts instructions of `unit`; returns the steps of their loops. finish: the oldest one with steps is told
@@ -213,7 +213,7 @@ class Issue:
         if cfg.int32:
             queued = self.queued + (self.takes & step.payload.last & now.to[Destination.ACC])
             m.d.sync += self.queued.eq(Mux(unit.halt, 0, queued - lands))
-            blocked |= queued == QUEUED
+            blocked |= queued == WRITEBACK_DEPTH
         if self.trail:
             output = self.takes & step.payload.last
             accept = loops.instr.valid & loops.instr.ready

@@ -18,7 +18,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import ring_places, vector_stages
 
 
-class Bypass(wiring.Component):
+class DelayQueue(wiring.Component):
     """A ring of words for what skips `stages` of the pipeline, two at least: pushed where it leaves, popped where it
     returns. The word that is the next to be popped stands in a register.
     """
@@ -87,7 +87,7 @@ class Stage:
         return self.valid & self.at("rescale_add")
 
 
-class Items:
+class PipelineTracker:
     """What is under way in the stages of the vector unit.
 
     Nothing holds them up. An item with a residual is in `add` for as many cycles as the Config says, in each of which a

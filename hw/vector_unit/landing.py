@@ -11,14 +11,14 @@ from celosia.hw.lib.layout import write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import QUEUED
+from celosia.hw.spec.pipeline import WRITEBACK_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-class Landing(wiring.Component):
+class WritebackQueue(wiring.Component):
     """Writes to acc in the order in which entries come, where GEMM leaves the port.
 
-    There is room for QUEUED entries. What an entry holds may come long before its address, in the same order.
+    There is room for WRITEBACK_DEPTH entries. What an entry holds may come long before its address, in the same order.
 
     Parameters
     ----------
@@ -45,10 +45,12 @@ class Landing(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.entries = entries = Memory(shape=len(self.data), depth=QUEUED, init=[])
-        m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=QUEUED, init=[])
-        put, arrived, goes, written = (Signal(range(QUEUED), name=n) for n in ("at_put", "at_arrived", "goes", "at"))
-        waiting = Signal(range(QUEUED + 1))
+        m.submodules.entries = entries = Memory(shape=len(self.data), depth=WRITEBACK_DEPTH, init=[])
+        m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=WRITEBACK_DEPTH, init=[])
+        put, arrived, goes, written = (
+            Signal(range(WRITEBACK_DEPTH), name=n) for n in ("at_put", "at_arrived", "goes", "at")
+        )
+        waiting = Signal(range(WRITEBACK_DEPTH + 1))
         to = entries.write_port()
         of = entries.read_port(domain="comb")
         to_place = places.write_port()

@@ -12,7 +12,7 @@ from celosia.hw.spec.isa import EXTENT_BITS, ASource, BSource, Destination
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-class Trail:
+class HazardTracker:
     """An instruction that writes entries of vin one behind another, the first of them not behind the first one of the
     rows of the only softmax under way, whose entries lie one behind another, too. What lies in front of the row that is
     divided is read no more, so that its steps wait for rows.

@@ -37,9 +37,9 @@ from celosia.hw.spec.isa import Destination, Opcode
 from celosia.hw.spec.pipeline import ADD_STAGES, softmax_span
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.combine import Combine
-from celosia.hw.vector_unit.issue import Issue
-from celosia.hw.vector_unit.items import Bypass, Items
-from celosia.hw.vector_unit.landing import Landing
+from celosia.hw.vector_unit.issue import IssueStage
+from celosia.hw.vector_unit.items import DelayQueue, PipelineTracker
+from celosia.hw.vector_unit.landing import WritebackQueue
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
@@ -104,8 +104,8 @@ class Vector(wiring.Component):
         cfg = self._cfg
         finish = Signal()
         rows_finish = Signal() if cfg.softmax else Const(0)
-        issue = Issue(cfg, max(self._targets) + 1)
-        items = Items(m, cfg, issue.constants, issue.now, issue.current)
+        issue = IssueStage(cfg, max(self._targets) + 1)
+        items = PipelineTracker(m, cfg, issue.constants, issue.now, issue.current)
         step = issue.steps(m, self, finish, rows_finish)
 
         read, add, write = items["read"], items["add"], items["write"]
@@ -159,7 +159,7 @@ class Vector(wiring.Component):
         probes(self, items=items, last=last, issue=issue, step=step, place=place, finish=finish)
         return m
 
-    def _read(self, m: Module, items: Items, step: Any, last: dict[str, Any]) -> None:
+    def _read(self, m: Module, items: PipelineTracker, step: Any, last: dict[str, Any]) -> None:
         """Asks for A, B and taps."""
         cfg, payload, acc = self._cfg, step.payload, items["acc"]
         # With taps, entries of vin are on their way while they become a sum.
@@ -182,7 +182,7 @@ class Vector(wiring.Component):
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
-    def _from_vin(self, m: Module, items: Items) -> list[Value]:
+    def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
         """For each lane what vin gives to the stage that adds a_offset."""
         cfg = self._cfg
         if not cfg.taps:
@@ -202,7 +202,7 @@ class Vector(wiring.Component):
             sums.append(taps.sum)
         return sums
 
-    def _combine(self, m: Module, items: Items, first: dict[str, Any], last: dict[str, Any]) -> list[Combine]:
+    def _combine(self, m: Module, items: PipelineTracker, first: dict[str, Any], last: dict[str, Any]) -> list[Combine]:
         offset, reduce, binary = (items[name] for name in ("offset", "reduce", "binary"))
         combined = []
         for lane, vin in enumerate(self._from_vin(m, items)):
@@ -224,11 +224,11 @@ class Vector(wiring.Component):
             combined.append(unit)
         return combined
 
-    def _read_par(self, m: Module, items: Items, address: Value) -> None:
+    def _read_par(self, m: Module, items: PipelineTracker, address: Value) -> None:
         binary = items["binary"]
         m.d.comb += [self.par.en.eq(binary.valid & binary.at("requantise")), self.par.addr.eq(address)]
 
-    def _requantise(self, m: Module, items: Items, combined: list[Combine]) -> list[Value]:
+    def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
         """The results of the lanes in the stage that clips."""
         results = []
         for lane, unit in enumerate(combined):
@@ -242,7 +242,7 @@ class Vector(wiring.Component):
             results.append(requantise.result)
         return results
 
-    def _look_up(self, m: Module, items: Items, results: list[Value]) -> Value:
+    def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Value:
         """Adds the zero point, clips, and looks up. The lanes, 8 bits each, in front of rescale_add."""
         clip, select = items["clip"], items["select"]
         low, high = clip.at("clip_lo"), clip.at("clip_hi")
@@ -267,7 +267,7 @@ class Vector(wiring.Component):
                 m.d.sync += selected[lane].eq(Mux(select.at("lookup"), tables.value.word_select(lane, 8), kept))
         return Cat(selected)
 
-    def _add(self, m: Module, items: Items, v: Value, residual: Value) -> Value:
+    def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
         """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
         cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
         units = cfg.lanes // cfg.residual_cycles
@@ -305,7 +305,7 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _rows(self, m: Module, issue: Issue) -> SoftmaxEngine:
+    def _rows(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
         """What runs instructions with `softmax`, and takes the read port of vin for them."""
         m.submodules.softmax = rows = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), rows.exp)
@@ -328,7 +328,7 @@ class Vector(wiring.Component):
             m.d.comb += [self.vin.en.eq(rows.vin.en), self.vin.addr.eq(rows.vin.addr)]
         return rows
 
-    def _norm(self, m: Module, items: Items, issue: Issue, combined: list[Combine]) -> None:
+    def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage, combined: list[Combine]) -> None:
         """What finds the factors of a norm's rows, and takes the read port of vin for them; and for each item those of
         its row, in the stages that need them."""
         m.submodules.norm = norm = NormEngine(self._cfg)
@@ -369,7 +369,13 @@ class Vector(wiring.Component):
             ]
 
     def _write(
-        self, m: Module, items: Items, issue: Issue, written: Value, address: Value, rows: SoftmaxEngine | None
+        self,
+        m: Module,
+        items: PipelineTracker,
+        issue: IssueStage,
+        written: Value,
+        address: Value,
+        rows: SoftmaxEngine | None,
     ) -> None:
         for destination, port in self._targets.items():
             if destination != Destination.ACC:
@@ -389,14 +395,16 @@ class Vector(wiring.Component):
                         if softmax_span(self._cfg) > 1:
                             m.d.comb += port.mask.eq((~rows.spare).replicate(len(port.mask)))
 
-    def _land(self, m: Module, items: Items, combined: list[Combine], written: Value, place: Value) -> Landing:
+    def _land(
+        self, m: Module, items: PipelineTracker, combined: list[Combine], written: Value, place: Value
+    ) -> WritebackQueue:
         """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,
         with its sign. Entries of two instructions are never under way there."""
         requantise, write, arrives = items["requantise"], items["write"], items.writes[Destination.ACC]
         raw = requantise.valid & requantise.at("raw")
         lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
         wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
-        m.submodules.landing = landing = Landing(self._cfg)
+        m.submodules.landing = landing = WritebackQueue(self._cfg)
         m.d.comb += [
             landing.put.eq(raw | (arrives & ~write.at("raw"))),
             landing.data.eq(Mux(raw, Cat(unit.v for unit in combined), wide)),
@@ -411,10 +419,18 @@ class Vector(wiring.Component):
         return landing
 
     def _ring(
-        self, m: Module, items: Items, name: str, leaves: str, returns: str, value: Value, push: Value, pop: Value
+        self,
+        m: Module,
+        items: PipelineTracker,
+        name: str,
+        leaves: str,
+        returns: str,
+        value: Value,
+        push: Value,
+        pop: Value,
     ) -> Value:
         """`value` for what leaves in one stage and returns in another."""
-        m.submodules[name] = ring = Bypass(len(value), len(items.between(leaves, returns)))
+        m.submodules[name] = ring = DelayQueue(len(value), len(items.between(leaves, returns)))
         m.d.comb += [ring.clear.eq(self.halt), ring.push.eq(push), ring.i.eq(value), ring.pop.eq(pop)]
         probes(self, **{name: ring})
         return ring.o

@@ -98,7 +98,7 @@ class FunctionalDevice(Memory):
     def close(self) -> None:
         """Nothing to release."""
 
-    def beside(self) -> FunctionalDevice:
+    def clone_shared(self) -> FunctionalDevice:
         """The same scratchpads, and a memory of its own; see sim.device.Shared."""
         made = copy(self)
         made.allocate(0)

@@ -25,7 +25,7 @@ from celosia import tools
 from celosia.cache import cache_folder, locked, make_folder, require_own, shrink, used, writing
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
-from celosia.patience import ending_on_sigterm, every_minute, so_far
+from celosia.long_running import ending_on_sigterm, every_minute, so_far
 from celosia.plain import Sentences, printable
 from celosia.sim.rtl.array_model import PRODUCTS, array_model, defines
 from celosia.sim.rtl.gating import gated
@@ -42,7 +42,7 @@ FAST_CLOCK = "fast_clk"
 """The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-REHEARSAL = Path(__file__).with_name("rehearsal.py")
+REHEARSAL = Path(__file__).with_name("pgo_training.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
 """What makes another text of the Verilog of a large array."""
 WATCHED, REHEARSED = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
@@ -313,7 +313,7 @@ def _rehearse(cfg: Config, work: Path) -> None:
     """Run `work`/simulator.so, which leaves a profile of each object beside it. BuildError where it does not."""
     (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
     files = [str(work / name) for name in ("simulator.so", "config.toml")]
-    _call([sys.executable, "-m", "celosia.sim.rtl.rehearsal", *files], work)
+    _call([sys.executable, "-m", "celosia.sim.rtl.pgo_training", *files], work)
     if not any(work.glob("*.gcda")):
         raise BuildError("the rehearsal has left no profile")
 

@@ -117,7 +117,7 @@ class RtlDevice(Memory):
         self._place(0)
         self.control.check(self.config)
 
-    def beside(self) -> RtlDevice:
+    def clone_shared(self) -> RtlDevice:
         """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
         made = copy(self)
         made._begin()

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     FIND_TURN,
-    QUEUED,
     ROWS_OFFERED,
     ROWS_READ,
     ROWS_TAKEN,
     UNDER_WAY,
     VECTOR_STAGES,
+    WRITEBACK_DEPTH,
     array_stages,
     read_stages,
     softmax_behind,
@@ -220,12 +220,12 @@ class Vector:
 
     def _land(self, work: Work, steps: Steps, late: int) -> tuple[int, int]:
         """When the last step is taken and the last entry is written, of an instruction that writes acc, if steps are
-        so many cycles late otherwise: no more than QUEUED entries are under way."""
-        written = deque([-1], QUEUED)
+        so many cycles late otherwise: no more than WRITEBACK_DEPTH entries are under way."""
+        written = deque([-1], WRITEBACK_DEPTH)
         taken = steps.first + late - steps.gap - 1  # the last step of an output
         for output in range(work.outputs):
             taken += steps.each + steps.gap
-            if len(written) == QUEUED:
+            if len(written) == WRITEBACK_DEPTH:
                 taken = max(taken, written[0] + WRITE_TO_ROOM + steps.each - 1)
             arrives = taken + self._to_write + steps.gap
             written.append(self._acc.vector_write(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))

@@ -6,7 +6,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import AHEAD, EXPAND_STAGES, IN_FLIGHT, ISSUE, MAX_BURST, PLACES, RESPONSES, ROOM, UNTOLD
+from celosia.hw.spec.pipeline import (
+    EXPAND_STAGES,
+    IN_FLIGHT,
+    ISSUE_DEPTH,
+    MAX_BURST,
+    MAX_UNANSWERED,
+    MAX_UNRETIRED,
+    PREFETCH_ROWS,
+    READ_BUFFER_BEATS,
+    ROW_FIFO_DEPTH,
+)
 from celosia.sim.timing.demand import ALONE, SPREAD
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
@@ -29,7 +39,7 @@ class Listing:
         self._engine = engine
         self._begun = 0  # when the last instruction left the place where it waits
         self._listed = 0  # when its last row had been listed
-        self._asked = deque([-1] * AHEAD, AHEAD)  # when the last bursts of the last rows were asked for
+        self._asked = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # when the last bursts of the last rows were asked for
         self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
@@ -49,12 +59,12 @@ class Listing:
         """first, last: beats of the train; data_last: the last step of the data's side."""
         self._jobs.append(job)
         listed = self._begun + rows
-        if rows > PLACES:
-            listed = max(listed, data_last + 1 - (PLACES + 1) * (data_last - job) // rows)
+        if rows > ROW_FIFO_DEPTH:
+            listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - job) // rows)
         asked, each = self._engine.asked, (last - first) // rows
-        ahead = self._asked[rows - 1] if rows <= AHEAD else asked - AHEAD * each
+        ahead = self._asked[rows - 1] if rows <= PREFETCH_ROWS else asked - PREFETCH_ROWS * each
         self._listed = max(listed, ahead + 1)
-        for left in range(min(rows, AHEAD) - 1, -1, -1):
+        for left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
             self._asked.append(asked - left * each)
 
 
@@ -158,7 +168,7 @@ class Lane:
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
-        wanted = self._beats + beats - ROOM
+        wanted = self._beats + beats - READ_BUFFER_BEATS
         for before, count, begin, end in reversed(self._taken):
             if before < wanted or not before:
                 return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
@@ -166,7 +176,7 @@ class Lane:
 
     def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
         """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
-        ahead = min(ROOM, PLACES * beats // rows)
+        ahead = min(READ_BUFFER_BEATS, ROW_FIFO_DEPTH * beats // rows)
         if beats > ahead:
             engine, burst = self._engine, beats // bursts
             last = end - steps * ahead // beats + engine.lead + burst
@@ -188,13 +198,13 @@ class Load:
         self._free = 0  # when the next one may start
         self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
         self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
-        self._told = deque([-1] * UNTOLD, UNTOLD)  # the last ends
+        self._told = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # the last ends
         self._way = ALONE  # in which weights came last: that of the RTL's register after its reset
 
     @property
     def full(self) -> bool:
         """Whether one more instruction would have to wait for the start of one that is not known."""
-        return len(self._issued) >= ISSUE
+        return len(self._issued) >= ISSUE_DEPTH
 
     def accept(self, work: Work, ready: int) -> None:
         """An instruction has passed its gate, and is there in cycle `ready`."""
@@ -203,7 +213,7 @@ class Load:
     def start(self) -> tuple[Work, int] | None:
         """The next instruction to start, and when; None where that is not known."""
         waiting = len(self._untold)
-        if not self._issued or waiting == UNTOLD:
+        if not self._issued or waiting == MAX_UNRETIRED:
             return None
         work, ready = self._issued[0]
         lanes, changes = self._lanes_of(work), work.weights not in (0, self._way)
@@ -242,7 +252,7 @@ class Store:
     def __init__(self, engine: Engine, response: int) -> None:
         self._engine, self._listing, self._response = engine, Listing(engine), response
         self._last = 0  # the reader's last unit
-        self._ends = deque([-1] * RESPONSES, RESPONSES)
+        self._ends = deque([-1] * MAX_UNANSWERED, MAX_UNANSWERED)
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
         """Start and end of an instruction that is there in cycle `ready`."""

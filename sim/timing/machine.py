@@ -13,7 +13,7 @@ from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
-from celosia.hw.spec.pipeline import ISSUE, OUTSTANDING
+from celosia.hw.spec.pipeline import ISSUE_DEPTH, OUTSTANDING
 from celosia.hw.spec.regs import COUNTERS
 from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.timing.compute import Gemm, Vector
@@ -136,7 +136,9 @@ class Machine:
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._masks()
         self._queues = self._works()
-        self._issued = [deque([-1] * ISSUE, ISSUE) for _ in Unit]  # when the last instructions of each unit started
+        self._issued = [
+            deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit
+        ]  # when the last instructions of each unit started
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
         self._lane_ends = [[0] * self._count for _ in engines]  # of each lane of LOAD, before they were told

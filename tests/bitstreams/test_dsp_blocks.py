@@ -21,7 +21,7 @@ from celosia.bitstreams.timing import analyse
 from celosia.hw.boards.fpga import DEVICES, Device
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
-from celosia.hw.gemm_core.pump import Pump
+from celosia.hw.gemm_core.pump import DoublePumpedClock
 from celosia.hw.spec.blocks import Blocks, Dsp
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.pipeline import PAIR_STAGES
@@ -117,7 +117,7 @@ class Pumped(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.pump, m.submodules.pair = pump, pair = Pump(), self._pair
+        m.submodules.pump, m.submodules.pair = pump, pair = DoublePumpedClock(), self._pair
         for name, member in self.signature.members.items():
             inner, outer = getattr(pair, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)

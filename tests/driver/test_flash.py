@@ -228,10 +228,10 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Accelerato
     return accelerator, asked, package
 
 
-Running = tuple[Accelerator, list[str], SimpleNamespace]
+RuntimeBase = tuple[Accelerator, list[str], SimpleNamespace]
 
 
-def test_a_run_is_ended_before_the_fpga_is_configured(tmp_path: Path, running: Running) -> None:
+def test_a_run_is_ended_before_the_fpga_is_configured(tmp_path: Path, running: RuntimeBase) -> None:
     accelerator, asked, _ = running
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
     assert accelerator.started is not None
@@ -240,7 +240,7 @@ def test_a_run_is_ended_before_the_fpga_is_configured(tmp_path: Path, running: R
     assert flash.load("design.bit", manifest) == 100 and accelerator.aborts == 1
 
 
-def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: Running) -> None:
+def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: RuntimeBase) -> None:
     """As its memory does not answer: it keeps what it has."""
     accelerator, asked, _ = running
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
@@ -252,7 +252,7 @@ def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: Runni
 
 
 @pytest.mark.parametrize("loaded", ["nothing", "unknown", "another design", "no accelerator"])
-def test_registers_that_are_not_there_are_not_read(tmp_path: Path, running: Running, loaded: str) -> None:
+def test_registers_that_are_not_there_are_not_read(tmp_path: Path, running: RuntimeBase, loaded: str) -> None:
     """Which would stop the processor."""
     accelerator, asked, package = running
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
@@ -271,7 +271,7 @@ def test_registers_that_are_not_there_are_not_read(tmp_path: Path, running: Runn
 
 
 def test_nothing_is_loaded_while_another_process_runs(
-    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, running: RuntimeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerator, asked, _ = running
     monkeypatch.setattr(board, "exclusive", partial(exclusive, patience=0.05))

@@ -10,7 +10,7 @@ import bench
 import cocotb
 import pytest
 
-from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit, formats
 
@@ -22,17 +22,17 @@ OPCODE_OF = {unit: opcode for opcode, unit in UNIT_OF.items()}
 @pytest.mark.parametrize("token_bits, pause", [(2, 0.0), (2, 0.5), (8, 0.3)])
 def test_tokens(token_bits: int, pause: float) -> None:
     cfg = Config(block_in=4, block_out=4, token_bits=token_bits)
-    bench.run(partial(Tokens, cfg), __file__, cfg=cfg, params={"pause": pause}, only="equals_model")
+    bench.run(partial(DependencyGate, cfg), __file__, cfg=cfg, params={"pause": pause}, only="equals_model")
 
 
 @pytest.mark.rtl
 def test_a_missing_token_is_waited_for() -> None:
-    bench.run(partial(Tokens, TINY), __file__, cfg=TINY, only="waits")
+    bench.run(partial(DependencyGate, TINY), __file__, cfg=TINY, only="waits")
 
 
 @pytest.mark.rtl
 def test_instructions_follow_each_other_without_a_gap() -> None:
-    bench.run(partial(Tokens, TINY), __file__, cfg=TINY, only="full_rate")
+    bench.run(partial(DependencyGate, TINY), __file__, cfg=TINY, only="full_rate")
 
 
 def program(cfg: Config, length: int) -> list[tuple[Unit, int, int]]:

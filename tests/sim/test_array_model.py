@@ -9,7 +9,7 @@ import pytest
 from lockstep import said
 from thorough import some
 
-from celosia.hw.gemm_core.array import Array, Modelled
+from celosia.hw.gemm_core.array import Array, SimulationPlatform
 from celosia.hw.spec.blocks import Blocks, Dsp
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
@@ -85,7 +85,7 @@ def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.rea
     inputs = ", ".join(f".{name}({name})" for name in ("clk", "rst", "valid", "first", "inp", "wgt"))
     arrays = [f"  {name}_array {name}_array({inputs}, .total({name}));" for name in ("rtl", "model")]
     texts = [convert(Array(cfg), "rtl_array", simulation=True, platform=Blocks(Dsp.e1) if blocks else None), blocks]
-    texts += [convert(Array(cfg), "model_array", simulation=True, platform=Modelled()), model]
+    texts += [convert(Array(cfg), "model_array", simulation=True, platform=SimulationPlatform()), model]
     texts += [f"module both({ports}{outputs});", *arrays, "endmodule"]
     macros = {"CYCLES": CYCLES, **{f"{name.upper()}_BYTES": width[name] // 8 for name in ("inp", "wgt", "acc")}}
     return said(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)

@@ -21,7 +21,7 @@ from celosia.driver import cli
 from celosia.driver.cli import progress
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog
-from celosia.patience import TERMINATED, end_on_sigterm, every_minute
+from celosia.long_running import TERMINATED, end_on_sigterm, every_minute
 from celosia.sim.rtl import build
 
 CFG = CONFIGS["4x4"]

@@ -12,7 +12,7 @@ from programs import CONFIGS, random_program
 
 from celosia.bitstreams.synthesis import SynthesisError, run_yosys
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.dae_pipeline.tokens import Tokens
+from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.verilog import convert
 from celosia.sim.device import Counters
 from celosia.sim.rtl import build, flat_verilog, gating
@@ -188,7 +188,7 @@ def is_same(before: str, after: str, folder: Path) -> bool:
 
 
 def test_token_gates_stay_what_they_are(tmp_path: Path) -> None:
-    before = convert(Tokens(CFG), "m", simulation=True, flat=True)
+    before = convert(DependencyGate(CFG), "m", simulation=True, flat=True)
     after = gated(before)
     assert after.count("task automatic gated") > 10 and is_same(before, after, tmp_path)
 

@@ -374,7 +374,7 @@ def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pyt
     program = program_of(CONFIGS[config], [load(500), *[load(4, buffer=WEIGHTS)] * 45])
     expected = ordered(measured(opened(config), program))[:, 1]
     np.testing.assert_array_equal(timing_of(program).end, expected)
-    planted(monkeypatch, "UNTOLD")
+    planted(monkeypatch, "MAX_UNRETIRED")
     assert not np.array_equal(timing_of(program).end, expected)
 
 
@@ -390,7 +390,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
 MEASURED = (
     "FIRST_ASK", "ASK_TO_REQUEST", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "WORD_TO_QUEUE", "QUEUE_TO_GATE",
     "END_TO_ASK", "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END",
-    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "UNDER_WAY", "ARRIVAL_TO_WRITE", "WRITE_TO_ROOM", "QUEUED",
+    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "UNDER_WAY", "ARRIVAL_TO_WRITE", "WRITE_TO_ROOM",
+    "WRITEBACK_DEPTH",
 )  # fmt: skip
 
 
@@ -414,20 +415,20 @@ def test_declared_constants() -> None:
     from celosia.hw import top
     from celosia.hw.dae_pipeline import dma, load, store
 
-    assert dma.ReadEngine(8)._room == pipeline.ROOM
+    assert dma.ReadEngine(8)._room == pipeline.READ_BUFFER_BEATS
     for name, to_acc in (("4x4", pipeline.READ_STAGES), ("taps3", pipeline.TAP_STAGES)):
         stages = pipeline.vector_stages(CONFIGS[name])
         assert stages["acc"] == to_acc
         assert stages["write"] - stages["acc"] == pipeline.VECTOR_STAGES
         assert stages["write"] - stages["add"] == pipeline.ADD_STAGES
     cfg = CONFIGS["4x4"]
-    lane = load.Lane(cfg, lanes(cfg)[0])
+    lane = load.LoadChannel(cfg, lanes(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
-    assert pipeline.PLACES == loads.places._depth - 1 == stores.places._depth  # LOAD's ring is a power of two
-    assert pipeline.AHEAD == loads.asked._depth + 1 == stores.asked._depth + 1
-    assert stores.waiting._depth == pipeline.RESPONSES
-    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE for unit in Unit)
+    assert pipeline.ROW_FIFO_DEPTH == loads.places._depth - 1 == stores.places._depth  # LOAD's ring is a power of two
+    assert pipeline.PREFETCH_ROWS == loads.asked._depth + 1 == stores.asked._depth + 1
+    assert stores.waiting._depth == pipeline.MAX_UNANSWERED
+    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE_DEPTH for unit in Unit)
     for module in modules:
         Fragment.get(module, None)  # Amaranth warns of parts that nobody uses
 

@@ -18,7 +18,7 @@ from celosia.hw.vector_unit.norm.factors import NormFactors, row_layout
 from celosia.hw.vector_unit.norm.moments import NormMoments
 from celosia.hw.vector_unit.norm.root import InverseRoot
 from celosia.hw.vector_unit.norm.variance import NormVariance
-from celosia.hw.vector_unit.norm.walk import WALKED, NormWalk, norm_fields
+from celosia.hw.vector_unit.norm.walk import WALKED, NormAddressGenerator, norm_fields
 
 _KEPT = ("imm", "a_offset", "centre", "scale_c")
 
@@ -50,7 +50,10 @@ class NormEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.walk, m.submodules.moments = walk, moments = NormWalk(self._cfg), NormMoments(self._cfg.norm)
+        m.submodules.walk, m.submodules.moments = walk, moments = (
+            NormAddressGenerator(self._cfg),
+            NormMoments(self._cfg.norm),
+        )
         m.submodules.variance, m.submodules.root = variance, root = NormVariance(), InverseRoot()
         m.submodules.factors = factors = NormFactors()
         # Whether one comes is known late in its cycle: but for `busy` it begins in the next one.
@@ -79,7 +82,7 @@ class NormEngine(wiring.Component):
         self._keep(m, factors)
         return ResetInserter(self.halt)(m)
 
-    def _add_up(self, m: Module, walk: NormWalk, moments: NormMoments) -> None:
+    def _add_up(self, m: Module, walk: NormAddressGenerator, moments: NormMoments) -> None:
         """A part of an entry, two cycles behind its step; but for the first one nothing is read then."""
         valid = Signal(name="part_valid")
         lanes = self._cfg.norm

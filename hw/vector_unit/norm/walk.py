@@ -23,7 +23,7 @@ def norm_fields(cfg: Config, *names: str) -> data.StructLayout:
     return data.StructLayout({name: widths[name] for name in names})
 
 
-class NormWalk(wiring.Component):
+class NormAddressGenerator(wiring.Component):
     """Goes through rows, and through the entries of each, which have as many parts as a cycle each.
 
     A row begins NORM_STEPS cycles behind the one before it at least.

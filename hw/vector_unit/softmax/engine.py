@@ -34,9 +34,9 @@ from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
-from celosia.hw.vector_unit.softmax.largest import RowLargest
-from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
-from celosia.hw.vector_unit.softmax.walk import TILES, TileWalk, fields_layout, row_bits
+from celosia.hw.vector_unit.softmax.largest import RowMax
+from celosia.hw.vector_unit.softmax.sums import ExpAccumulator
+from celosia.hw.vector_unit.softmax.walk import TILES, TileAddressGenerator, fields_layout, row_bits
 
 
 def step_layout(cfg: Config) -> data.StructLayout:
@@ -86,7 +86,7 @@ class SoftmaxEngine(wiring.Component):
         self._cfg, self._parts, self._span = cfg, softmax_parts(cfg), softmax_span(cfg)
         pads, fields = scratchpads(cfg), fields_layout(cfg)
         self._lanes = [SoftmaxLane(cfg, lane) for lane in range(cfg.softmax)]
-        self._find, self._fill, self._divide = (TileWalk(cfg, by_row) for by_row in (True, False, True))
+        self._find, self._fill, self._divide = (TileAddressGenerator(cfg, by_row) for by_row in (True, False, True))
         super().__init__({
             "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
             "high": In(signed(8)), "vin": Out(read_port(pads["vin"], self._span)), "exp": In(write_port(pads["exp"])),
@@ -97,8 +97,8 @@ class SoftmaxEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.sums = sums = SoftmaxSums(self._cfg)
-        m.submodules.largest = largest = RowLargest(self._span * self._cfg.block_out, len(self._find.row))
+        m.submodules.sums = sums = ExpAccumulator(self._cfg)
+        m.submodules.largest = largest = RowMax(self._span * self._cfg.block_out, len(self._find.row))
         for number, lane in enumerate(self._lanes):
             m.submodules[f"lane{number}"] = lane
             m.d.comb += [
@@ -197,7 +197,7 @@ class SoftmaxEngine(wiring.Component):
         m.d.sync += bytes_.eq(entry.word_select(part, len(bytes_)))
         return bytes_
 
-    def _search(self, m: Module, largest: RowLargest, inside: Signal) -> None:
+    def _search(self, m: Module, largest: RowMax, inside: Signal) -> None:
         """Entries to the search for the largest byte, and that to the lanes."""
         find = self._find
         comes = self._later(m, find.on, "finds", 2)[-1]
@@ -231,7 +231,7 @@ class SoftmaxEngine(wiring.Component):
                 lane.kept_at.eq(place[of_lane:]),
             ]  # fmt: skip
 
-    def _add_up(self, m: Module, sums: SoftmaxSums, beat: Signal) -> None:
+    def _add_up(self, m: Module, sums: ExpAccumulator, beat: Signal) -> None:
         """Elements to the adders, as soon as the first entry of a tile's last row is on its way."""
         fill = self._fill
         first, nothing = (
@@ -260,7 +260,7 @@ class SoftmaxEngine(wiring.Component):
         probes(self, divide=divide)
         return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
 
-    def _look_up(self, m: Module, largest: RowLargest, beat: Signal, marks: list[Any], divides: list[Any]) -> None:
+    def _look_up(self, m: Module, largest: RowMax, beat: Signal, marks: list[Any], divides: list[Any]) -> None:
         """Elements to the dividers, each row's with its largest byte, and its sum as their divisor."""
         m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(largest.number), init=[])
         put = memory.write_port()

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.lib.signals import Reg
 
 
-class RowLargest(wiring.Component):
+class RowMax(wiring.Component):
     """The largest lane of rows of entries, one entry a cycle.
 
     Parameters

@@ -13,7 +13,7 @@ from celosia.hw.spec.pipeline import SUMS, softmax_parts, softmax_span
 from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
 
 
-class SoftmaxSums(wiring.Component):
+class ExpAccumulator(wiring.Component):
     """One element after the other of SUMS rows in turn, from what is kept of them: all bytes of each entry.
 
     Members

@@ -35,7 +35,7 @@ def row_bits(cfg: Config) -> int:
     return exact_log2(tile_rows(cfg))
 
 
-class TileWalk(wiring.Component):
+class TileAddressGenerator(wiring.Component):
     """Goes through rows in tiles of SUMS * softmax, by entries, or by pairs of neighbours where it takes as many.
 
         by row      for row: for entry      those rows that there are

@@ -11,7 +11,7 @@ from celosia.hw.dae_pipeline.scratchpad import AccScratchpad
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import claim_lead
-from celosia.hw.vector_unit.landing import Landing
+from celosia.hw.vector_unit.landing import WritebackQueue
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -143,7 +143,7 @@ def turns(cfg: Config) -> Harness:
 
 def lands(cfg: Config) -> Harness:
     """What waits in the queue to acc is written to a bank in cycles which GEMM, the cycle before, has not claimed."""
-    h, dut = Harness(), Landing(cfg)
+    h, dut = Harness(), WritebackQueue(cfg)
     h.add(dut)
     for bank in range(2):
         claimed = h.register(dut.claims[bank], f"claimed{bank}")

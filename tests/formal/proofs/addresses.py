@@ -11,7 +11,7 @@ from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.dae_pipeline import walk
-from celosia.hw.dae_pipeline.walk import Rows, Walker
+from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ScratchpadAddressGenerator
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, TAP_LOOPS, VECTOR_LOOPS
 from proofs.declare import Mutant, prove
@@ -132,20 +132,21 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
 
 
 def walker(padded: bool) -> Harness:
-    """Of Walker: every step of every element, in order; an element in the padding has one step, and says that it is."""
+    """A ScratchpadAddressGenerator gives each step of each element once, in order. An element in the padding has one
+    step, and says that it is."""
     return walk_of(Harness(), padded).h
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A Walker beside what its steps should be.
+    """A ScratchpadAddressGenerator beside what its steps should be.
 
     held: its job, while it `runs`. count: indices of the element, those `outside` the borders. steps: one is taken,
     which `ends` the element. accepts: it takes a job.
     """
 
     h: Harness
-    dut: Walker
+    dut: ScratchpadAddressGenerator
     held: data.View[data.StructLayout]
     runs: Value
     count: Odometer
@@ -156,7 +157,7 @@ class Walk:
 
 
 def walk_of(h: Harness, padded: bool) -> Walk:
-    dut = Walker(BITS, 2, data.StructLayout({"tag": 2}), padded=padded)
+    dut = ScratchpadAddressGenerator(BITS, 2, data.StructLayout({"tag": 2}), padded=padded)
     inside = h.add(dut)
     new, step = dut.job.payload, dut.step.payload
     accepts, steps = dut.job.valid & dut.job.ready, dut.step.valid & dut.step.ready
@@ -232,7 +233,7 @@ class Listing:
     """
 
     h: Harness
-    dut: Rows
+    dut: DramAddressGenerator
     listed: data.View[data.StructLayout]
     waiting: data.View[data.StructLayout]
     runs: Value
@@ -247,7 +248,7 @@ class Listing:
 
 def list_of(h: Harness, max_shift: int) -> Listing:
     with patch.object(walk, "OFFSET_BITS", 2 * BITS):
-        dut = Rows(max_shift)
+        dut = DramAddressGenerator(max_shift)
         inside = h.add(dut)
     new, row = dut.block.payload, dut.row.payload
     h.assume((new.x_size != 0) & (new.y_size != 0) & (new.z_size != 0) & (new.shift <= max_shift))  # proved of fetch

@@ -6,7 +6,7 @@ from functools import partial
 
 from amaranth import Cat, Module, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, Splitter, WriteEngine
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, BurstSplitter, ReadEngine, WriteEngine
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.lib.axi import BURST_INCR
 from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST
@@ -42,7 +42,7 @@ def legal(burst: Value, dma_base: Value, dma_size: Value, bus_bytes: int) -> Val
 
 
 def rows_inside(h: Harness, inside: Inside, part: str, bus_bytes: int, dma_size: Value) -> None:
-    """Invariants of a `Splitter`: what is left of its row lies inside the limits; the burst is as long as it may be."""
+    """Invariants of a `BurstSplitter`: its row lies inside the limits; the burst is as long as it may be."""
     word, left = inside[f"{part}word"], inside[f"{part}left"]
     active = inside[f"{part}valid"] & ~inside[f"{part}refused"]
     h.ensure(implies(active, word + left < words(dma_size, bus_bytes)), "row_inside")
@@ -56,7 +56,7 @@ def rows_inside(h: Harness, inside: Inside, part: str, bus_bytes: int, dma_size:
 def splitter(bus_bytes: int, bytes_bits: int) -> Harness:
     """Bursts are legal and cover each row exactly, in order."""
     h = Harness()
-    dut = Splitter(bus_bytes, bytes_bits)
+    dut = BurstSplitter(bus_bytes, bytes_bits)
     inside = h.add(dut, LIMITS)
     limits(h, dut.dma_base, dut.dma_size)
     row, split = dut.row.payload, dut.split.payload

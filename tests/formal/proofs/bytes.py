@@ -11,7 +11,7 @@ from functools import partial
 from amaranth import Cat, Mux, Signal, Value
 
 from celosia.hw.dae_pipeline.align import Aligner
-from celosia.hw.dae_pipeline.store import Packer
+from celosia.hw.dae_pipeline.store import BeatPacker
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -132,7 +132,7 @@ def aligner(bus_bytes: int) -> Harness:
 def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     """A byte of a unit is in the beat to which it belongs, which is enabled there."""
     h = Harness()
-    dut = Packer(bus_bytes, unit_bytes, LENGTH_BITS)
+    dut = BeatPacker(bus_bytes, unit_bytes, LENGTH_BITS)
     inside = h.add(dut)
     rows = Rows(h, bus_bytes, unit_bytes.bit_length() - 1)
     beats, units = Walk(h, "beat", LENGTH_BITS + 1), Walk(h, "unit", LENGTH_BITS)

@@ -28,10 +28,10 @@ from amaranth.lib import data
 
 from celosia.hw.dae_pipeline import dma, walk
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, row_layout
-from celosia.hw.dae_pipeline.load import Lane
-from celosia.hw.dae_pipeline.store import Reader, Store
-from celosia.hw.dae_pipeline.walk import Halves
-from celosia.hw.dae_pipeline.write import Writer
+from celosia.hw.dae_pipeline.load import LoadChannel
+from celosia.hw.dae_pipeline.store import ScratchpadReader, Store
+from celosia.hw.dae_pipeline.walk import ElementSplitter
+from celosia.hw.dae_pipeline.write import ScratchpadWriter
 from celosia.hw.lib.axi import ADDR_BITS
 from celosia.hw.lib.layout import ERROR_BITS
 from celosia.hw.spec.config import Config
@@ -237,7 +237,7 @@ def halves_of_rows() -> Harness:
     """Of a row of elements, each half that is asked for lies an element behind the one before, and there are as many as
     elements; a row that is not to be cut stays as it is."""
     h = Harness()
-    dut = Halves(row_layout(ROW_BITS), ELEMENT, BUS)
+    dut = ElementSplitter(row_layout(ROW_BITS), ELEMENT, BUS)
     inside = h.add(dut)
     row, half, count = dut.row.payload, dut.half.payload, Signal(ROW_BITS, name="count")
     h.trusts(dut.row, "row")
@@ -269,7 +269,7 @@ def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
     `number` has its half of what is spread."""
     h = Harness()
     own, spread = buffers(cfg), scratchpads(cfg)["wgt"].spread
-    dut = Lane(cfg, own, 2, number)
+    dut = LoadChannel(cfg, own, 2, number)
     inside = h.add(dut)
     f, bus, bits = dut.instr.payload.fields, cfg.bus_bytes, log2(cfg.bus_bytes)
     h.assume((f.x_size != 0) & (f.y_size != 0) & (f.z_size != 0))  # these three are proved of fetch
@@ -334,7 +334,7 @@ def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
 def units_of_steps(cfg: Config) -> Harness:
     """Each step gives one unit, in order: the bytes of its part of its piece. One byte of out, any, is followed."""
     h = Harness()
-    dut = Reader(cfg)
+    dut = ScratchpadReader(cfg)
     inside = h.add(dut)
     entry, at, value = (
         h.constant(len(dut.out.addr), "entry"),
@@ -578,7 +578,7 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the port
     of lane 0, nothing comes of it.) Of a unit with an error nothing is written; it is told, and ends are, in turn."""
     h = Harness()
-    dut = Writer(cfg, buffers(cfg), number)
+    dut = ScratchpadWriter(cfg, buffers(cfg), number)
     inside = h.add(dut)
     out, unit = inside["out"], dut.unit.payload
     h.assume(out.buffer <= buffers(cfg)[-1])  # proved of fetch

@@ -10,7 +10,7 @@ from typing import Any
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeads, WeightExpander
+from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeaderParser, WeightDecompressor
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES, nibble_weights, packing
 from celosia.hw.spec.pipeline import EXPAND_STAGES
@@ -32,7 +32,7 @@ def expanded(cfg: Config) -> Harness:
     name that one, or the byte that has come; three cycles later, to the same places. The entry holds what was written
     to it last before the weights came."""
     h = Harness()
-    dut, p = WeightExpander(cfg), packing(cfg)
+    dut, p = WeightDecompressor(cfg), packing(cfg)
     inside = h.add(dut)
     lanes, word = p.times * p.unit, dut.write.data[: 8 * p.unit]
     weights = nibble_weights(cfg)
@@ -78,7 +78,7 @@ def heads(cfg: Config) -> Harness:
     wait as long as they like; others come between packs, not within. One with an error passes, and ends the run: what
     follows it is not looked at."""
     h = Harness()
-    dut, p = PackHeads(cfg), packing(cfg)
+    dut, p = PackHeaderParser(cfg), packing(cfg)
     inside = h.add(dut)
     ahead, behind = p.units
     at, followed = Signal(range(ahead + behind)), h.constant(range(p.groups), "followed")

@@ -7,11 +7,11 @@ from functools import partial
 from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.hdl import ShapeLike
 
-from celosia.hw.dae_pipeline.fifo import HeadFifo, StreamFifo
+from celosia.hw.dae_pipeline.fifo import RegisteredFifo, StreamFifo
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import QUEUED
-from celosia.hw.vector_unit.items import Bypass
-from celosia.hw.vector_unit.landing import Landing
+from celosia.hw.spec.pipeline import WRITEBACK_DEPTH
+from celosia.hw.vector_unit.items import DelayQueue
+from celosia.hw.vector_unit.landing import WritebackQueue
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -61,7 +61,7 @@ def place(start: Value, steps: Value, depth: int) -> Value:
     return Mux(start + steps >= depth, start + steps - depth, start + steps)
 
 
-def queue(h: Harness, dut: StreamFifo | HeadFifo, depth: int) -> Tracked:
+def queue(h: Harness, dut: StreamFifo | RegisteredFifo, depth: int) -> Tracked:
     """What a queue promises, whatever it is made of."""
     h.streams(dut)
     push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
@@ -89,9 +89,9 @@ def fifo(depth: int) -> Harness:
 
 
 def head_fifo(depth: int) -> Harness:
-    """A HeadFifo: the oldest element stands in a register, those after it lie in the memory."""
+    """A RegisteredFifo: the oldest element stands in a register, those after it lie in the memory."""
     h = Harness()
-    dut = HeadFifo(WIDTH, depth)
+    dut = RegisteredFifo(WIDTH, depth)
     inside = h.add(dut)
     tracked = queue(h, dut, depth)
     produce, consume, stored = inside["produce"], inside["consume"], tracked.count - dut.o.valid
@@ -132,7 +132,7 @@ def block_fifo(depth: int) -> Harness:
 def bypass() -> Harness:
     """The ring in which values skip stages of the vector unit."""
     h = Harness()
-    dut = Bypass(WIDTH, 15)
+    dut = DelayQueue(WIDTH, 15)
     inside = h.add(dut)
     tracked = Tracked(h, dut.push, dut.pop, dut.i, 15)
     h.assume(~dut.clear)
@@ -151,14 +151,14 @@ def landing(cfg: Config) -> Harness:
     """The queue to acc: the n-th value goes to the n-th place, both as they came, never through a port that is claimed,
     and `last` says of each whether it is its instruction's last one."""
     h = Harness()
-    dut = Landing(cfg)
+    dut = WritebackQueue(cfg)
     inside = h.add(dut)
     h.assume(~dut.clear)
-    values = Tracked(h, dut.put, dut.write.en, dut.data, QUEUED)
-    places = Tracked(h, dut.arrive, dut.write.en, Cat(dut.end, dut.addr), QUEUED)
+    values = Tracked(h, dut.put, dut.write.en, dut.data, WRITEBACK_DEPTH)
+    places = Tracked(h, dut.arrive, dut.write.en, Cat(dut.end, dut.addr), WRITEBACK_DEPTH)
     # Of VECTOR, proved there: a value is there not later than its place, and there is room.
-    h.assume(implies(dut.put, values.count < QUEUED))
-    h.assume(implies(dut.arrive, (places.count < QUEUED) & (places.count < values.count + dut.put)))
+    h.assume(implies(dut.put, values.count < WRITEBACK_DEPTH))
+    h.assume(implies(dut.arrive, (places.count < WRITEBACK_DEPTH) & (places.count < values.count + dut.put)))
     h.ensure(implies(dut.write.en & values.inside & (values.ahead == 0), dut.write.data == values.value), "value")
     given = Cat(dut.last, dut.write.addr)
     h.ensure(implies(dut.write.en & places.inside & (places.ahead == 0), given == places.value), "place")

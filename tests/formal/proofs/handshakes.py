@@ -11,16 +11,16 @@ from amaranth.lib import data, wiring
 
 from celosia.hw.control import Control
 from celosia.hw.dae_pipeline.align import Aligner
-from celosia.hw.dae_pipeline.dma import ReadEngine, Splitter, WriteEngine
+from celosia.hw.dae_pipeline.dma import BurstSplitter, ReadEngine, WriteEngine
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.dae_pipeline.inorder import InOrder
+from celosia.hw.dae_pipeline.inorder import RetireQueue
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
-from celosia.hw.dae_pipeline.store import Packer, Reader, Store
-from celosia.hw.dae_pipeline.tokens import Tokens
-from celosia.hw.dae_pipeline.walk import Rows, Walker
-from celosia.hw.dae_pipeline.write import Writer
+from celosia.hw.dae_pipeline.store import BeatPacker, ScratchpadReader, Store
+from celosia.hw.dae_pipeline.tokens import DependencyGate
+from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ScratchpadAddressGenerator
+from celosia.hw.dae_pipeline.write import ScratchpadWriter
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.spec.config import Config
@@ -48,7 +48,7 @@ def gates(cfg: Config) -> Harness:
     is room for those that it promises. Tokens are counted by what goes through the ports.
     """
     h = Harness()
-    dut = Tokens(cfg)
+    dut = DependencyGate(cfg)
     inside = h.add(dut)
     h.streams(dut)
     most = (1 << cfg.token_bits) - 1
@@ -89,7 +89,7 @@ def component(make: Callable[[], wiring.Component]) -> Harness:
 def rows(max_shift: int) -> Harness:
     """Rows are kept, and are of whole elements, at least one."""
     h = Harness()
-    dut = Rows(max_shift)
+    dut = DramAddressGenerator(max_shift)
     inside = h.add(dut)
     h.streams(dut)
     sizes = dut.block.payload
@@ -107,7 +107,7 @@ def rows(max_shift: int) -> Harness:
 
 def walker() -> Harness:
     h = Harness()
-    dut = Walker(6, 2, data.StructLayout({"tag": 2}), padded=True)
+    dut = ScratchpadAddressGenerator(6, 2, data.StructLayout({"tag": 2}), padded=True)
     h.add(dut)
     h.streams(dut)
     return h
@@ -151,7 +151,7 @@ def aligner(bus_bytes: int) -> Harness:
 
 def reader(cfg: Config) -> Harness:
     h = Harness()
-    dut = Reader(cfg)
+    dut = ScratchpadReader(cfg)
     h.add(dut)
     was_read = h.register(dut.out.en & dut.out.ready, "was_read")
     h.assume(was_read | (dut.out.data == h.register(dut.out.data, "held")))
@@ -187,12 +187,14 @@ def registers() -> Harness:
 
 
 def _components(cfg: Config) -> list[wiring.Component]:
-    reader_ = Reader(cfg)
+    reader_ = ScratchpadReader(cfg)
     return [
-        StreamFifo(8, 4), StreamFifo(8, 4, block_ram=True), Splitter(cfg.bus_bytes, 32), ReadEngine(cfg.bus_bytes),
-        WriteEngine(cfg.bus_bytes), ReadMux(cfg.bus_bytes), Fetch(cfg), Tokens(cfg), Rows(4), Aligner(cfg.bus_bytes),
-        Walker(6, 2, data.StructLayout({"tag": 2})), InOrder(2, 4), Writer(cfg, lanes(cfg)[0]),
-        Packer(cfg.bus_bytes, reader_.unit_bytes, 8), reader_,
+        StreamFifo(8, 4), StreamFifo(8, 4, block_ram=True), BurstSplitter(cfg.bus_bytes, 32), ReadEngine(cfg.bus_bytes),
+        WriteEngine(cfg.bus_bytes), ReadMux(cfg.bus_bytes), Fetch(cfg), DependencyGate(cfg), DramAddressGenerator(4),
+        Aligner(cfg.bus_bytes),
+        ScratchpadAddressGenerator(6, 2, data.StructLayout({"tag": 2})), RetireQueue(2, 4),
+        ScratchpadWriter(cfg, lanes(cfg)[0]),
+        BeatPacker(cfg.bus_bytes, reader_.unit_bytes, 8), reader_,
         Loops(GEMM_LOOPS, {"acc": (4, OUTER_LOOPS), "inp": (4, GEMM_LOOPS)}, reduction=("k", "r", "s")),
         Load(cfg), Store(cfg), Gemm(cfg), Vector(cfg), Control(cfg),
     ]  # fmt: skip
@@ -258,7 +260,7 @@ for bus_bytes in (8, 16):
     prove(
         f"packer keeps its beats, {8 * bus_bytes} bits",
         Mutant(STORE, "(self.beat.ready | ~(fills | row_end))", "(self.beat.ready | ~fills)"),
-    )(partial(component, partial(Packer, bus_bytes, 4, 8)))
+    )(partial(component, partial(BeatPacker, bus_bytes, 4, 8)))
 for name, cfg in CONFIGS.items():
     prove(
         f"reader of out keeps its units, Config {name}",

@@ -15,7 +15,7 @@ from amaranth.lib import data
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Destination
-from celosia.hw.spec.pipeline import QUEUED, claim_lead, vector_stages
+from celosia.hw.spec.pipeline import WRITEBACK_DEPTH, claim_lead, vector_stages
 from celosia.hw.vector_unit import issue
 from celosia.hw.vector_unit import landing as queue
 from celosia.hw.vector_unit.vector import Vector
@@ -89,7 +89,11 @@ def rings(cfg: Config) -> Harness:
 
 def few_places(cfg: Config) -> Harness:
     """The same where the queue to acc is full within the cycles in which a mutant is looked for."""
-    with patch.object(issue, "QUEUED", 4), patch.object(queue, "QUEUED", 4), patch.dict(globals(), QUEUED=4):
+    with (
+        patch.object(issue, "WRITEBACK_DEPTH", 4),
+        patch.object(queue, "WRITEBACK_DEPTH", 4),
+        patch.dict(globals(), WRITEBACK_DEPTH=4),
+    ):
         return rings(cfg)
 
 
@@ -125,8 +129,8 @@ def landing(it: Inner) -> None:
     h.assume(~(it.inside["raw"] & arrives & ~write.at("raw")))  # of two instructions; see hazards
     under_way = it.waiting(0, it.stage["write"], lambda i: it.of(i, "to")[Destination.ACC])
     h.ensure(queued == under_way + waiting + part.write.en, "counts_what_is_under_way")
-    h.ensure(queued <= QUEUED, "room")
-    h.ensure(implies(it.inside["issue.slot"], queued < QUEUED), "room_for_a_step")
+    h.ensure(queued <= WRITEBACK_DEPTH, "room")
+    h.ensure(implies(it.inside["issue.slot"], queued < WRITEBACK_DEPTH), "room_for_a_step")
     raw = it.waiting(requantise, it.stage["write"], lambda i: it.of(i, "raw"))
     h.ensure((put - arrived)[:bits] == raw[:bits], "values_first")
     h.ensure((arrived - goes)[:bits] == waiting[:bits], "places")
@@ -155,7 +159,7 @@ POPS = Mutant(FILE, "add.adds & items.last_part,", "add.adds,")
 LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].valid & last["reduce"]', "pass")
 MEETS = Mutant(ISSUE, "blocked |= left[: len(bubbles)].any()", "pass")
 SHORT = Mutant(ISSUE, "cfg.residual_cycles - 1, bubbles", "cfg.residual_cycles - 2, bubbles")
-FULL = Mutant(ISSUE, "blocked |= queued == QUEUED", "pass")
+FULL = Mutant(ISSUE, "blocked |= queued == WRITEBACK_DEPTH", "pass")
 COUNT = Mutant(ISSUE, "self.takes & step.payload.last & now.to", "self.takes & now.to")
 LATE = Mutant(FILE, "landing.put.eq(raw | (arrives", "landing.put.eq((arrives")
 EARLY = Mutant("gemm_core/gemm.py", "- claim_lead(self.cfg)", "- claim_lead(self.cfg) + 1")

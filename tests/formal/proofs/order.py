@@ -6,7 +6,7 @@ from functools import partial
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.inorder import InOrder
+from celosia.hw.dae_pipeline.inorder import RetireQueue
 from proofs.declare import Mutant, prove
 from proofs.fifos import Tracked, place
 from proofs.harness import Harness, implies
@@ -19,7 +19,7 @@ def in_order(depth: int) -> Harness:
     """Any instruction, followed from where it is handed to lanes: `done` tells of it once all before it have been told
     of and each of its lanes has ended it, in that cycle, with its own payload."""
     h = Harness()
-    dut = InOrder(LANES, depth)
+    dut = RetireQueue(LANES, depth)
     inside = h.add(dut)
     h.trusts(dut.handed, "handed")
     push, pop, to = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.lanes

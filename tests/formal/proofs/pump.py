@@ -20,7 +20,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair
-from celosia.hw.gemm_core.pump import Pump
+from celosia.hw.gemm_core.pump import DoublePumpedClock
 from celosia.hw.spec.blocks import Blocks, Dsp
 from celosia.hw.spec.pipeline import PAIR_STAGES
 from proofs.declare import Mutant, prove
@@ -36,7 +36,7 @@ class Both(wiring.Component):
     """A pair with its pump."""
 
     def __init__(self, packed: bool) -> None:
-        self.pair, self.pump = Pair(packed, pump=2), Pump()
+        self.pair, self.pump = Pair(packed, pump=2), DoublePumpedClock()
         members = self.pair.signature.members.items()
         super().__init__({name: each for name, each in members if name not in ("halves", "late")})
 

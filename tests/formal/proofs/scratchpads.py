@@ -8,7 +8,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
-from celosia.hw.dae_pipeline.write import Writer
+from celosia.hw.dae_pipeline.write import ScratchpadWriter
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import buffers
 from celosia.hw.spec.regs import Error
@@ -97,7 +97,7 @@ def window(size: int, grain: int) -> Harness:
 def writer(cfg: Config) -> Harness:
     """What LOAD offers to a port is kept until it is taken, and each step that has been made is taken once."""
     h = Harness()
-    dut = Writer(cfg, buffers(cfg))
+    dut = ScratchpadWriter(cfg, buffers(cfg))
     inside = h.add(dut)
     h.assume(inside["out"].buffer <= buffers(cfg)[-1])  # proved of fetch
     taken = []

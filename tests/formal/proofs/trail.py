@@ -23,9 +23,9 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, BSource, Destination, Opcode
 from celosia.hw.spec.pipeline import FILL_TURN, ROWS_ALIKE
 from celosia.hw.spec.scratchpads import scratchpads
-from celosia.hw.vector_unit.issue import Issue
+from celosia.hw.vector_unit.issue import IssueStage
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
-from celosia.hw.vector_unit.softmax.sums import SoftmaxSums
+from celosia.hw.vector_unit.softmax.sums import ExpAccumulator
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -43,7 +43,7 @@ class Entrance(wiring.Component):
     """Instructions on their way into a vector unit; ends: one with steps has ended, rows_finish: a softmax has."""
 
     def __init__(self, cfg: Config) -> None:
-        self.issue = Issue(cfg, len(Destination))
+        self.issue = IssueStage(cfg, len(Destination))
         members = unit_members(cfg, Opcode.VECTOR)
         super().__init__(members | {"claims": In(claim_layout), "ends": In(1), "rows_finish": In(1)})
 
@@ -207,7 +207,7 @@ def rows_are_over(cfg: Config) -> Harness:
     """
     h = Harness()
     dut = SoftmaxEngine(cfg)
-    with patch("celosia.hw.vector_unit.softmax.engine.SoftmaxSums", AnySums):
+    with patch("celosia.hw.vector_unit.softmax.engine.ExpAccumulator", AnySums):
         inside = h.add(dut)
     fields = dut.fields
     h.assume(_small(fields.extent_n, fields.extent_x))
@@ -256,7 +256,7 @@ def rows_are_over(cfg: Config) -> Harness:
     return h
 
 
-class AnySums(SoftmaxSums):
+class AnySums(ExpAccumulator):
     """Tells that sums are complete when it likes: so a row is divided within a few cycles."""
 
     def elaborate(self, platform: object) -> Module:

@@ -1,4 +1,4 @@
-"""Long work that says now and then that it still goes on, and ends what it has started when it is told to end."""
+"""Long-running work: report progress every minute, and stop child processes on SIGTERM."""
 
 from __future__ import annotations
 

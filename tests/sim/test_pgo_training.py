@@ -11,7 +11,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl import build
-from celosia.sim.rtl.rehearsal import rehearse
+from celosia.sim.rtl.pgo_training import rehearse
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 COMPILER = """#!/bin/sh
