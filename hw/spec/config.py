@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,33 +49,38 @@ class _Limits(NamedTuple):
     """Powers of two only."""
 
 
-_LIMITS = {
-    "batch": _Limits(1, 16),
-    "block_in": _Limits(2, 128),
-    "block_out": _Limits(2, 128),
-    "bus_bytes": _Limits(4, 128),
-    "inp_depth": _Limits(16, 1 << 20),
-    "wgt_depth": _Limits(8, 1 << 20),
-    "acc_depth": _Limits(16, 1 << 20),
-    "vin_depth": _Limits(16, 1 << 20),
-    "out_depth": _Limits(16, 1 << 20),
-    "par_depth": _Limits(4, 1 << 12),
-    "lut_count": _Limits(1, 16),
-    "queue_depth": _Limits(2, 256),
-    "token_bits": _Limits(2, 16, powers=False),
-    "taps": _Limits(0, 16, powers=False),
-    "tap_depth": _Limits(4, 1 << 12),
-    "residual_cycles": _Limits(1, 4),
-    "ports": _Limits(1, 2),
-    "pump": _Limits(1, 2),
-    "softmax": _Limits(0, 16, powers=False),
-    "norm": _Limits(0, 128, powers=False),
-    "weight_bits": _Limits(1, 8),
-    "trace_depth": _Limits(0, 1 << 16, powers=False),
-}
-"""Of each field of numbers; the others are true or false, and the name."""
-_LATER = ("trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums", "norm")
-"""Fields that Programs and records are older than: as they are by default they do not count in a digest."""
+@dataclass(frozen=True)
+class FieldSpec:
+    """What a field of a Config is.
+
+    what: its meaning. cost: what it takes of an FPGA, and what it brings. limits: of a number; None: true or false.
+    later: Programs and records are older than the field, so that its default does not count in a digest.
+    """
+
+    what: str
+    cost: str
+    limits: _Limits | None = None
+    later: bool = False
+
+
+def _number(
+    default: int, low: int, high: int, what: str, cost: str, *, powers: bool = True, later: bool = False
+) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"spec": FieldSpec(what, cost, _Limits(low, high, powers), later)}
+    )
+
+
+def _switch(default: bool, what: str, cost: str, *, later: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"spec": FieldSpec(what, cost, None, later)})
+
+
+@cache
+def field_specs() -> dict[str, FieldSpec]:
+    """The declaration of each field but the name, in the order of the fields."""
+    return {field.name: field.metadata["spec"] for field in dataclasses.fields(Config) if field.metadata}
+
+
 _MOST_PIECES = 8
 """Of the larger one of block_in and block_out."""
 
@@ -86,9 +91,10 @@ def limits(field: str) -> str:
     >>> limits("bus_bytes"), limits("taps"), limits("packed")
     ('4 to 128, a power of two', '0 to 16', 'true or false')
     """
-    if field not in _LIMITS:
+    numbers = field_specs()[field].limits
+    if numbers is None:
         return "true or false"
-    low, high, powers = _LIMITS[field]
+    low, high, powers = numbers
     return f"{low:,} to {high:,}" + (", a power of two" if powers else "")
 
 
@@ -98,9 +104,10 @@ def field_values(field: str) -> Sequence[int]:
     >>> list(field_values("bus_bytes")), list(field_values("packed"))
     ([4, 8, 16, 32, 64, 128], [False, True])
     """
-    if field not in _LIMITS:
+    numbers = field_specs()[field].limits
+    if numbers is None:
         return (False, True)
-    low, high, powers = _LIMITS[field]
+    low, high, powers = numbers
     return [1 << n for n in range(low.bit_length() - 1, high.bit_length())] if powers else range(low, high + 1)
 
 
@@ -109,13 +116,13 @@ def check_field(field: str, value: object) -> None:
     if field == "name":
         if not isinstance(value, str):
             raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
-    elif field not in _LIMITS:
+    elif (numbers := field_specs()[field].limits) is None:
         if not isinstance(value, bool):
             raise ConfigError(f"{field} must be true or false, not {brief(value)}")
     elif not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a whole number, not {brief(value)}")
     else:
-        low, high, powers = _LIMITS[field]
+        low, high, powers = numbers
         if powers and not _is_power_of_two(value):
             raise ConfigError(f"{field} must be a power of two, not {brief(value)}")
         if not low <= value <= high:
@@ -162,62 +169,217 @@ def _check_together(cfg: Config) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Parameters of one accelerator; docs/configs.md says what each costs.
+    """Parameters of one accelerator, as docs/configs.md prints them.
 
     >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
     64
     >>> Config.load("pynq").inp_depth
     4096
 
-    batch, block_in, block_out: a gemm step multiplies [batch, block_in] by [block_out, block_in] transposed.
-    bus_bytes: width of the AXI4 data bus.
-    inp_depth, wgt_depth, acc_depth, vin_depth, out_depth, par_depth: entries of the scratchpads.
-    lut_count: tables of 256 entries. queue_depth: instructions waiting in front of each unit.
-    token_bits: width of each semaphore between two units.
-    packed: two products share a multiplication of 25 x 8 bits, for DSP blocks that take it, as Xilinx' do.
-    taps: entries of vin that the vector unit multiplies and adds in a cycle, for depthwise convolutions beside gemm;
-    0: none. tap_depth: entries of the scratchpad of their weights.
-    forward: the vector unit writes inp and vin as well, so that the next layer of a block finds its input there.
-    residual_cycles: cycles that an entry with a residual takes, on as much less hardware.
-    ports: read ports to memory. With two, weights and parameters do not wait behind activations.
-    trace_depth: starts and ends of instructions that the hardware keeps of a run, for the timeline of a board; 0: none.
-    alu: the vector unit adds, compares and shifts (ADD, MAX, MIN, SHR), and reduces by MIN, beside what models need.
-    int32: it writes acc, too, and LOAD brings int32 there, not int8 alone. No compiled model needs either of the two.
-    pump: 2: each DSP block of the array works at twice the clock, in place of two, where FPGAs have blocks for it.
-    softmax: elements of a softmax that the vector unit adds up, and divides, in a cycle; 0: it has none. More than
-    block_out / 4 of them read vin in pairs of entries, through the port that taps = 2 and more have.
-    weight_bits: 4, 2, 1: LOAD expands packed weights of so many bits to wgt, by codebooks; 8: it does not.
-    sums: the vector unit gives sums as they are, a byte at a time (BYTE), for results that the CPU scales in floats.
-    norm: lanes of a LayerNorm or RMSNorm of which the vector unit adds up sums and squares in a cycle; 0: it has none.
+    A gemm step multiplies [batch, block_in] by [block_out, block_in] transposed. Each field declares its meaning, its
+    cost and its limits.
     """
 
-    batch: int = 1
-    block_in: int = 16
-    block_out: int = 16
-    bus_bytes: int = 8
-    inp_depth: int = 4096
-    wgt_depth: int = 1024
-    acc_depth: int = 2048
-    vin_depth: int = 2048
-    out_depth: int = 1024
-    par_depth: int = 64
-    lut_count: int = 2
-    queue_depth: int = 16
-    token_bits: int = 8
-    packed: bool = True
-    taps: int = 0
-    tap_depth: int = 512
-    forward: bool = False
-    residual_cycles: int = 1
-    ports: int = 1
-    trace_depth: int = 0
-    alu: bool = True
-    int32: bool = True
-    pump: int = 1
-    softmax: int = 0
-    weight_bits: int = 8
-    sums: bool = False
-    norm: int = 0
+    batch: int = _number(
+        1,
+        1,
+        16,
+        "images in a step of gemm",
+        "as many arrays, vector lanes and bytes of inp, acc, vin and out: it pays with as many images at once",
+    )
+    block_in: int = _number(
+        16,
+        2,
+        128,
+        "input channels in a step of gemm",
+        "multipliers; entries of inp and wgt grow with it; layers of fewer channels leave rows of the array idle",
+    )
+    block_out: int = _number(
+        16,
+        2,
+        128,
+        "output channels in a step of gemm",
+        "multipliers and vector lanes; entries of wgt, acc, vin, out and par grow with it",
+    )
+    bus_bytes: int = _number(
+        8,
+        4,
+        128,
+        "width of the AXI4 data bus",
+        "aligners and queues of load, store and fetch; no board's port moves more than its memory: 8 on a "
+        "Zynq-7000, 16 on an UltraScale+",
+    )
+    inp_depth: int = _number(
+        4096,
+        16,
+        1 << 20,
+        "entries of inp: activations for gemm",
+        "block RAM; too few, and activations are loaded again",
+    )
+    wgt_depth: int = _number(
+        1024,
+        8,
+        1 << 20,
+        "entries of wgt: weights",
+        "block RAM, the widest entries; too few, and weights are loaded again",
+    )
+    acc_depth: int = _number(
+        2048,
+        16,
+        1 << 20,
+        "entries of acc: int32 sums, in two banks",
+        "block RAM; bounds the tile of outputs",
+    )
+    vin_depth: int = _number(
+        2048,
+        16,
+        1 << 20,
+        "entries of vin: the vector unit's operands",
+        "block RAM; bounds residuals and depthwise tiles",
+    )
+    out_depth: int = _number(
+        1024,
+        16,
+        1 << 20,
+        "entries of out: results to be stored",
+        "block RAM; bounds the tile of outputs",
+    )
+    par_depth: int = _number(
+        64,
+        4,
+        1 << 12,
+        "entries of par: bias, multiplier and shift of channels",
+        "LUTs or block RAM, 64 bits a channel",
+    )
+    lut_count: int = _number(
+        2,
+        1,
+        16,
+        "tables of 256 bytes",
+        "LUTs or block RAM in each lane",
+    )
+    queue_depth: int = _number(
+        16,
+        2,
+        256,
+        "instructions waiting in front of each unit",
+        "LUTs: the bits of an instruction each",
+    )
+    token_bits: int = _number(
+        8,
+        2,
+        16,
+        "width of each semaphore between two units",
+        "a few LUTs",
+        powers=False,
+    )
+    packed: bool = _switch(
+        True,
+        "two products share a multiplication of 25 x 8 bits",
+        "half of the array's DSP blocks on devices of Xilinx; false for others",
+    )
+    taps: int = _number(
+        0,
+        0,
+        16,
+        "entries of vin that the vector unit multiplies and adds in a cycle; 0: none",
+        "multipliers in each lane, half of them in LUTs; depthwise convolutions run beside gemm, not in it",
+        powers=False,
+    )
+    tap_depth: int = _number(
+        512,
+        4,
+        1 << 12,
+        "entries of the scratchpad of their weights",
+        "block RAM, only with taps",
+    )
+    forward: bool = _switch(
+        False,
+        "the vector unit writes inp and vin, too",
+        "285 LUTs of `pynq`; layers of a block keep their intermediates on chip",
+    )
+    residual_cycles: int = _number(
+        1,
+        1,
+        4,
+        "cycles that an entry with a residual takes",
+        "saves hardware: 2 is 3,366 LUTs and 16 DSP blocks less of `pynq`, and half the rate of residual additions",
+    )
+    ports: int = _number(
+        1,
+        1,
+        2,
+        "read ports to memory; the second is for weights and parameters",
+        "a lane of LOAD, and a port of the board; pays where activations and weights are wanted at once",
+    )
+    trace_depth: int = _number(
+        0,
+        0,
+        1 << 16,
+        "starts and ends of instructions that are kept of a run; 0: none",
+        "block RAM, two blocks for 1,024 events; `celosia run --trace` writes the timeline of a board",
+        powers=False,
+        later=True,
+    )
+    alu: bool = _switch(
+        True,
+        "the vector unit has ADD, MAX, MIN and SHR, and reductions by MIN",
+        "with `int32` 250 LUTs a lane (1,018 of `tiny`); for kernels written by hand: no compiled program uses them",
+        later=True,
+    )
+    int32: bool = _switch(
+        True,
+        "the vector unit writes acc, too, and LOAD brings int32 there, not int8 alone",
+        "with `alu`, as above; likewise",
+        later=True,
+    )
+    pump: int = _number(
+        1,
+        1,
+        2,
+        "products that a DSP block makes in a cycle, in a clock of twice the rate",
+        "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
+        later=True,
+    )
+    softmax: int = _number(
+        0,
+        0,
+        16,
+        "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4, with "
+        "taps = 2 and more block_out / 2; 0: none",
+        "each an adder of floats and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with half of"
+        " block_out attention alone is bound by its products; without, softmax runs on the CPU",
+        powers=False,
+        later=True,
+    )
+    weight_bits: int = _number(
+        8,
+        1,
+        8,
+        "4, 2 or 1: LOAD expands weights of so many bits on their way to wgt, by one of 16 codebooks for each 32 of"
+        " them; 8: it does not",
+        "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; layers whose weights are such "
+        "take 33/64, 17/64 or 9/64 of the bus and of DRAM",
+        later=True,
+    )
+    sums: bool = _switch(
+        False,
+        "the vector unit has BYTE: int32 sums leave it as they are, a byte at a time",
+        "10 LUTs a lane, 160 of `pynq`; MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue"
+        " on the CPU",
+        later=True,
+    )
+    norm: int = _number(
+        0,
+        0,
+        128,
+        "lanes of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: none",
+        "squares, sums and a root beside the vector unit's lanes, and 67 LUTs in each of these: 8 are 3,945 LUTs of"
+        " `pynq` and no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results;"
+        " without, norms run on the CPU",
+        powers=False,
+        later=True,
+    )
     name: str = dataclasses.field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -275,7 +437,7 @@ class Config:
     def digest(self) -> str:
         """32 hexadecimal digits that differ where any parameter differs; the name does not count."""
         fields = {key: value for key, value in self.to_dict().items() if key != "name"}
-        for name in _LATER:
+        for name in (name for name, spec in field_specs().items() if spec.later):
             if fields[name] == getattr(Config, name):
                 del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.spec.config import _LIMITS, PRESETS, Config, ConfigError, limits
-from celosia.hw.spec.config_doc import FIELDS, config_markdown
+from celosia.hw.spec.config import PRESETS, Config, ConfigError, field_specs, limits
+from celosia.hw.spec.config_doc import config_markdown
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -119,13 +119,11 @@ def test_unknown_preset_is_named() -> None:
 def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
     base = Config(block_in=8, block_out=8)
     digests = {base.digest}
-    for field in dataclasses.fields(Config):
-        if field.name == "name":
-            continue
-        value = getattr(base, field.name)
-        other = not value if isinstance(value, bool) else 2 * value if _LIMITS[field.name].powers else value + 1
-        other = value // 2 if field.name == "weight_bits" else other  # by default as many as there are
-        digests.add(dataclasses.replace(base, **{field.name: other}).digest)
+    for name, spec in field_specs().items():
+        value = getattr(base, name)
+        other = not value if spec.limits is None else 2 * value if spec.limits.powers else value + 1
+        other = value // 2 if name == "weight_bits" else other  # by default as many as there are
+        digests.add(dataclasses.replace(base, **{name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
     assert base.identity == int(base.digest[:8], 16) < 1 << 32
@@ -157,7 +155,7 @@ def test_the_page_of_configs_is_what_the_declarations_print() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
     assert text == config_markdown(), "print it again: python -m celosia.hw.spec.config_doc > docs/configs.md"
     names = {field.name for field in dataclasses.fields(Config)} - {"name"}
-    assert set(FIELDS) == names
+    assert set(field_specs()) == names
     for name in names:
         assert f"| `{name}` |" in text
 
