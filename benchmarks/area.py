@@ -18,7 +18,7 @@ from celosia.bitstreams import area
 from celosia.bitstreams.area import FITTED, Counted, Model
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.program.files import write_text
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config, ConfigError
 
 SPACE: dict[str, tuple[Any, ...]] = {
@@ -49,7 +49,7 @@ def drawn(generator: random.Random) -> Config:
 
 def synthesised(cfg: Config) -> Counted:
     """What Yosys counts for `cfg` on a xc7z020; takes minutes. SynthesisError."""
-    used = usage(cfg, DEVICES["xc7z020"], print)
+    used = usage(cfg, FPGAS["xc7z020"], print)
     return Counted(replace(cfg, name="custom"), used.lut, used.ff, used.dsp, used.ram)
 
 

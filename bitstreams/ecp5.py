@@ -17,7 +17,7 @@ from typing import Any
 
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.synthesis import require, run_tool, run_yosys
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config
 
 DEVICE, PACKAGE, SPEED_GRADE = "lfe5u-85f", "CABGA381", 6
@@ -116,7 +116,7 @@ def _verilog(cfg: Config, design: Design) -> str:
     from celosia.hw.verilog import convert
 
     component = GemmCore(cfg) if design is Design.gemm else Accelerator(cfg)
-    return convert(Scanned(component), TOP, platform=DEVICES[DEVICE].blocks)
+    return convert(Scanned(component), TOP, platform=FPGAS[DEVICE].blocks)
 
 
 def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.synthesis import SynthesisError, netlist
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
 
@@ -26,7 +26,7 @@ _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", 
 
 def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
-    device = DEVICES[PART]
+    device = FPGAS[PART]
     return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
 

@@ -19,7 +19,7 @@ from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import BOARDS
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import PRESETS, Config
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
@@ -97,7 +97,7 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
-    device = DEVICES[PART]
+    device = FPGAS[PART]
     found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
     return analyse(found, paths)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.host.tools import require_tools
 from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import RuntimeBase
@@ -21,6 +20,7 @@ from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.run.stream import Futures, Sample, failed
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
+from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -77,7 +77,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         ProgramRuntime.__init__(self, program, device, threads, **options)
 
     def _opener(self, name: str) -> Callable[[], Device]:
-        if not name.startswith(BOARD):
+        if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
         from celosia.driver.remote.device import open_remote
 

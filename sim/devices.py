@@ -1,4 +1,4 @@
-"""Simulators by name."""
+"""The names of all devices, and simulators by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 WITH_CYCLES = ("timed", "rtl")
 """Those that tell each instruction's time, on a memory that can be chosen."""
 SIMULATORS = ("functional", *WITH_CYCLES)
+DEVICES = (*SIMULATORS, "board")
+"""Devices that can be opened by name; a board over ssh has an address instead, as SSH_PREFIX says."""
+SSH_PREFIX = "ssh://"
+"""The name of a board over ssh begins with it."""
 
 
 def open_simulator(name: str, config: Config, **options: Any) -> Device:

@@ -6,7 +6,5 @@ SEARCH_NAMES = (
 """Searches; the first is the default."""
 LEARNER_NAMES = ("ridge", "trees")
 """What learns from trials; the first is the default."""
-BOARD = "ssh://"
-"""How the name of a device begins that is a board over ssh."""
 DEADLINE = 600.0
 """Seconds that a trial may take."""

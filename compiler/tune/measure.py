@@ -43,12 +43,11 @@ from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
-from celosia.compiler.tune.choices import BOARD
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
-from celosia.sim.devices import WITH_CYCLES
+from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.timing import predict
 
@@ -96,7 +95,7 @@ class Judge:
     @property
     def board(self) -> bool:
         """Whether it is one over ssh."""
-        return self.device.startswith(BOARD)
+        return self.device.startswith(SSH_PREFIX)
 
     @property
     def bounds(self) -> str:

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import DIFFERS, WRONG_INPUT, command
-from celosia.driver.run.devices import DEVICES
+from celosia.sim.devices import DEVICES, SSH_PREFIX
 
 QuantisedModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The int8 model.")]
 FloatModel = Annotated[
@@ -92,7 +91,7 @@ Sharing = Annotated[
     str,
     typer.Option(
         "--device",
-        metavar="|".join((*DEVICES, BOARD + "USER@BOARD")),
+        metavar="|".join((*DEVICES, SSH_PREFIX + "USER@BOARD")),
         help="What samples run on; several, with commas between, share them.",
     ),
 ]
@@ -128,7 +127,7 @@ def eval_(
     """
     devices = [each.strip() for each in device.split(",")]
     for each in devices:
-        if each not in DEVICES and not each.startswith(BOARD):
+        if each not in DEVICES and not each.startswith(SSH_PREFIX):
             common.no_device(each, DEVICES)
     (options, *others) = (_options(memory, each, quiet) for each in devices)
     if any(other != options for other in others):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli.errors import say
 from celosia.sim.devices import WITH_CYCLES
 
@@ -43,7 +42,7 @@ def no_device(name: str, known: Iterable[str]) -> NoReturn:
 
     known = [*known]
     near = did_you_mean(name, known)
-    raise typer.BadParameter(f"there is no device {name!r}{near}; take {', '.join(known)} or {BOARD}USER@BOARD")
+    raise typer.BadParameter(f"there is no device {name!r}{near}; take {', '.join(known)} or {SSH_PREFIX}USER@BOARD")
 
 
 def write_json(path: Path | None, data: Any) -> None:

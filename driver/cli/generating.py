@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command
 from celosia.driver.cli.runs import Device, Threads, device_options
+from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
     from celosia.driver.cli.progress import Stages
@@ -109,7 +109,7 @@ def _summarise(session: Session) -> None:
 @contextmanager
 def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]) -> Iterator[Any]:
     """`device`, or the Device behind the address of a board."""
-    if not device.startswith(BOARD):
+    if not device.startswith(SSH_PREFIX):
         yield device
         return
     from celosia.driver.remote.deploy import Remote
@@ -117,7 +117,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
     from celosia.driver.remote.ssh import connected
     from celosia.hw.spec.config import Config
 
-    place, _, kind = device.removeprefix(BOARD).partition("/")
+    place, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
     with stages.paused(), connected(place) as connection:
         remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
         try:

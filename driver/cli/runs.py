@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.common import Trust
 from celosia.driver.cli.errors import command
-from celosia.driver.run.devices import DEVICES
-from celosia.sim.devices import SIMULATORS, WITH_CYCLES
+from celosia.sim.devices import DEVICES, SIMULATORS, SSH_PREFIX, WITH_CYCLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 Device = Annotated[
     str,
     typer.Option(
-        metavar="|".join((*DEVICES, BOARD + "USER@BOARD")),
+        metavar="|".join((*DEVICES, SSH_PREFIX + "USER@BOARD")),
         help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
         "or that of a board over ssh.",
     ),
@@ -107,7 +105,7 @@ def run(
         files.check(device, model)
         threads = _ready(device, model, threads)
         values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), source.given)
-        if device.startswith(BOARD):
+        if device.startswith(SSH_PREFIX):
             program, result = _run_there(source, device, values, threads, stages, sudo, **options)
         else:
             options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
@@ -120,7 +118,7 @@ def run(
 
 def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
     """Those of --memory and --address for --device. BadParameter where there is no such device, or it takes none."""
-    if device not in DEVICES and not device.startswith(BOARD):
+    if device not in DEVICES and not device.startswith(SSH_PREFIX):
         common.no_device(device, DEVICES)
     on_board, simulated = common.address_options(address), common.memory_options(memory, device)
     return simulated if device in SIMULATORS else on_board
@@ -132,7 +130,7 @@ def _ready(device: str, model: Path, threads: int | None) -> int:
     from celosia.compiler.program.host.threads import default_threads, thread_count
     from celosia.driver.host.tools import require_tools
 
-    if not device.startswith(BOARD):
+    if not device.startswith(SSH_PREFIX):
         require_tools(device, model)
     return default_threads() if threads is None else thread_count(threads)
 
@@ -184,10 +182,10 @@ def _run_there(
     from celosia.driver.remote import deploy
     from celosia.driver.remote.ssh import connected
 
-    place, _, device = url.removeprefix(BOARD).partition("/")
+    place, _, device = url.removeprefix(SSH_PREFIX).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
-            f"there is no device {device!r} on a board; take {BOARD}{place}, or /functional after it"
+            f"there is no device {device!r} on a board; take {SSH_PREFIX}{place}, or /functional after it"
         )
     with stages.paused(), connected(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)

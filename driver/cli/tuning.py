@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import BOARD, DEADLINE, LEARNER_NAMES, SEARCH_NAMES
+from celosia.compiler.tune.choices import DEADLINE, LEARNER_NAMES, SEARCH_NAMES
 from celosia.driver.choices import KERNEL_TRIALS, TRIALS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command
-from celosia.sim.devices import WITH_CYCLES
+from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ Records = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        metavar="|".join((*WITH_CYCLES, BOARD + "USER@BOARD", CPU)),
+        metavar="|".join((*WITH_CYCLES, SSH_PREFIX + "USER@BOARD", CPU)),
         help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh. With cpu, "
         "kernels that run on this processor are tuned instead.",
     ),
@@ -121,7 +121,7 @@ def _measuring(
 ) -> dict[str, Any]:
     """Options of `celosia.tune` that say who measures; none of them is for kernels."""
     known = (*WITH_CYCLES, CPU)
-    if device not in known and not device.startswith(BOARD):
+    if device not in known and not device.startswith(SSH_PREFIX):
         common.no_device(device, known)
     if device == CPU:
         for name, given in (("--memory", memory), ("--pool", pool)):

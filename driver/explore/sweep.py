@@ -17,7 +17,7 @@ from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import BOARDS, memory_model
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.hw.spec.scratchpads import total_bytes
@@ -198,7 +198,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append("-" if row["utilization"] is None else f"{row['utilization']:.1%}")
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         for name in NAMES:
-            share = None if row[name] is None else row[name] / getattr(DEVICES[row.get("device", DEVICE)], name)
+            share = None if row[name] is None else row[name] / getattr(FPGAS[row.get("device", DEVICE)], name)
             text += resource_cell(row, name, share)
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
         text += f"<td>{size}</td><td class=said>{escape(remark(row, best))}</td>"

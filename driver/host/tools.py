@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
-from celosia.compiler.tune.choices import BOARD
 from celosia.driver.run.devices import require_device
+from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -18,7 +18,7 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
     """Find what the device of this name needs, before `model` is compiled for it; a model without integer operators
     needs nothing, and a Program is not compiled. ValueError where there is no device of that name, BuildError without a
     C++ compiler or Verilator, DeviceError without pynq."""
-    if device.startswith(BOARD):
+    if device.startswith(SSH_PREFIX):
         return
     require_device(device)
     if device not in ("rtl", "board") or not _has_integers(model):

@@ -14,6 +14,7 @@ from celosia import tools
 from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote.channel import CommandChannel
 from celosia.plain import Sentence, printable
+from celosia.sim.devices import SSH_PREFIX
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
 CONNECT_SECONDS = 15
@@ -35,7 +36,7 @@ def destination(text: str) -> list[str]:
     ['-p', '2222', 'xilinx@pynq']
     """
     try:
-        parts = urlsplit(text if text.startswith("ssh://") else f"ssh://{text}")
+        parts = urlsplit(text if text.startswith(SSH_PREFIX) else SSH_PREFIX + text)
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celosia.hw.spec.config import did_you_mean
-from celosia.sim.devices import SIMULATORS, open_simulator
+from celosia.sim.devices import DEVICES, open_simulator
 
 if TYPE_CHECKING:
     from celosia.hw.spec.config import Config
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 Devices: TypeAlias = "str | Device | Sequence[Device]"
 """One by name, or itself; or several: names with commas between, or a list of Devices."""
-DEVICES = (*SIMULATORS, "board")
-"""Devices that can be opened by name."""
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:

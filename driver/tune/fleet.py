@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from celosia.compiler.tune.choices import BOARD, DEADLINE
+from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
 from celosia.compiler.tune.pool import Job as AnyJob
@@ -30,6 +30,7 @@ from celosia.driver.remote.device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, destination, unasked
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
+from celosia.sim.devices import SSH_PREFIX
 
 RTL = "rtl"
 """Resources of a Dask worker: how many simulators it may run at once, and `board:NAME`, 1 for each board that it alone
@@ -98,7 +99,7 @@ class BoardMeasurer:
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
             connection = self._session.enter_context(unasked(_place(self.url)))
-            kind = self.url.removeprefix(BOARD).partition("/")[2] or "board"
+            kind = self.url.removeprefix(SSH_PREFIX).partition("/")[2] or "board"
             device = RemoteDevice(Remote(connection, sudo=self.sudo), cfg, kind, self.options)
             self._session.callback(device.close)
             self._devices[cfg] = device
@@ -111,7 +112,7 @@ class BoardMeasurer:
 
 
 def _place(url: str) -> str:
-    return url.removeprefix(BOARD).partition("/")[0]
+    return url.removeprefix(SSH_PREFIX).partition("/")[0]
 
 
 # Dask -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from celosia.hw.boards.fpga import DEVICES, ULTRASCALE, ZYNQ_7000, Device
+from celosia.hw.boards.fpga import FPGAS, ULTRASCALE, ZYNQ_7000, Device
 from celosia.hw.boards.memory import Dram, MemoryModel
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.plain import Sentence, brief
@@ -152,7 +152,7 @@ class Board:
             plain["config"] = preset.name
         text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items() if value not in ("", []))
         device = {name: value for name, value in vars(self.device).items() if name not in ("name", "synth")}
-        tables = {"device": device} if self.device != DEVICES.get(self.device.name) else {}
+        tables = {"device": device} if self.device != FPGAS.get(self.device.name) else {}
         tables["dram"] = vars(self.dram)
         for title, table in tables.items():
             text += f"\n[{title}]\n" + "".join(f"{name} = {value}\n" for name, value in table.items())

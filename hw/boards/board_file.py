@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.hw.boards.board import STATES, Board, BoardError, device_of, synth_of
-from celosia.hw.boards.fpga import DEVICES, Device
+from celosia.hw.boards.fpga import FPGAS, Device
 from celosia.hw.boards.memory import Dram
 from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.plain import brief, from_toml
@@ -72,9 +72,9 @@ def _device(part: str, table: object) -> Device:
     if table is not None:
         resources = [each.name for each in dataclasses.fields(Device) if each.name not in ("name", "synth")]
         return Device(name, synth_of(part), **_table("device", table, resources))
-    if name not in DEVICES:
+    if name not in FPGAS:
         raise BoardError(f"[device] is missing: Celosia does not know what a {name} holds; {PAGE}")
-    return DEVICES[name]
+    return FPGAS[name]
 
 
 def _config(folder: Path, given: object, name: object) -> Config:

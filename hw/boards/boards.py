@@ -7,7 +7,7 @@ from pathlib import Path
 
 from celosia.hw.boards.board import Board, BoardError
 from celosia.hw.boards.board_file import read
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, Dram, MemoryModel
 from celosia.hw.spec.config import PRESETS, did_you_mean
 
@@ -23,30 +23,30 @@ BOARDS = {
     for board in (
         # Pins: Digilent, PYNQ-Z1 reference manual. The clock of both is what the estimate of timing leaves room for.
         Board(
-            "pynq-z1", "xc7z020clg400-1", DEVICES["xc7z020"], PRESETS["pynq"], 100, _DDR3,
+            "pynq-z1", "xc7z020clg400-1", FPGAS["xc7z020"], PRESETS["pynq"], 100, _DDR3,
             "pynq-z1", ("R14", "P14", "N16"), "LVCMOS33",
         ),
         # Pins: TUL, master XDC of the PYNQ-Z2.
         Board(
-            "pynq-z2", "xc7z020clg400-1", DEVICES["xc7z020"], PRESETS["pynq"], 100, _DDR3,
+            "pynq-z2", "xc7z020clg400-1", FPGAS["xc7z020"], PRESETS["pynq"], 100, _DDR3,
             "pynq-z2", ("R14", "P14", "N16"), "LVCMOS33",
         ),
         # Part and pins: Avnet, Ultra96-V2 hardware user's guide. The logic has the radio's two lights. "ultra96" is
         # Vivado's name of the predecessor. Clock: wanted, no source.
         Board(
-            "ultra96", "xczu3eg-sbva484-1-i", DEVICES["xczu3eg"], PRESETS["ultra96"], 150, _LPDDR4,
+            "ultra96", "xczu3eg-sbva484-1-i", FPGAS["xczu3eg"], PRESETS["ultra96"], 150, _LPDDR4,
             "ultra96v2", ("A9", "B9"), "LVCMOS18",
         ),
         # Part and pins: AMD, UG1267. DRAM: 64 bits at 1067 MHz (AMD's board files: DDR4_2133P, though the device may
         # have DDR4-2400): 17.1 GB/s; chips of 4 Gbit: JESD79-4, tREFI and tRFC1. Clock: wanted, no source.
         Board(
-            "zcu104", "xczu7ev-ffvc1156-2-e", DEVICES["xczu7ev"], PRESETS["zcu104"], 200, Dram(64, 2133, 7800, 260),
+            "zcu104", "xczu7ev-ffvc1156-2-e", FPGAS["xczu7ev"], PRESETS["zcu104"], 200, Dram(64, 2133, 7800, 260),
             "zcu104", ("D5", "D6", "A5"), "LVCMOS33",
         ),
         # Part: AMD, DS987. DRAM: 64 bits, 2400 MT/s (DS987): 19.2 GB/s; chips of 8 Gbit (AMD's board files, kv260_som):
         # JESD79-4, tREFI and tRFC1. No light is known that the logic drives. Clock: wanted, no source.
         Board(
-            "kv260", "xck26-sfvc784-2LV-c", DEVICES["xck26"], PRESETS["ultra96"], 200, Dram(64, 2400, 7800, 350),
+            "kv260", "xck26-sfvc784-2LV-c", FPGAS["xck26"], PRESETS["ultra96"], 200, Dram(64, 2400, 7800, 350),
             "kv260_som",
         ),
         # Part, pins and DRAM: AMD's PYNQ image for it (github.com/Xilinx/AUP-ZU3: base/constraints/base.xdc, the first
@@ -54,7 +54,7 @@ BOARDS = {
         # and tRFC1. The boards of 4 GB and 8 GB differ in nothing that is here but the name of their board files.
         # Clock: wanted, no source.
         Board(
-            "aup-zu3", "xczu3eg-sfvc784-2-e", DEVICES["xczu3eg"], PRESETS["ultra96"], 200, Dram(32, 2400, 7800, 550),
+            "aup-zu3", "xczu3eg-sfvc784-2-e", FPGAS["xczu3eg"], PRESETS["ultra96"], 200, Dram(32, 2400, 7800, 550),
             "aup-zu3-8gb", ("AF5", "AE7", "AH2"), "LVCMOS12",
         ),
     )

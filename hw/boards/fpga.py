@@ -32,7 +32,7 @@ class Device:
         return _BLOCKS.get(self.synth)
 
 
-DEVICES = {
+FPGAS = {
     device.name: device
     for device in (
         Device("xc7z020", ZYNQ_7000, 53_200, 106_400, 220, 140),  # AMD DS190, Zynq-7000 overview

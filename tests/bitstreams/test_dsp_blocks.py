@@ -18,7 +18,7 @@ from thorough import some
 from celosia.bitstreams.scan import Scanned
 from celosia.bitstreams.synthesis import netlist
 from celosia.bitstreams.timing import analyse
-from celosia.hw.boards.fpga import DEVICES, Device
+from celosia.hw.boards.fpga import FPGAS, Device
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, weight_bits
 from celosia.hw.gemm_core.pump import DoublePumpedClock
@@ -256,7 +256,7 @@ def blocks_of(device: Device, named: bool = True, pump: int = 1) -> tuple[dict[s
 
 @pytest.mark.parametrize("name", some(["xc7z020", "xczu3eg"], ["xc7z020"]))
 def test_pairs_are_cascades_with_all_registers(name: str) -> None:
-    _, blocks = blocks_of(DEVICES[name])
+    _, blocks = blocks_of(FPGAS[name])
     assert len(blocks) == 8 and {cell["type"] for cell in blocks} == {"DSP48E1" if name == "xc7z020" else "DSP48E2"}
     for cell in blocks:
         assert all(int(cell["parameters"][f"{register}REG"], 2) for register in "ABMP")
@@ -267,7 +267,7 @@ def test_pairs_are_cascades_with_all_registers(name: str) -> None:
 
 @pytest.mark.parametrize("name", some(["xc7z020", "xczu3eg"], ["xc7z020"]))
 def test_a_pumped_pair_is_one_block_with_all_registers(name: str) -> None:
-    module, blocks = blocks_of(DEVICES[name], pump=2)
+    module, blocks = blocks_of(FPGAS[name], pump=2)
     fast = set(module["ports"]["fast_clk"]["bits"])
     fast |= {
         cell["connections"]["O"][0]
@@ -284,7 +284,7 @@ def test_a_pumped_pair_is_one_block_with_all_registers(name: str) -> None:
 
 def test_the_array_alone_is_faster_in_blocks() -> None:
     """By the estimate of the clock, than where Yosys infers blocks."""
-    device = DEVICES["xc7z020"]
+    device = FPGAS["xc7z020"]
     module, _ = blocks_of(device)
     inferred, _ = blocks_of(device, named=False)
     assert analyse(module).mhz > 280 and analyse(inferred).mhz < 200

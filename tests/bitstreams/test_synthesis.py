@@ -19,7 +19,7 @@ from celosia.bitstreams.scan import GemmCore, Scanned
 from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
 from celosia.driver import cli
 from celosia.hw.boards.boards import BOARDS
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.vector_unit.combine import Combine
@@ -34,7 +34,7 @@ needs_yosys = pytest.mark.skipif(not HAS_YOSYS, reason="could not import 'yowasp
 
 
 def test_every_board_has_a_device() -> None:
-    assert all(board.device is DEVICES[board.device.name] for board in BOARDS.values())
+    assert all(board.device is FPGAS[board.device.name] for board in BOARDS.values())
 
 
 def test_unknown_cells_are_not_left_out() -> None:
@@ -43,7 +43,7 @@ def test_unknown_cells_are_not_left_out() -> None:
 
 
 def test_left_and_fits() -> None:
-    device = DEVICES["xc7z020"]
+    device = FPGAS["xc7z020"]
     assert SMALL.fits(device) and SMALL.left(device)["ram"] == pytest.approx(98.93, abs=0.01)
     full = Usage(lut=53_200, ff=0, dsp=220, ram=140, seconds=1, tool="")
     assert full.fits(device)
@@ -104,7 +104,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
     told: list[str] = []
-    first = usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append)
+    first = usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append)
     assert first.lut == 7 and told == [
         "writing the Verilog and reading it (1 of 5); Yosys is made ready for this machine, minutes this once",
         "optimising (2 of 5), about 60 s left",  # of three minutes by its lines
@@ -113,7 +113,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
     monkeypatch.setattr(synthesis, "run_yosys", lambda *given: pytest.fail("synthesised again"))
     told.clear()
-    assert usage(PRESETS["tiny"], DEVICES["xc7z020"], told.append) == first and not told
+    assert usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append) == first and not told
     synthesis._begin("synthesis", told.append)
     assert told == ["writing the Verilog and reading it (1 of 5)"]
 
@@ -143,7 +143,7 @@ def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "module celosia_top(; endmodule")
     with pytest.raises(SynthesisError, match=r"yosys failed .* ERROR: .*syntax error"):
-        usage(PRESETS["tiny"], DEVICES["xc7z020"])
+        usage(PRESETS["tiny"], FPGAS["xc7z020"])
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -157,7 +157,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
         "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, tap_sum(cfg.taps)),
         "rescale": RescaleAdd(), "taps of even lanes": Taps(cfg.taps, 0), "taps of odd lanes": Taps(cfg.taps, 1),
     }.items():  # fmt: skip
-        (tmp_path / "top.v").write_text(convert(part, "top", platform=DEVICES["xc7z020"].blocks))
+        (tmp_path / "top.v").write_text(convert(part, "top", platform=FPGAS["xc7z020"].blocks))
         script = "read_verilog top.v\nsynth_xilinx -family xc7 -top top -flatten -run begin:coarse\n"
         run_yosys(script + "tee -q -o stat.json stat -json\n", tmp_path, lambda step: None)
         cells = json.loads((tmp_path / "stat.json").read_text())["design"]["num_cells_by_type"]
@@ -166,7 +166,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
     assert used == {
         "array": 128, "requantise": 1, "combine": 1, "rescale": 2, "taps of even lanes": 2, "taps of odd lanes": 1,
     }  # fmt: skip
-    assert DEVICES["xc7z020"].dsp * 0.95 >= 128 + 16 * 2 + 8 * 2 + 8 * 3 + 2
+    assert FPGAS["xc7z020"].dsp * 0.95 >= 128 + 16 * 2 + 8 * 2 + 8 * 3 + 2
 
 
 @needs_yosys

@@ -22,7 +22,7 @@ from celosia.bitstreams.timing import Timing, analyse, known
 from celosia.cache import KINDS
 from celosia.driver import cli
 from celosia.hw.boards.boards import BOARDS
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.verilog import convert
 
 CLOCK = 1
@@ -218,7 +218,7 @@ class Sum(wiring.Component):
 @needs_yosys
 def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
-    device, found = DEVICES["xc7z020"], {}
+    device, found = FPGAS["xc7z020"], {}
     for cut in (False, True):
         module = netlist(lambda cut=cut: convert(Sum(6, cut), "sums"), "sums", device)  # type: ignore[misc]
         found[cut] = analyse(module)
@@ -243,7 +243,7 @@ def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     assert [synthesis._tool() for _ in range(3)] == ["Yosys 9.99"] * 3
     assert len((tmp_path / "yosys.asked").read_text().splitlines()) == 1
-    assert netlist(lambda: "module top; endmodule", "top", DEVICES["xc7z020"]) == {"cells": {}, "netnames": {}}
+    assert netlist(lambda: "module top; endmodule", "top", FPGAS["xc7z020"]) == {"cells": {}, "netnames": {}}
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from celosia.hw.boards.board import LIMITS, PROCESSORS, Board, BoardError, device_of
 from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
-from celosia.hw.boards.fpga import DEVICES
+from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import PRESETS, Config
 
@@ -53,7 +53,7 @@ def test_each_board_goes_through_a_file(board: Board, tmp_path: Path) -> None:
 def test_a_board_of_ones_own(tmp_path: Path) -> None:
     board = find_board(str(written(tmp_path)))
     assert (board.name, board.device.name, board.processor, board.machine) == ("mine", "xc7z010", "zynq", "armv7l")
-    assert board.device.synth == DEVICES["xc7z020"].synth and board.device.dsp == 80
+    assert board.device.synth == FPGAS["xc7z020"].synth and board.device.dsp == 80
     assert board.config == PRESETS["tiny"] and board.pins() == {"busy": "M14"} and board.board_files == ""
     assert board.memory.bytes_per_cycle == 4 * 1066 // 80 and board.memory.clock_mhz == 80
     assert find_board(written(tmp_path, f'name = "other"\n{OWN}')).name == "other"
@@ -77,7 +77,7 @@ def test_parts() -> None:
     }.items():  # fmt: skip
         assert device_of(part) == device
     for board in BOARDS.values():
-        assert DEVICES[board.device.name] is board.device and PROCESSORS[board.processor].synth == board.device.synth
+        assert FPGAS[board.device.name] is board.device and PROCESSORS[board.processor].synth == board.device.synth
 
 
 HUGE = "1" * 5000
@@ -151,7 +151,7 @@ def test_tables_that_are_missing_or_none(tmp_path: Path) -> None:
     with pytest.raises(BoardError, match=r"dram cannot be 5; it is a table, \[dram\], of bits, megatransfers"):
         find_board(written(tmp_path, f"dram = 5\n{top}{device}".partition("[dram]")[0]))
     known = find_board(written(tmp_path, f"{top}\n[dram]{dram}".replace("xc7z010", "xc7z020")))
-    assert known.device is DEVICES["xc7z020"]
+    assert known.device is FPGAS["xc7z020"]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
