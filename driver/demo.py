@@ -13,11 +13,11 @@ from rich.text import Text
 
 from celosia import models
 from celosia.compiler.compile import compile as compile_model
-from celosia.driver.cli.progress import Stages
 from celosia.driver.host import oracle
 from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.driver.show import run as show
+from celosia.driver.show.progress import Stages
 from celosia.driver.show.table import console, percent
 
 ROWS = 12

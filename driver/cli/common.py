@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from celosia.driver.cli.errors import say
-from celosia.sim.devices import WITH_CYCLES
+from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from celosia.compiler.graph.dimensions import Shapes
     from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
-    from celosia.driver.cli.progress import Stages
     from celosia.driver.data.images import Pixels
     from celosia.driver.remote.deploy import Remote
+    from celosia.driver.show.progress import Stages
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def show(parts: Iterable[RenderableType], **options: Any) -> None:
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
     """Stages that are told on standard error, or not; the module is slow to import."""
-    from celosia.driver.cli.progress import Stages
+    from celosia.driver.show.progress import Stages
 
     with Stages(quiet) as stages:
         yield stages

@@ -16,8 +16,8 @@ from celosia.driver.cli.runs import Device, Threads, device_options
 from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
-    from celosia.driver.cli.progress import Stages
     from celosia.driver.generate.decoder import Decoder, Session
+    from celosia.driver.show.progress import Stages
 
 Prompt = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What the text begins with; needs a vocabulary.")

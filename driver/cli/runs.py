@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from celosia.compiler.program import Program
-    from celosia.driver.cli.progress import Stages
     from celosia.driver.run.result import Result
+    from celosia.driver.show.progress import Stages
 
 Device = Annotated[
     str,

@@ -144,9 +144,9 @@ def _found(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
     """What the search has found, and how it is told."""
-    from celosia.driver.cli.progress import Live
     from celosia.driver.show import tune as show
     from celosia.driver.show import tune_cpu as show_kernels
+    from celosia.driver.show.progress import Live
     from celosia.driver.tune import cpu as tune_cpu
     from celosia.driver.tune import tune
 

@@ -28,8 +28,8 @@ from torch.fx.traceback import preserve_node_meta
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
-from celosia.driver.cli.progress import Stages
 from celosia.driver.runtime import Runtime
+from celosia.driver.show.progress import Stages
 from celosia.driver.torch.export import (
     ExportError,
     TorchError,

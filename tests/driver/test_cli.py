@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 from celosia.compiler.program import Program
 from celosia.driver import cli
 from celosia.driver.accuracy import evaluate as evaluating
-from celosia.driver.cli.progress import Stages
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
+from celosia.driver.show.progress import Stages
 from celosia.hw.spec.config import Config
 from celosia.sim.device import DeviceError
 from celosia.sim.rtl import build
@@ -583,7 +583,7 @@ def test_progress_of_many_samples(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_a_stage_that_takes_long_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celosia.driver.cli.progress.LINE_SECONDS", 0.05)
+    monkeypatch.setattr("celosia.driver.show.progress.LINE_SECONDS", 0.05)
     with Stages() as stages:
         stages("waiting")
         time.sleep(0.3)

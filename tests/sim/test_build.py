@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from celosia import cache
 from celosia.driver import cli
-from celosia.driver.cli import progress
+from celosia.driver.show import progress
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, hardware_digest, verilog
 from celosia.long_running import TERMINATED, end_on_sigterm, every_minute
