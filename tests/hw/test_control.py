@@ -64,6 +64,12 @@ def test_two_ports(test: str) -> None:
     bench.run(partial(Control, cfg), __file__, cfg=cfg, only=test)
 
 
+@pytest.mark.rtl
+def test_trace_registers() -> None:
+    cfg = replace(CONFIG, trace_depth=8)
+    bench.run(partial(Control, cfg), __file__, cfg=cfg, only="the_registers_of_the_trace_are_the_rings")
+
+
 class Host:
     """The registers as seen from AXI4-Lite."""
 
@@ -124,6 +130,22 @@ async def registers_hold_what_is_written(dut: bench.Dut) -> None:
     offset = REGISTERS["dma_size"].offset
     await bus.bus.write(offset + 1, b"\xab\xcd")
     assert await bus.read("dma_size") == written["dma_size"] & 0xFF0000FF | 0xCDAB00
+
+
+@cocotb.test()
+async def the_registers_of_the_trace_are_the_rings(dut: bench.Dut) -> None:
+    if not bench.config().trace_depth:
+        return
+    bus = await host(dut)
+    for _ in range(3):
+        told = {name: random.getrandbits(32) for name in ("event", "cycle", "count")}
+        for name, value in told.items():
+            getattr(dut, f"trace__{name}").value = value
+        at = random.getrandbits(32)
+        await bus.write("trace_at", at)
+        await bench.cycles(dut, 3)
+        assert int(dut.trace__at.value) == at
+        assert {name: await bus.read(f"trace_{name}") for name in told} == told
 
 
 @cocotb.test()
