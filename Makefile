@@ -30,8 +30,9 @@ torch: $(VENV)/.torch  ## Install PyTorch beside the rest, some GB; `make test` 
 
 test: lint types unit  ## Everything that CI runs.
 
-thorough: $(INSTALLED)  ## More cases of what `make test` tests: ten minutes.
+thorough: $(INSTALLED)  ## More cases of what `make test` tests, and five times the examples of its property tests.
 	$(PYTEST) -n $(JOBS) --dist worksteal -q -m thorough
+	CELOSIA_EXAMPLES=5 $(PYTEST) -n $(JOBS) --dist worksteal -q -m "hypothesis and not thorough"
 
 check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
 	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl and not thorough" --ignore tests/hw

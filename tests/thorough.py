@@ -5,10 +5,19 @@ What is marked so has siblings that are not: no feature is guarded by `make thor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "1"))
+"""How many times as many examples property tests try; `make thorough` sets 5."""
+
+
+def tries(examples: int) -> int:
+    """The number of examples that a property test tries, at least one."""
+    return max(1, round(examples * FACTOR))
 
 
 def some(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:

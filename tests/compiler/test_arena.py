@@ -11,6 +11,7 @@ import pytest
 from graph_text import proto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 import celosia
 from celosia.compiler.cpu.function import CpuFunction
@@ -86,7 +87,7 @@ def graphs(draw: st.DrawFn) -> str:
     return f"g (float[8,64] x) => ({outputs}) {constants} {{ {'  '.join(lines)} }}"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
 def test_random_graphs(source: str) -> None:
     program = compiled(source)

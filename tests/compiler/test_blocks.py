@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from thorough import paired
+from thorough import paired, tries
 
 from celosia.compiler.layer import Block, Storage
 from celosia.compiler.vthread.emit import encode
@@ -576,7 +576,7 @@ def test_vector_must_wait_for_taps(name: str) -> None:
 # Any field of any instruction -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(80), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_changed_field_is_found_or_changes_nothing(data: st.DataObject) -> None:
     cfg = CONFIGS[data.draw(st.sampled_from(list(CONFIGS)))]

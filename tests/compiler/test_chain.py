@@ -9,6 +9,7 @@ from graph_text import model, proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import opened
+from thorough import tries
 
 import celosia
 from celosia.compiler.graph import chain
@@ -56,7 +57,7 @@ def chains(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"y = Mul({known[-1]}, x)"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(
     chains(), SCALES, st.integers(-128, 127), SCALES,
     st.integers(-128, 127), st.sampled_from(("int8", "uint8")),

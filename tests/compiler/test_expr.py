@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
@@ -72,7 +73,7 @@ c(a: float32[4, 8], b: float32[8, 6]) -> (c: float32[4, 6]):
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(
     st.integers(1, 7), st.integers(1, 9), st.integers(1, 8), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4),
     st.booleans(), st.permutations(range(5)),
@@ -264,7 +265,7 @@ PLACES = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(st.lists(st.tuples(
     st.integers(0, 3), st.sampled_from(["here", "here", "there", "first"]), st.integers(0, 3),
     st.sampled_from(["here", "here", "there", "beside", "first"]), st.booleans(),
@@ -314,7 +315,7 @@ def test_padding_joins_the_window_that_reads_it() -> None:
     np.testing.assert_allclose(both(function, x)[0], want, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(st.integers(1, 5), st.integers(1, 150), st.sampled_from(["sum", "max", "min", "prod"]), st.booleans())
 def test_lanes_reduce_any_length(n: int, c: int, kind: str, whole: bool) -> None:
     dtype = "int32" if whole else "float32"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from thorough import paired
+from thorough import paired, tries
 
 import celosia
 from celosia.compiler import expr as T
@@ -39,7 +39,7 @@ def less_zero(x: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int64]:
     return x.astype(np.int64) - zero.astype(np.int64)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=tries(12))
 @given(
     st.integers(1, 40), st.integers(1, 40), st.integers(1, 70), BYTES, BYTES, st.booleans(), st.integers(0, 2),
     st.integers(0, 99),
@@ -129,7 +129,7 @@ def convolutions(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any], dict[str,
     return x, w, {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=tries(12))
 @given(convolutions(), st.booleans(), st.integers(0, 99))
 def test_convolutions(case: tuple[NDArray[Any], NDArray[Any], dict[str, Any]], by_channel: bool, seed: int) -> None:
     x, w, attrs = case

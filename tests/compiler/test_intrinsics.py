@@ -9,6 +9,7 @@ import pytest
 from expressions import PAIR, TALL, TINY, WIDE, convolution, int8, matmul, matmul_arrays, parameters, scheduled
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
@@ -51,7 +52,7 @@ def test_one_tile_of_a_matrix_product(cfg: Config) -> None:
     assert sorted(opcodes(kernel)) == [Opcode.LOAD] * 3 + [Opcode.GEMM, Opcode.VECTOR, Opcode.STORE]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@settings(max_examples=tries(10), deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.sampled_from([TINY, WIDE, TALL]), st.data())
 def test_tiled_matrix_products(cfg: Config, data: st.DataObject) -> None:
     def number(low: int, high: int) -> int:
@@ -188,7 +189,7 @@ def test_unrolled_loops_become_separate_instructions() -> None:
 # Convolutions -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@settings(max_examples=tries(10), deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.sampled_from([TINY, WIDE, TALL, PAIR]), st.data())
 def test_convolutions(cfg: Config, data: st.DataObject) -> None:
     def number(low: int, high: int) -> int:

@@ -13,6 +13,7 @@ from benchmarks import language
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_kernels import add_kernel, both, interpreted, matmul_kernel, softmax_kernel
+from thorough import tries
 
 import celosia.language as cl
 
@@ -311,7 +312,7 @@ def random_kernel(x, y, o, M, N, BM: cl.constexpr, BN: cl.constexpr, STEPS: cl.c
     cl.store(o, (m, n), a ^ b)
 
 
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(
     st.lists(st.sampled_from([*BINARY, *UNARY]), min_size=1, max_size=6), st.integers(0, 3), st.integers(1, 40),
     st.integers(1, 70), st.sampled_from([1, 4, 16]), st.sampled_from([8, 24, 64]), st.integers(0, 1 << 30),
@@ -336,7 +337,7 @@ def integer_product(a, b, c, K, BM: cl.constexpr, BN: cl.constexpr, BK: cl.const
     cl.store(c, (m, n), acc)
 
 
-@settings(max_examples=4)
+@settings(max_examples=tries(4))
 @given(
     st.integers(1, 40), st.integers(1, 70), st.integers(1, 50), st.sampled_from([1, 7, 16]), st.sampled_from([5, 64])
 )

@@ -10,6 +10,7 @@ from benchmarks.language import conv3x3, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_kernels import both, fused, maxpool, product, table_and_residual, window
+from thorough import tries
 
 import celosia.language as cl
 from celosia.compiler.layer import ActivationProduct
@@ -59,7 +60,7 @@ def test_linear_on_the_rtl(m: int, n: int, k: int) -> None:
     assert run_linear("tiny", m, n, k, 16, 16, "rtl")["cycles"] > 0
 
 
-@settings(max_examples=12)
+@settings(max_examples=tries(12))
 @given(
     st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 60), st.integers(1, 70), st.sampled_from([1, 8, 16]),
     st.sampled_from([16, 32]), st.sampled_from([2, 16, 24]), st.sampled_from([(-128, 127), (-3, 100)]),
@@ -117,7 +118,7 @@ STRIDES = st.sampled_from([(1, 1), (2, 2), (1, 2), (3, 2)])
 WINDOWS = st.sampled_from([(1, 1), (1, 3), (3, 1), (2, 2), (3, 3)])
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(
     st.sampled_from(CONFIGS), st.integers(3, 9), st.integers(3, 8), st.integers(2, 40), st.integers(2, 40),
     WINDOWS, st.integers(1, 2), STRIDES, st.sampled_from([2, 3, 16]), st.booleans(),
@@ -141,7 +142,7 @@ def test_random_windows(
     assert np.array_equal(compiled, meant)
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(
     st.sampled_from(CONFIGS), st.integers(3, 9), st.integers(3, 8), st.integers(2, 40), WINDOWS, st.integers(1, 2),
     STRIDES, st.booleans(),
@@ -189,7 +190,7 @@ def test_other_weights_are_seen() -> None:
     assert not np.array_equal(before, y)
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(
     st.sampled_from(CONFIGS), st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.sampled_from([1, 8, 16]),
     st.sampled_from([(0, 0), (3, 0), (0, -9), (-128, 5)]), st.booleans(), st.booleans(),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_kernels import both, interpreted, product
 from onnx import TensorProto, helper, numpy_helper
+from thorough import tries
 
 import celosia
 import celosia.language as cl
@@ -69,7 +70,7 @@ def softmax_of(config: str, x: np.ndarray, zero: int, scale: float, steps: float
     return compiled
 
 
-@settings(max_examples=12)
+@settings(max_examples=tries(12))
 @given(
     st.sampled_from([*CONFIGS, "cpu"]), st.integers(1, 20), st.integers(2, 50), st.sampled_from([1, 3, 4]),
     st.integers(0, 20), st.sampled_from([(-128, 256.0), (0, 127.0), (7, 200.0)]), st.floats(0.001, 0.5),
@@ -357,7 +358,7 @@ def attended(
     return compiled, placed(wanted), reports[0], layers
 
 
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(
     st.sampled_from([*CONFIGS, "cpu"]), st.integers(1, 3), st.integers(1, 20), st.integers(2, 24),
     st.sampled_from([4, 8, 16, 20]), st.sampled_from([1, 4, 8]), st.integers(0, 9), st.booleans(),

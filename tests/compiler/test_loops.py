@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
@@ -26,7 +27,7 @@ from .layers import Builder, Int8, builders, meaning, windows
 LARGEST = 8_000
 """Multiplications, with those of padding, up to which the interpreter is quick."""
 NAMES = ["small-buffers", "4x4-tight", "batch2", "4x8", "batch2-4x8"]
-SETTINGS = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=tries(8), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uint8]:

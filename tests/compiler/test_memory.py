@@ -6,13 +6,14 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler.launch.memory import Lifetime, plan
 
 spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200), deadline=None)
 @given(st.lists(spans, max_size=20), st.sampled_from([1, 16, 64]))
 def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignment: int) -> None:
     buffers = [Lifetime(f"b{i}", size, first, first + more) for i, (size, first, more) in enumerate(drawn)]

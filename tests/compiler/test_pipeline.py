@@ -10,6 +10,7 @@ import pytest
 from expressions import TALL, TINY, WIDE, int8, matmul, matmul_arrays
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.nodes import Axis
@@ -24,7 +25,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from .test_intrinsics import on_device, opcodes
 
 SETTINGS = settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=tries(12), deadline=None, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )  # fmt: skip
 
@@ -264,7 +265,7 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
 # Rings ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(st.data())
 def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
     """Tiles take or find one range each, compute in any order that a stream allows, and the ring is never too small."""

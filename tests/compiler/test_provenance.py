@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from thorough import paired
+from thorough import paired, tries
 
 from celosia.compiler.graph.select.matrices import multiplies
 from celosia.compiler.launch import image as image_module
@@ -604,7 +604,7 @@ def test_what_the_host_does_not_pack_is_noise() -> None:
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite

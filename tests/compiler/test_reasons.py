@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
+from thorough import tries
 
 import celosia
 from celosia.compiler.graph import select
@@ -162,7 +163,7 @@ def test_nobody_is_told_to_quantise_what_cannot_be() -> None:
 # Multiplications ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(
     channels=st.integers(1, 4), out=st.integers(1, 3), kernel=st.integers(1, 4), stride=st.integers(1, 3),
     size=st.integers(1, 5), groups=st.integers(1, 3),

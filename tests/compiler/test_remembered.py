@@ -16,6 +16,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from small_models import Builder, models, twins
+from thorough import tries
 
 import celosia
 from celosia.compiler.layer import Window
@@ -127,7 +128,7 @@ def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=3, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(3), suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_programs_do_not_depend_on_what_was_compiled_before(b: Builder, known: Known, tmp_path: Path) -> None:
     model, path = b.model(), tmp_path / "program"

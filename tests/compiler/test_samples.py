@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
+from thorough import tries
 
 from celosia.compiler.graph.dimensions import with_shapes
 from celosia.compiler.graph.importer import imported, sound
@@ -207,7 +208,7 @@ def test_what_is_proved_holds() -> None:
     """Samples of a graph that passes the proof are the same alone as among others, in onnxruntime."""
     seen: Counter[bool] = Counter()
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=tries(100), deadline=None)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         graphs = data.draw(st.composite(Graphs)())

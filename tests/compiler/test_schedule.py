@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
@@ -76,7 +77,7 @@ def chain(m: int, n: int, k: int, number: Callable[[int, int], int] = lambda low
     return [a, b], [p, pad, c, d, e]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.data())
 def test_any_legal_schedule_computes_the_same(m: int, n: int, k: int, data: st.DataObject) -> None:
     inputs, tensors = chain(m, n, k, lambda low, high: data.draw(st.integers(low, high)))

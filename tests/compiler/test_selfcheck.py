@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from programs import random_program
 from small_models import Builder, models
-from thorough import paired
+from thorough import paired, tries
 
 import celosia
 from celosia.compiler.compile import compile as compile_model
@@ -88,7 +88,7 @@ def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_pass(name: str, b: Builder) -> None:
     celosia.compile(b.model(), CONFIGS[name])

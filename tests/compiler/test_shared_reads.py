@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper
 from oracle import opened
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
@@ -49,7 +50,7 @@ def workspace(function: T.Function) -> dict[str, int]:
 # Transpositions --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), long=st.sampled_from((1, 15, 16, 33, 70)))
 def test_transpositions_of_narrow_axes(data: st.DataObject, dtype: str, long: int) -> None:
     rank = data.draw(st.integers(1, 4))
@@ -91,7 +92,7 @@ def test_pieces_beside_other_operands() -> None:
 # Windows ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(data=st.data(), dtype=st.sampled_from((np.float32, np.int8, np.uint8)), axes=st.sampled_from((1, 2, 2, 3)))
 def test_maxima_of_windows(data: st.DataObject, dtype: type, axes: int) -> None:
     kernel = [data.draw(st.integers(1, 4)) for _ in range(axes)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler.expr import verify
 from celosia.compiler.layer import Untileable, Window
@@ -27,7 +28,7 @@ from .test_loops import fits, small
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
@@ -206,7 +207,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tries(80), deadline=None)
 @given(st.dictionaries(st.sampled_from([*GOOD, "z"]), JSON))
 def test_garbage_is_no_decision(changes: dict[str, Any]) -> None:
     try:

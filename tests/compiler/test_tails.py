@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.loops import children
@@ -20,7 +21,7 @@ TAILS = st.sampled_from(["peel", "guard", None])
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @bounded(50)

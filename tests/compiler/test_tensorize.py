@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
@@ -28,7 +29,7 @@ Number = Callable[[int, int], int]
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def _numbers(data: st.DataObject) -> Number:

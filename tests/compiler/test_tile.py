@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction
@@ -24,7 +25,7 @@ from celosia.compiler.expr.walk import walk
 RNG = np.random.default_rng(0)
 sizes = st.integers(1, 9)
 machines = st.sampled_from([Target(size, registers, frozenset()) for size, registers in ((16, 16), (32, 16), (64, 32))])
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=tries(25), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def whole(*shape: int) -> np.ndarray:

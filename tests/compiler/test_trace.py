@@ -10,6 +10,7 @@ import pytest
 from expressions import TALL, TINY, WIDE, convolution, matmul, scheduled
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
@@ -33,7 +34,7 @@ def loops(s: T.Schedule) -> str:
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 
 
 def again(cfg: Config, s: T.Schedule, fresh: Any) -> None:

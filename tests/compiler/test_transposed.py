@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
+from thorough import tries
 
 import celosia
 from celosia.compiler.graph.transposed import convolve_transposed
@@ -51,7 +52,7 @@ def model(attrs: dict[str, Any], x: tuple[int, ...], w: Array, b: Array | None, 
     )
 
 
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(case=cases(), biased=st.booleans(), seed=st.integers(0, 99))
 def test_random_ones(case: tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]], biased: bool, seed: int) -> None:
     attrs, dims, weights = case

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.compiler.layer import Conv, Epilogue, Layer, Untileable, Window, inputs
 from celosia.compiler.tensorize.decide import problems, workload
@@ -37,7 +38,7 @@ KINDS = ("conv", "grouped", "depthwise", "pool", "add", "multiply")
 
 
 def bounded(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=tries(examples), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite

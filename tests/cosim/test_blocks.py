@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_models import Builder, Tensor
-from thorough import paired
+from thorough import paired, tries
 
 import celosia
 from celosia.compiler.graph.select import Choice, Selection
@@ -230,7 +230,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
 
 
 @pytest.mark.parametrize("name", ["tiny", "pynq", "8x4", "8x8, 5 taps", "ultra96", "zcu104"])
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_cycles_of_blocks_are_measured(name: str, data: st.DataObject, formed: list[Any]) -> None:
     """Those of the table, in a program of their own behind the layer that makes what they read; a block has no more."""

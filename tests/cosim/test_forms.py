@@ -16,7 +16,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
-from thorough import paired
+from thorough import paired, tries
 
 FORMS = ("qdq", "qoperator")
 SOME_CONFIGS = ("pynq", "tiny", "batch2-8x4", "4x16")
@@ -102,7 +102,7 @@ def test_a_sum_of_matrices_and_images(config: str, form: str, other: str, turned
 
 
 @pytest.mark.parametrize("config", SOME_CONFIGS)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_graphs(config: str, data: st.DataObject) -> None:
     """Concatenations of parts in both forms, any of which is returned or read by an operator on floats."""

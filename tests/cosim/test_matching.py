@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from small_models import Builder, detector, models
+from thorough import tries
 
 pytest.importorskip("onnxruntime")
 
@@ -63,7 +64,7 @@ def matched(model: onnx.ModelProto, floats: onnx.ModelProto, feed: dict[str, Arr
 
 
 @settings(
-    max_examples=25, deadline=None, derandomize=True,
+    max_examples=tries(25), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(b=models().filter(lambda b: b.qdq and not any(node.op_type == "If" for node in b.nodes)))

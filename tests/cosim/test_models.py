@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder, Tensor, models
-from thorough import paired, some
+from thorough import paired, some, tries
 
 import celosia
 from celosia.driver.runtime import Runtime
@@ -43,7 +43,7 @@ def rtl(name: str) -> RtlDevice:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models(name: str, b: Builder) -> None:
     check(b, FunctionalDevice(CONFIGS[name]))
@@ -51,7 +51,7 @@ def test_random_models(name: str, b: Builder) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", some(RTL_CONFIGS, ["tiny", "8x4-batch2-taps5"]))
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(4), deadline=None, suppress_health_check=list(HealthCheck))
 @given(b=models())
 def test_random_models_rtl(name: str, b: Builder) -> None:
     check(b, rtl(name))

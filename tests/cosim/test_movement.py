@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder, Tensor
-from thorough import paired, some
+from thorough import paired, some, tries
 
 import celosia
 from celosia.compiler.lattice import Lattice
@@ -182,7 +182,7 @@ def test_on_the_rtl(config: str, turn: int) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
@@ -206,7 +206,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
     """onnxruntime's bytes, or integers' on the accelerator, a step apart at most, which are those of the CPU."""
@@ -229,7 +229,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
     """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""

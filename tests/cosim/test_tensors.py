@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_models import Builder, detector, models
-from thorough import paired, some
+from thorough import paired, some, tries
 
 pytest.importorskip("onnxruntime")
 
@@ -40,7 +40,7 @@ def saved(b: Builder, folder: Path) -> Path:
 
 @pytest.mark.parametrize("config", some(CONFIGS, [*CONFIGS][::2]))
 @settings(
-    max_examples=5, deadline=None, derandomize=True,
+    max_examples=tries(5), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(b=models())
@@ -120,7 +120,7 @@ def test_what_cannot_be_kept_says_what_can() -> None:
         Runtime(celosia.compile(model, "tiny")).run(feed_of(model)).tensors["x"]
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=tries(10), deadline=None, derandomize=True)
 @given(place=st.integers(0, 10**6))
 def test_a_planted_fault_is_named(tmp_path_factory: pytest.TempPathFactory, place: int) -> None:
     """A bit of a layer's weights: the first tensor that differs is that layer's, and those before it do not."""

@@ -10,6 +10,7 @@ import pytest
 from driver_models import floats, quantised
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
@@ -21,7 +22,7 @@ MODELS = [
 ]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_damage_surprises(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from(MODELS)))

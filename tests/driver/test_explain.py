@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Builder
-from thorough import paired
+from thorough import paired, tries
 
 import celosia
 from celosia.driver.pages.timeline import timeline
@@ -120,7 +120,7 @@ def intervals(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
     return made, sorted([0, *inner, max([now, *inner]) + 1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(intervals())
 def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, int]], list[int]]) -> None:
     made, edges = drawn

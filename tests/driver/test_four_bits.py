@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from test_quantize import assert_exact, images, network
+from thorough import tries
 from typer.testing import CliRunner
 
 import celosia
@@ -46,7 +47,7 @@ def groups(w8: NDArray[np.int8], axis: int) -> list[NDArray[np.int8]]:
     return [rows[out, first : first + GROUP].reshape(-1) for out, first in starts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(
     outputs=st.integers(1, 6), inputs=st.integers(1, 70), kernel=st.sampled_from([(), (3,), (3, 2)]),
     axis=st.integers(0, 1), seed=st.integers(0, 99), spread=st.sampled_from([0.0, 1e-30, 1.0, 1e30]),
@@ -129,7 +130,7 @@ def test_inputs_that_are_always_nothing_do_no_harm() -> None:
         assert np.abs(found.w8 * found.scale[:, None] - w).max() < np.abs(w).max()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(
     kernel=st.lists(st.integers(1, 3), min_size=1, max_size=2), stride=st.integers(1, 2), dilation=st.integers(1, 2),
     before=st.integers(0, 2), after=st.integers(0, 2), seed=st.integers(0, 99),

@@ -13,7 +13,7 @@ from fuzz_models import KINDS, Worker, difference, finding
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mutations import mutated, seeds
-from thorough import some
+from thorough import some, tries
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,9 @@ def test_no_mutated_model_surprises(workers: tuple[Worker, Worker], seconds: flo
     names = st.one_of(st.sampled_from(sorted(seeds())), st.sampled_from(few))
 
     # The same cases every time, so that a change is judged by its own faults; fuzz_models.py looks for new ones.
-    @settings(max_examples=400, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(
+        max_examples=tries(400), derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    )
     @given(name=names, kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), seed=st.integers(0, 2**32 - 1))
     def one(name: str, kinds: list[str], seed: int) -> None:
         if time.monotonic() > end and not found:  # what was found is run again to be reported

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thorough import some
+from thorough import some, tries
 from typer.testing import CliRunner
 
 import celosia
@@ -106,7 +106,7 @@ def test_each_kind_of_part_is_protected(saved: Path, tmp_path: Path, kind: str) 
             Program.load(rewrite(tmp_path / "left", left))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_byte_changes_a_program(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Anywhere in the file, the archive's own bytes included: an error, or a byte that means nothing."""
@@ -124,7 +124,7 @@ def test_no_flipped_byte_changes_a_program(saved: Path, tmp_path: Path, data: st
         assert parts(loaded) == parts(Program.load(saved))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_part_of_a_program_is_one(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     content = saved.read_bytes()

@@ -12,6 +12,7 @@ from benchmarks.decoders import DecoderNetwork as Network
 from benchmarks.decoders import quantised
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 import celosia
 from celosia.compiler.program import Pack, Program, ProgramError
@@ -33,7 +34,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantised(GPT, tmp_path_factory.mktemp("gpt"), past=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(
     st.sampled_from(["tiny", "pynq"]), st.sampled_from(["rows", "columns"]), st.booleans(), st.integers(1, 3),
     st.integers(1, 40), st.integers(1, 40), st.integers(0, 2), st.data(),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import tries
 
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import (
@@ -55,7 +56,7 @@ def field_values(fmt: Format) -> st.SearchStrategy[dict[str, int]]:
 
 
 @pytest.mark.parametrize("cfg, opcode", CASES)
-@settings(max_examples=12)  # of each of many forms
+@settings(max_examples=tries(12))  # of each of many forms
 @given(data=st.data())
 def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
     fmt = formats(cfg)[opcode]
@@ -67,7 +68,7 @@ def test_decode_inverts_encode(cfg: Config, opcode: Opcode, data: st.DataObject)
 
 
 @pytest.mark.parametrize("cfg, opcode", CASES)
-@settings(max_examples=12)
+@settings(max_examples=tries(12))
 @given(data=st.data())
 def test_amaranth_sees_the_same_bits(cfg: Config, opcode: Opcode, data: st.DataObject) -> None:
     layout = pytest.importorskip("celosia.hw.lib.layout")
