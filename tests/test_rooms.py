@@ -22,7 +22,7 @@ UNITS = "the unit in RTL, and the simulator's model of it"
 TWICE = {
     "Block": "of statements, in the loop IR; of layers that run as one, which Programs hold by this name",
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
-    "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Lane": UNITS, "Semaphore": UNITS, "Vector": UNITS,
+    "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",
     "Load": UNITS + "; reading an element, in the loop IR", "Store": UNITS + "; writing one",
     "Memory": "as Yosys declares it; DRAM",
@@ -30,7 +30,7 @@ TWICE = {
     "Requantise": "the unit, and the numbers of a layer, which Programs hold by this name",
     "RescaleAdd": "the unit, and the numbers of a layer, which Programs hold by this name",
     "Result": "of synthesis; of a run",
-    "Rows": "of a block that a unit walks; of bytes that an instruction touches",
+    "Rows": "of bytes that an instruction touches; of a softmax, in the timing model",
     "Scratchpad": "the memory in RTL; what everybody knows of it",
     "Stage": "of a schedule, as in TVM; of a pipeline",
     "State": "of a unit in a cycle; of all scratchpads",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,11 @@ def test_times_of_this_processor_are_measured_here() -> None:
 
 def children() -> set[int]:
     """Processes that this one has started, and that are there."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set[int]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="no list of children here")
