@@ -1,1 +1,1 @@
-"""What a Runtime needs on the host alone: sessions of onnxruntime, tools of devices, Programs of open shapes."""
+"""Parts of a Runtime that only the host has: onnxruntime sessions, tools of devices, Programs for open shapes."""

@@ -1,4 +1,4 @@
-"""What proofs and tests may read inside a component, under names that stay when the code is rewritten."""
+"""Names for signals inside a component, which proofs and tests read whatever the code calls them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """What a field of a Config is.
+    """Declaration of a field of a Config.
 
     what: its meaning. cost: what it takes of an FPGA, and what it brings. limits: of a number; None: true or false.
     later: Programs and records are older than the field, so that its default does not count in a digest.

@@ -1,1 +1,1 @@
-"""What each instruction computes, and the device that executes it."""
+"""The meaning of each instruction, and the device that executes it."""

@@ -21,7 +21,7 @@ from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
 from celosia.sim.timing.fetch import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, Moves, ReadBursts, SharedChannel, check_memory
+from celosia.sim.timing.memory import Channel, Engine, ReadBursts, SharedChannel, Transfers, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 
@@ -52,8 +52,8 @@ class Timing:
 
 
 MOST_PASSES, SETTLED = 8, 0.001
-"""Where channels share DRAM, the run is computed again, with what each channel moved the last time, up to MOST_PASSES
-times or until its cycles change by no more than this share."""
+"""Where channels share DRAM, a run is computed from the transfers of the pass before. The passes end when its cycles
+change by at most the share SETTLED, or after MOST_PASSES."""
 
 
 def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, address: int = 0) -> Timing:
@@ -70,7 +70,7 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, addre
     channels = cfg.ports + 1
     if not model.bytes_per_cycle or channels * cfg.bus_bytes <= model.bytes_per_cycle:
         return Machine(cfg, wanted, [Channel(model) for _ in range(channels)], model, address).run()
-    moves: list[Moves] = [()] * channels
+    moves: list[Transfers] = [()] * channels
     before = NEVER
     for _ in range(MOST_PASSES):
         shared = [SharedChannel(model, cfg.bus_bytes, moves[:n] + moves[n + 1 :]) for n in range(channels)]
@@ -136,9 +136,7 @@ class Machine:
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._masks()
         self._queues = self._works()
-        self._issued = [
-            deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit
-        ]  # when the last instructions of each unit started
+        self._issued = [deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit]  # starts of each unit's last instructions
         self._waited = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
         self._lane_ends = [[0] * self._count for _ in engines]  # of each lane of LOAD, before they were told

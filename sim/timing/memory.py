@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from math import ceil
+from typing import NamedTuple
 
 from celosia.hw.boards.memory import MemoryModel
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK
@@ -21,12 +22,24 @@ def check_memory(memory: MemoryModel) -> None:
         raise ValueError(f"{memory} refreshes all the time; refresh_cycles must be below refresh_period")
 
 
+class Transfer(NamedTuple):
+    """One burst, or several in a row: its first cycle, the cycle behind it, and its beats."""
+
+    first: int
+    end: int
+    beats: int
+
+
+Transfers = Sequence[Transfer]
+"""The transfers of one channel, in order."""
+
+
 class Channel:
     """One direction of a port: a beat a cycle at most, none while memory refreshes.
 
     A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
-    of as many bursts as memory accepts before one has ended; a further one waits for the first of them. moved: of each
-    burst the first cycle, the cycle behind it, and its beats.
+    of as many bursts as memory accepts before one has ended; a further one waits for the first of them. moved: its
+    transfers so far.
     """
 
     def __init__(self, memory: MemoryModel) -> None:
@@ -34,7 +47,7 @@ class Channel:
         self._open = self._period - self._refresh
         self.next = 0
         self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
-        self.moved: list[tuple[int, int, int]] = []
+        self.moved: list[Transfer] = []
 
     def after(self, cycle: int, slots: int) -> int:
         """The cycle of the slot that is `slots` after the first one from `cycle` on."""
@@ -50,7 +63,7 @@ class Channel:
         last = self.after(first, cycles - 1)
         self.ends.append(last)
         self.next = last + 1
-        self.moved.append((first, self.next, beats))
+        self.moved.append(Transfer(first, self.next, beats))
         return last
 
     @property
@@ -72,10 +85,6 @@ class Channel:
         return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
-Moves = Sequence[tuple[int, int, int]]
-"""Of each burst of a channel the first cycle, the cycle behind it, and its beats."""
-
-
 class SharedChannel(Channel):
     """One direction of a port where DRAM moves fewer bytes a cycle than all channels together can.
 
@@ -84,7 +93,7 @@ class SharedChannel(Channel):
     saves up one more beat while nothing moves.
     """
 
-    def __init__(self, memory: MemoryModel, bus_bytes: int, others: Sequence[Moves]) -> None:
+    def __init__(self, memory: MemoryModel, bus_bytes: int, others: Sequence[Transfers]) -> None:
         super().__init__(memory)
         self._most = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
         changes: dict[int, list[float]] = {0: [0.0, 0]}  # of the rate of the others, and of how many move
@@ -101,11 +110,11 @@ class SharedChannel(Channel):
         self._cycles: list[int] = []
         self._rates: list[float] = []
         self._through: list[float] = []
-        taken, active, through = 0.0, 0, 0.0
+        rate_of_others, active, through = 0.0, 0, 0.0
         for cycle in sorted(changes):
             active += round(changes[cycle][1])
-            taken = taken + changes[cycle][0] if active else 0.0
-            rate = min(1.0, max(self._most / (active + 1), self._most - taken))
+            rate_of_others = rate_of_others + changes[cycle][0] if active else 0.0
+            rate = min(1.0, max(self._most / (active + 1), self._most - rate_of_others))
             if self._rates and rate == self._rates[-1]:
                 continue
             through += self._rates[-1] * (cycle - self._cycles[-1]) if self._rates else 0.0
@@ -135,11 +144,11 @@ class SharedChannel(Channel):
             last = max(last, self._behind(first, beats - 1 - saved))
         self.ends.append(last)
         self.next = max(last + 1, self._behind(last, 1))
-        self.moved.append((first, self.next, beats))
+        self.moved.append(Transfer(first, self.next, beats))
         return last
 
     def _behind(self, cycle: int, beats: int) -> int:
-        """When so many beats more have moved than in `cycle`."""
+        """Return the cycle by which so many more beats can have moved since `cycle`."""
         place = bisect_right(self._cycles, cycle) - 1
         wanted = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
         place = bisect_right(self._through, wanted) - 1
@@ -174,12 +183,12 @@ class Engine:
             self._fill(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
             channel.next = last + 1
-            channel.moved.append((first, last + 1, beats))
+            channel.moved.append(Transfer(first, last + 1, beats))
         elif bursts <= 2 * self.outstanding or channel.regular_until < NEVER:
             last = self._each(first, bursts, slots, early, beats)
         else:
             last = self._bunches(first, bursts, slots, early)
-            channel.moved.append((first, last + 1, beats))
+            channel.moved.append(Transfer(first, last + 1, beats))
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
@@ -355,7 +364,7 @@ class ReadBursts:
                 begin, gone, granted = self.channel.next, self._through(self._placed), self._granted + count
                 self._placed += count
                 moved = self._through(self._placed) - gone
-                self.channel.moved.append((begin, self.channel.after(begin, moved - 1) + 1, moved))
+                self.channel.moved.append(Transfer(begin, self.channel.after(begin, moved - 1) + 1, moved))
                 for number in range(self._placed - min(count, len(self.ends)), self._placed):
                     slots = self._through(number) - gone, self._through(number + 1) - gone - 1
                     self._ended(*(self.channel.after(begin, slot) for slot in slots))
@@ -374,7 +383,7 @@ class ReadBursts:
             count = min(count, (regular - ends[-1]) // period - 1)
         if count > 0:
             moved = self._through(self._placed + count * window) - self._through(self._placed)
-            self.channel.moved.append((ends[-1] + 1, ends[-1] + 1 + count * period, moved))
+            self.channel.moved.append(Transfer(ends[-1] + 1, ends[-1] + 1 + count * period, moved))
             self._placed += count * window
             for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
                 self._ended(first + count * period, last + count * period)

@@ -45,7 +45,7 @@ from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
 from celosia.sim.timing import memory as timing_memory
 from celosia.sim.timing.demand import demand, on_the_bus
-from celosia.sim.timing.memory import Channel, Moves, ReadBursts, SharedChannel
+from celosia.sim.timing.memory import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
 
@@ -808,7 +808,7 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
         list(zip(np.cumsum(rng.integers(1, gap, 30)).tolist(), rng.integers(1, 17, 30).tolist())) for gap in gaps
     ]
     expected = turn_by_turn(channels, 8, bytes_per_cycle)
-    moves: list[Moves] = [()] * 3
+    moves: list[Transfers] = [()] * 3
     for _ in range(machine.MOST_PASSES):
         shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
         found = [

@@ -125,11 +125,11 @@ def test_times_of_this_processor_are_measured_here() -> None:
 
 def children() -> set[int]:
     """Processes that this one has started, and that are there."""
-    found = set[int]()
+    pids = set[int]()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="no list of children here")

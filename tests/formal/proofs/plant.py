@@ -147,7 +147,7 @@ def _at_top(statement: ast.stmt, node: ast.Name) -> bool:
 
 
 def _same(part: Sequence[Word], wanted: Sequence[Word], known: dict[str, str]) -> dict[str, str] | None:
-    """What the local variables of `wanted` are called in `part`, if that is the only difference."""
+    """Return the names that the local variables of `wanted` have in `part`, if nothing else differs."""
     names = dict(known)
     for mine, other in zip(wanted, part, strict=True):
         if mine.text == other.text and not other.is_local:
