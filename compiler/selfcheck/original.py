@@ -376,7 +376,9 @@ def _max_pool(op: HostOp, x: Array) -> Array:
     y: Array = _tap(window, padded, next(taps)).copy()
     for place in taps:
         np.maximum(y, _tap(window, padded, place), out=y)
-    return y
+    inside = window.framed(np.ones_like(x[:1, :1], bool), False, 2)
+    is_empty = ~np.logical_or.reduce([_tap(window, inside, place) for place in np.ndindex(*kernel)])
+    return np.where(is_empty, np.finfo(np.float32).min, y)
 
 
 def _gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:

@@ -267,6 +267,38 @@ def test_extreme_values_of_every_type(op: str, dtype: str) -> None:
     assert not [*check(case, args, model)]
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    "window", [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}], ids=str
+)
+def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
+    """MaxPool of -inf alone, also where a window lies beyond the input, is as onnxruntime's of float64.
+
+    Its float32 gives -inf or the smallest finite number, by rank and padding.
+    """
+    for size, kernel in ((1, 2), (5, 2), (7, 3)):
+        reach = (kernel - 1) * window.get("dilations", 1) + 1
+        if size + 2 * window.get("pads", 0) < reach:
+            continue
+        counts = {"strides": rank, "dilations": rank, "pads": 2 * rank}
+        attributes = {name: [value] * counts[name] if name in counts else value for name, value in window.items()}
+        x = np.full((1, 2, *[size] * rank), -np.inf)
+        node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[kernel] * rank, **attributes)
+        double = onnx.TensorProto.DOUBLE
+        graph = helper.make_graph(
+            [node], "g", [helper.make_tensor_value_info("x", double, x.shape)],
+            [helper.make_tensor_value_info("y", double, None)],
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        (expected,) = opened(model).run(None, {"x": x})
+        least = np.finfo(np.float32).min
+        wanted = np.where(np.isinf(expected), -np.inf, least).astype(np.float32)
+        found = answers(parse(node, {"": 17}), [x.astype(np.float32)], [0])
+        assert found.keys() == {"kernel", "host", "self-check"}
+        for name, (y, *_) in found.items():
+            np.testing.assert_array_equal(y, wanted, f"{name}, size {size}")
+
+
 # Operators on integers, of which the self-check has its own ---------------------------------------------------------
 
 

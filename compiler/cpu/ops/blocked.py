@@ -14,11 +14,12 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.pooling import lowest
+from celosia.compiler.cpu.ops.pooling import maxima
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
+from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.program.traits import Kind
 
 
@@ -107,13 +108,13 @@ def blocked_max_pool(node: Node) -> Tensor:
     """The largest of each window; padding counts as nothing."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
-    read = _reader(window, x, lowest(x.dtype))
+    read = _reader(window, x, start_value("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:
         return T.max(read(n, b, window.at(at[:-1], ks), at[-1]), ks)
 
-    return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool")
+    return maxima(window, T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool"))
 
 
 @op("BlockedAveragePool", kind=Kind.COMPLEX)

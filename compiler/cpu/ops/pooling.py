@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 import numpy as np
@@ -16,9 +17,21 @@ from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.program.traits import Kind, Moves
 
 
-def lowest(dtype: str) -> Expr:
-    """What maxima find around the input, and give where they find nothing else."""
-    return wrap(float(np.finfo(dtype).min), dtype) if is_float(dtype) else start_value("max", dtype)
+def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
+    """Put the smallest finite number into maxima `y` [N, C, windows...] where a window has no element of the input.
+
+    onnxruntime gives that number there, and -inf where all elements of a window are -inf.
+    """
+    empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty(d)]
+    if not empty or not is_float(y.dtype):
+        return y
+    least = wrap(float(np.finfo(y.dtype).min), y.dtype)
+
+    def body(*i: Expr) -> Expr:
+        is_empty = functools.reduce(lambda p, q: p | q, (T.equal(i[axis], o) for axis, o in empty))
+        return select(is_empty, least, y[i])
+
+    return T.compute(y.shape, body, "max_pool")
 
 
 @op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True)
@@ -29,10 +42,11 @@ def max_pool(node: Node) -> Tensor:
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if prod(window.kernel) > MANY:
-        return _max_by_axis(window, x)
-    p = window.padded(x, lowest(x.dtype))
+        return maxima(window, _max_by_axis(window, x))
+    p = window.padded(x, start_value("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
-    return T.compute((*x.shape[:2], *window.out), lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
+    shape = (*x.shape[:2], *window.out)
+    return maxima(window, T.compute(shape, lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool"))
 
 
 MANY = 4
@@ -42,7 +56,7 @@ MANY = 4
 def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
     """Maxima along one axis after another. Only along the last one, which vectors go along, x is put into a frame."""
     before, after = window.margins()
-    least, last = lowest(x.dtype), len(x.shape) - 1
+    least, last = start_value("max", x.dtype), len(x.shape) - 1
     for d in range(2, last):
         size, first, k = x.shape[d], before[d - 2], T.reduce_axis(window.kernel[d - 2], f"k{d - 2}")
 

@@ -48,6 +48,11 @@ class Windows:
         start = o * self.stride[axis] - self.before[axis]
         return range(start, start + self.kernel[axis] * self.dilation[axis], self.dilation[axis])
 
+    def empty(self, axis: int) -> list[int]:
+        """Windows without an element of the input along `axis`: dilated ones, with elements on both sides of it."""
+        size = range(self.size[axis])
+        return [o for o in range(self.out[axis]) if not any(tap in size for tap in self.taps(axis, o))]
+
     def counts(self, axis: int) -> list[int]:
         """What averages divide by along `axis`, for each window; the product over all axes is the divisor."""
         bounds, kernel, dilation = self.counted[axis], self.kernel[axis], self.dilation[axis]
