@@ -19,9 +19,9 @@ from celosia.compiler.options import Options
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.export import emulate
 from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, outputs_like
+from celosia.driver.export.c_project import RUNTIME, Exported, export
 from celosia.driver.export.objects import code_bytes, undefined
 from celosia.driver.export.targets import ExportTarget, find_export_target
-from celosia.driver.export.write import RUNTIME, Exported, export
 from celosia.hw.spec.config import Config
 
 Say = Callable[[str], None]

@@ -20,8 +20,8 @@ from celosia.compiler.graph.names import name_nodes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
 from celosia.compiler.program import Program
-from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.explain import estimate
+from celosia.driver.run.open_device import Devices, devices_of
 from celosia.driver.run.stream import LANES, Results, Sample
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel

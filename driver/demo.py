@@ -16,9 +16,9 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.driver.host import oracle
 from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
-from celosia.driver.show import run as show
+from celosia.driver.show import run_summary as show
 from celosia.driver.show.progress import Stages
-from celosia.driver.show.table import console, percent
+from celosia.driver.show.text_table import console, percent
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""

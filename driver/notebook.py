@@ -39,31 +39,32 @@ def html_of(renderables: Iterable[Any]) -> str:
 
 
 def _exploration(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import explore
+    from celosia.driver.show import explore_summary as explore
 
     return explore.front(found.report)
 
 
 def _tuning(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import tune, tune_cpu
+    from celosia.driver.show import tune_cpu_summary as tune_cpu
+    from celosia.driver.show import tune_summary as tune
 
     return tune.tuned(found.report) if "untuned" in found.report else tune_cpu.tuned(found.report)
 
 
 def _optimised(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import optimise
+    from celosia.driver.show import optimise_summary as optimise
 
     return optimise.derivation(found.report)
 
 
 def _comparison(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import compare
+    from celosia.driver.show import compare_summary as compare
 
     return compare.comparison(found)
 
 
 def _evaluation(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import compare
+    from celosia.driver.show import compare_summary as compare
 
     return compare.evaluation(found)
 
@@ -130,7 +131,10 @@ class CellProgress:
 
 def _line(state: Any) -> str:
     """How far a search is, as the command line says it."""
-    from celosia.driver.show import explore, optimise, tune, tune_cpu
+    from celosia.driver.show import explore_summary as explore
+    from celosia.driver.show import optimise_summary as optimise
+    from celosia.driver.show import tune_cpu_summary as tune_cpu
+    from celosia.driver.show import tune_summary as tune
 
     lines: dict[str, Callable[[Any], str]] = {
         "ExploreState": explore.line, "SearchState": optimise.line, "NetworkState": tune.tuning_line,

@@ -31,7 +31,7 @@ from celosia.driver.remote import deploy
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.simulated import FPGA
 from celosia.driver.remote.ssh import Connection
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.board import Board
 from celosia.hw.manifest import Manifest

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
 from celosia.driver.host.tools import require_tools
-from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import RuntimeBase
-from celosia.driver.run.result import Result
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import Devices
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Sample, failed
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
@@ -79,7 +79,7 @@ class _OfProgram(ProgramRuntime, Runtime):
     def _opener(self, name: str) -> Callable[[], Device]:
         if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
-        from celosia.driver.remote.device import open_remote
+        from celosia.driver.remote.remote_device import open_remote
 
         return partial(open_remote, name, self.program.config, **self._options)
 
@@ -88,7 +88,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
         from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require
-        from celosia.driver.pages.report import report
+        from celosia.driver.pages.report_page import report
 
         if not result.report["cycles"]:
             return ""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from celosia.driver.board.device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
+from celosia.driver.board.board_device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.regs import MAGIC, REGISTERS

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli import bitstream
-from celosia.driver.cli.boards import deploy, flash, rehearse
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.cutting import cut
+from celosia.driver.cli.deploying import deploy, flash, rehearse
 from celosia.driver.cli.errors import EXIT_CODES, Commands, end_output
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.exporting import export

@@ -104,15 +104,15 @@ def report(
     """
     from celosia.bitstreams.power import WORKING, Cells, caveat, estimate
     from celosia.bitstreams.synthesis import known_usage, usage
-    from celosia.driver.show import bitstream as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import bitstream_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), place.device
     if not quiet and not as_json and known_usage(cfg, device) is None:
-        from celosia.driver.explore.hardware import Resources
+        from celosia.driver.explore.resource_use import Resources
 
         console().print(show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {place.name}, by the model"))
     with common.progress_stages(quiet) as stages:
@@ -165,8 +165,8 @@ def timing(
     from dataclasses import asdict
 
     from celosia.bitstreams import timing as sta
-    from celosia.driver.show import bitstream as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import bitstream_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 

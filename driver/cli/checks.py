@@ -80,7 +80,7 @@ def compare(
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:
-        from celosia.driver.show import compare as show
+        from celosia.driver.show import compare_summary as show
 
         common.show(show.comparison(found, every))
     if found["different"]:
@@ -144,7 +144,7 @@ def eval_(
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:
-        from celosia.driver.show import compare as show
+        from celosia.driver.show import compare_summary as show
 
         common.show(show.evaluation(found))
     if found["failed"]:

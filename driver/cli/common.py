@@ -55,7 +55,7 @@ def write_json(path: Path | None, data: Any) -> None:
 
 def show(parts: Iterable[RenderableType], **options: Any) -> None:
     """Print tables and texts one below the other."""
-    from celosia.driver.show.table import console
+    from celosia.driver.show.text_table import console
 
     out = console()
     for each in parts:
@@ -206,7 +206,7 @@ def keep_of(wanted: list[str] | None) -> str | list[str]:
 
 def advise(program: Program, quiet: bool) -> None:
     """Say on standard error what to do with a model of which nothing runs on the accelerator."""
-    from celosia.driver.show import program as about
+    from celosia.driver.show import program_summary as about
 
     if not quiet and (advice := about.advice(program)) is not None:
         say(f"celosia: {advice}", error=True)

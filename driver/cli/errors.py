@@ -60,7 +60,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
-    from celosia.driver.export.places import NotExportable
+    from celosia.driver.export.memory_map import NotExportable
     from celosia.driver.host.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize.quantize import QuantizeError

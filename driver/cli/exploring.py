@@ -111,7 +111,7 @@ def explore(
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     elif not quiet:
-        from celosia.driver.show import explore as show
+        from celosia.driver.show import explore_summary as show
 
         common.show(show.front(report, output), highlight=False)
     if interrupted:
@@ -125,8 +125,8 @@ def _explored(
     """(the report, whether Ctrl-C has ended it)."""
     from celosia.compiler.superoptimise.state import SearchState
     from celosia.driver.explore import explore as explorer
-    from celosia.driver.show import explore as show
-    from celosia.driver.show import optimise as search
+    from celosia.driver.show import explore_summary as show
+    from celosia.driver.show import optimise_summary as search
 
     with common.progress_stages(quiet) as stages:
         for model in models:

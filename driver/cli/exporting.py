@@ -13,7 +13,7 @@ from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
 
 if TYPE_CHECKING:
-    from celosia.driver.export.write import Exported
+    from celosia.driver.export.c_project import Exported
 
 Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, or to add to.")]
 Target = Annotated[
@@ -57,7 +57,7 @@ def export(
         shapes, placed = common.shapes_of(shape), common.place_of(place)
         common.check_source(model)
         from celosia.compiler.options import Options
-        from celosia.driver.export import write
+        from celosia.driver.export import c_project as write
 
         write.require_model(model, name)
         write.require_target(output, target)

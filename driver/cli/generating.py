@@ -101,7 +101,7 @@ def generate(
 
 
 def _summarise(session: Session) -> None:
-    from celosia.driver.show.generate import summary
+    from celosia.driver.show.generate_summary import summary
 
     common.show(["", summary(session.usage.report(), session.length, session.decoder)])
 
@@ -113,7 +113,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
         yield device
         return
     from celosia.driver.remote.deploy import Remote
-    from celosia.driver.remote.device import RemoteDevice
+    from celosia.driver.remote.remote_device import RemoteDevice
     from celosia.driver.remote.ssh import connected
     from celosia.hw.spec.config import Config
 

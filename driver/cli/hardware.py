@@ -54,8 +54,8 @@ def configs(
       celosia configs
       celosia configs pynq > mine.toml
     """
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.spec.config import PRESETS, Config
 
     if name is not None:
@@ -80,8 +80,8 @@ def boards(
       celosia boards pynq-z2 > my_board.toml
       celosia bitstream project --board my_board.toml -o build/my_board
     """
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import BOARDS, find_board
 
     if name is not None:
@@ -119,8 +119,8 @@ def sweep(
         common.check_source(model)
         common.check_destinations([model], html, report)
         from celosia.driver.explore import sweep as sweeping
-        from celosia.driver.show import hardware as show
-        from celosia.driver.show.table import console
+        from celosia.driver.show import hardware_summary as show
+        from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
         rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
@@ -146,8 +146,8 @@ def doctor() -> None:
       celosia doctor
     """
     from celosia import tools
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
 
     console().print(show.tools([tools.choice(tool) for tool in tools.TOOLS]))
 
@@ -170,8 +170,8 @@ def cache(
       celosia cache --limit 500MB
     """
     from celosia import cache as kept
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console, megabytes
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console, megabytes
 
     if limit is not None and clear:
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")

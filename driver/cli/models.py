@@ -88,7 +88,7 @@ def compile_(
         ), stages)  # fmt: skip
     common.advise(program, quiet)
     if not quiet:
-        from celosia.driver.show import program as show
+        from celosia.driver.show import program_summary as show
 
         common.show([show.overview(program), _size(output)])
 
@@ -110,7 +110,7 @@ def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[
 
 
 def _size(path: Path) -> str:
-    from celosia.driver.show.table import megabytes
+    from celosia.driver.show.text_table import megabytes
 
     return f"{path}: {megabytes(path.stat().st_size)}"
 
@@ -185,8 +185,8 @@ def inspect(
         chosen = common.chosen(shape, place, rounding)
         program = common.program_of(model, config, stages, no_check, parts.watch, **chosen)
     common.advise(program, quiet)
-    from celosia.driver.show import program as show
-    from celosia.driver.show import run as show_run
+    from celosia.driver.show import program_summary as show
+    from celosia.driver.show import run_summary as show_run
 
     if decisions is not None:
         from celosia.compiler.tensorize.decisions import decisions_of
@@ -205,7 +205,7 @@ def _show_derivation(model: Path) -> None:
     common.check_source(model)
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.superoptimise.derivation import derivation_in
-    from celosia.driver.show import optimise as show
+    from celosia.driver.show import optimise_summary as show
 
     report = derivation_in(model)
     if report is None:
@@ -240,7 +240,7 @@ class _Parts:
 
     def tables(self, program: Program) -> Iterator[RenderableType]:
         """With an empty line before each but the first."""
-        from celosia.driver.show import program as show
+        from celosia.driver.show import program_summary as show
 
         every = not (any(self.wanted) or self.passes or self.disassemble)
         if every:
@@ -255,7 +255,7 @@ class _Parts:
 
     def lines(self, program: Program) -> Iterator[str]:
         """Graphs, and instructions. ProgramError where a name is none."""
-        from celosia.driver.show import program as show
+        from celosia.driver.show import program_summary as show
 
         if self.passes:
             yield from show.graphs(program, self.graphs, self.one_pass)
@@ -302,7 +302,8 @@ def report(
       celosia report faster.onnx -o page.html
     """
     behind = common.memory_options(memory, "timed")
-    from celosia.driver.pages import derivation, page, run
+    from celosia.driver.pages import derivation, page
+    from celosia.driver.pages import run_page as run
 
     page.require()
     with common.progress_stages(quiet) as stages:
@@ -325,7 +326,9 @@ def report(
 
 def _page_of(report: Path) -> Page:
     """Of what `run --report`, `explore` or `optimise --report` wrote."""
-    from celosia.driver.pages import derivation, front, run
+    from celosia.driver.pages import derivation
+    from celosia.driver.pages import exploration_page as front
+    from celosia.driver.pages import run_page as run
 
     if derivation.is_derivation(report):
         return derivation.of_derivation(report)
@@ -417,7 +420,7 @@ def quantize(
         )  # fmt: skip
     common.write_json(report, found)
     if not quiet:
-        from celosia.driver.show import quantize as show
+        from celosia.driver.show import quantize_summary as show
 
         tables = (part for table in show.quantised(found) for part in (table, ""))
         common.show([*tables, _size(output)])

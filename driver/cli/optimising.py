@@ -92,7 +92,7 @@ def optimise(
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
     from celosia.compiler.superoptimise.budget import seconds
-    from celosia.driver.show import optimise as show
+    from celosia.driver.show import optimise_summary as show
     from celosia.driver.tune.optimise import optimise as driver
 
     _refuse(cpu, fast_math, tune, bool(jobs or pool))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from celosia.compiler.program import Program
-    from celosia.driver.run.result import Result
+    from celosia.driver.run.run_result import Result
     from celosia.driver.show.progress import Stages
 
 Device = Annotated[
@@ -235,7 +235,7 @@ class _Files:
         if self.trace is not None:
             _write_trace(self.trace, program, result)
         if self.html is not None:
-            from celosia.driver.pages.run import of_run
+            from celosia.driver.pages.run_page import of_run
 
             of_run(program, result.report, result.counters).save(self.html)
 
@@ -256,7 +256,7 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
 
 
 def _show(result: Result, layers: bool) -> None:
-    from celosia.driver.show import run as show
+    from celosia.driver.show import run_summary as show
 
     parts: list[RenderableType] = [show.summary(result.report)]
     if result.report["layers"]:

@@ -144,8 +144,8 @@ def _found(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
     """What the search has found, and how it is told."""
-    from celosia.driver.show import tune as show
-    from celosia.driver.show import tune_cpu as show_kernels
+    from celosia.driver.show import tune_cpu_summary as show_kernels
+    from celosia.driver.show import tune_summary as show
     from celosia.driver.show.progress import Live
     from celosia.driver.tune import cpu as tune_cpu
     from celosia.driver.tune import tune

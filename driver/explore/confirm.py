@@ -12,9 +12,9 @@ from celosia.compiler.compile import compile
 from celosia.driver.choices import WAYS
 from celosia.driver.data.arrays import read_inputs
 from celosia.driver.explore.explorer import Explorer
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import RUNGS, Point
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import ExploredModel
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config

@@ -21,7 +21,8 @@ from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
-from celosia.driver.explore import confirm, result
+from celosia.driver.explore import confirm
+from celosia.driver.explore import exploration_result as result
 from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
@@ -190,7 +191,7 @@ def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> l
 
 def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
     """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
-    from celosia.driver.explore.front import on_front
+    from celosia.driver.explore.pareto import on_front
 
     if budget is not None and budget <= 0:
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")

@@ -10,8 +10,8 @@ import numpy as np
 
 from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.ladder import Correction, Ladder
+from celosia.driver.explore.pareto import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
 

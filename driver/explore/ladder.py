@@ -20,10 +20,10 @@ from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.front import Floats
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, objectives
+from celosia.driver.explore.pareto import Floats
 from celosia.driver.explore.records import Failure, Point, Points
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, asked_of, cost_of
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config

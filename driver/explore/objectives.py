@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from celosia.bitstreams.power import Cells, Power, estimate
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Cost
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config

@@ -18,7 +18,7 @@ import numpy as np
 
 from celosia.driver.choices import SEARCH_NAMES
 from celosia.driver.explore.configs import TRIES, ConfigSpace
-from celosia.driver.explore.front import Floats, on_front, ranks
+from celosia.driver.explore.pareto import Floats, on_front, ranks
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 

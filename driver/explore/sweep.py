@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section

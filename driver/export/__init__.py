@@ -26,6 +26,6 @@ def export(
     True
     """
     from celosia.compiler.options import Options
-    from celosia.driver.export import write
+    from celosia.driver.export import c_project as write
 
     write.write(write.export(source, target, Options(**options), name), Path(folder))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celosia.compiler.program.dtypes import itemsize
-from celosia.driver.board.device import PAGE
-from celosia.driver.export.places import ALIGN, C_TYPES, aligned, nbytes
+from celosia.driver.board.board_device import PAGE
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, aligned, nbytes
 from celosia.driver.export.source import CModel
 from celosia.driver.export.targets import ExportTarget
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from celosia import tools
 from celosia.cache import tool_environment
 from celosia.driver.export.build_files import bridge_program
+from celosia.driver.export.c_project import Exported, runtime_files, write
 from celosia.driver.export.targets import ExportTarget
-from celosia.driver.export.write import Exported, runtime_files, write
 
 EMULATED = Path(__file__).with_name("emulated")
 BRIDGE = "device_bridge.c"

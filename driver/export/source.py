@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, TensorInfo, Unpack
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbytes
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, Location, Places, nbytes
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6

@@ -19,16 +19,16 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.cached_attention import in_plain_operators
 from celosia.driver.generate.roles import CACHE_AXIS, Roles, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
 from celosia.driver.host.tools import require_tools
-from celosia.driver.run.devices import open_device
-from celosia.driver.run.result import Result
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import open_device
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
-from celosia.driver.run.devices import require_device
+from celosia.driver.run.open_device import require_device
 from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
         build.require_tools()
     else:
-        from celosia.driver.board import device as board
+        from celosia.driver.board import board_device as board
 
         board.require_pynq()
 

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.driver.quantize.moments import moments
+from celosia.driver.quantize.second_moments import moments
 from celosia.hw.spec.packing import GROUP
 
 Array = NDArray[Any]

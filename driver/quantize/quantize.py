@@ -28,10 +28,10 @@ from celosia.compiler.program.files import OutputError, check_writable, replacin
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.cached_attention import in_plain_operators
 from celosia.driver.host.oracle import MissingLibrary, OracleError, session, with_types
-from celosia.driver.quantize import report as reporting
-from celosia.driver.quantize.attention import (
+from celosia.driver.quantize import accuracy_report as reporting
+from celosia.driver.quantize.attention_scales import (
     between_products,
     bound_masks,
     score_ranges,
@@ -41,7 +41,7 @@ from celosia.driver.quantize.attention import (
 from celosia.driver.quantize.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.quantize.four_bits import with_four_bits
 from celosia.driver.quantize.gemms import with_row_biases
-from celosia.driver.quantize.masks import add_masks
+from celosia.driver.quantize.score_masks import add_masks
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
 from celosia.hw.spec.config import Config, did_you_mean

@@ -28,8 +28,8 @@ from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, runner
 from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
 from celosia.driver.remote.ssh import Connection, SshError, connected
-from celosia.driver.run.report import report_of
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
 from celosia.plain import brief, printable

@@ -29,11 +29,11 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.host.op import HostError, clipped, memory_bytes
 from celosia.compiler.program.saved import array_bytes, load_array, make
 from celosia.driver.board import flash
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.remote.bootstrap import MARK
-from celosia.driver.run.devices import open_device
-from celosia.driver.run.result import Result, Tensors
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import open_device
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result, Tensors
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, brief, from_json, printable

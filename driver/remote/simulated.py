@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.board import device as board
+from celosia.driver.board import board_device as board
 from celosia.hw.manifest import BitHeader
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.config import Config

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.threads import default_threads, thread_count
-from celosia.driver.run.devices import Devices, devices_of
-from celosia.driver.run.result import Result
+from celosia.driver.run.open_device import Devices, devices_of
+from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import LANES, MOST_LANES, Futures, Results, Sample
 
 Array = NDArray[Any]

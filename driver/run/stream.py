@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_result import Result
 from celosia.sim.device import DeviceError
 
 Array = NDArray[Any]

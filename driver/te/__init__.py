@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from celosia.compiler.expr.nodes import Expr, call, clip, equal, maximum, minimum, select
-from celosia.driver.te.build import BuiltKernel, build, lower
-from celosia.driver.te.machine import Environment, accelerator, decl_tensor_intrin, hardware_intrin
 from celosia.driver.te.nodes import TensorExpr, compute, max, min, placeholder, reduce_axis, sum, var
 from celosia.driver.te.schedule import StageView, TensorSchedule, create_schedule, thread_axis
+from celosia.driver.te.te_accelerator import Environment, accelerator, decl_tensor_intrin, hardware_intrin
+from celosia.driver.te.te_program import BuiltKernel, build, lower
 from celosia.driver.te.words import all, any, const, floordiv, floormod, function
 
 __all__ = [

@@ -18,8 +18,8 @@ from celosia.compiler.expr.schedule import create_schedule as plain
 from celosia.compiler.expr.trace import PRIMITIVES, Trace, TraceStep
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.expr.walk import loaded
-from celosia.driver.te.machine import Copies
 from celosia.driver.te.nodes import SizedAxis, SizedNode, TensorExpr
+from celosia.driver.te.te_accelerator import Copies
 
 SCOPES = {"global": "workspace"}
 """Memories that have another name here."""

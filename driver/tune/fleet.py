@@ -26,7 +26,7 @@ from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
-from celosia.driver.remote.device import RemoteDevice
+from celosia.driver.remote.remote_device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, destination, unasked
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence

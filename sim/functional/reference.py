@@ -33,8 +33,8 @@ from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import PAR, scratchpads
 from celosia.sim.functional.norm import normalise_rows
-from celosia.sim.functional.packing import expand
 from celosia.sim.functional.softmax import softmax_rows
+from celosia.sim.functional.unpacking import expand
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]

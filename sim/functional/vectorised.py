@@ -31,9 +31,9 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.scratchpads import PAR, depths, scratchpads
 from celosia.sim.functional import reference
-from celosia.sim.functional.packing import expand
 from celosia.sim.functional.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.functional.reference import Fields, Int32, State, destination
+from celosia.sim.functional.unpacking import expand
 
 Array = NDArray[Any]
 CHUNK = 1024

@@ -12,6 +12,6 @@ Cycles count from the write of `control` that starts the run, as those of the RT
 """
 
 from celosia.sim.timing.machine import Timing, predict
-from celosia.sim.timing.memory import check_memory
+from celosia.sim.timing.memory_timing import check_memory
 
 __all__ = ["Timing", "check_memory", "predict"]

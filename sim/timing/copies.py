@@ -26,7 +26,7 @@ from celosia.sim.timing.latency import (
     STEP_TO_END,
     UNIT_TO_BEAT,
 )
-from celosia.sim.timing.memory import Engine, ReadBursts
+from celosia.sim.timing.memory_timing import Engine, ReadBursts
 from celosia.sim.timing.ports import Port
 from celosia.sim.timing.work import NEVER, Work
 

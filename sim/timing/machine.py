@@ -19,9 +19,9 @@ from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.timing.compute import Gemm, Vector
 from celosia.sim.timing.copies import Load, Store
 from celosia.sim.timing.demand import IN_ACC, SPREAD, VIN_PORT, Demand, demand
-from celosia.sim.timing.fetch import Fetch
+from celosia.sim.timing.fetch_timing import Fetch
 from celosia.sim.timing.latency import ASK_TO_ADDRESS, ASK_TO_REQUEST, END_TO_ASK, END_TO_DONE, QUEUE_TO_GATE
-from celosia.sim.timing.memory import Channel, Engine, ReadBursts, SharedChannel, Transfers, check_memory
+from celosia.sim.timing.memory_timing import Channel, Engine, ReadBursts, SharedChannel, Transfers, check_memory
 from celosia.sim.timing.ports import Acc, Port
 from celosia.sim.timing.work import NEVER, Work
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from celosia.driver.explore.sweep import sweep
     from celosia.driver.export import export
     from celosia.driver.generate.decoder import Decoder
-    from celosia.driver.pages.report import report
+    from celosia.driver.pages.report_page import report
     from celosia.driver.quantize.quantize import quantize
     from celosia.driver.remote.deploy import deploy
-    from celosia.driver.run.result import Result
+    from celosia.driver.run.run_result import Result
     from celosia.driver.runtime import Runtime
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
@@ -54,7 +54,7 @@ _PLACES = {
     "Config": "celosia.hw.spec.config",
     "Decoder": "celosia.driver.generate.decoder",
     "Program": "celosia.compiler.program",
-    "Result": "celosia.driver.run.result",
+    "Result": "celosia.driver.run.run_result",
     "Runtime": "celosia.driver.runtime",
     "compare": "celosia.driver.accuracy.compare",
     "compile": "celosia.driver.tune.optimise",
@@ -68,7 +68,7 @@ _PLACES = {
     "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize.quantize",
-    "report": "celosia.driver.pages.report",
+    "report": "celosia.driver.pages.report_page",
     "tune": "celosia.driver.tune.tune",
     "tune_cpu": "celosia.driver.tune.cpu",
     "tune_kernel": "celosia.driver.tune.cpu",

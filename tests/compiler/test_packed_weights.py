@@ -21,7 +21,7 @@ from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
-from celosia.sim.functional.packing import expand
+from celosia.sim.functional.unpacking import expand
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program

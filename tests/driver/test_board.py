@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from celosia.driver.board import device as board
-from celosia.driver.run.devices import open_device
+from celosia.driver.board import board_device as board
+from celosia.driver.run.open_device import open_device
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE

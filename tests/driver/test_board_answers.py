@@ -25,7 +25,7 @@ from celosia.driver.remote import deploy, serve
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel
 from celosia.driver.remote.deploy import Remote
-from celosia.driver.remote.device import RemoteDevice
+from celosia.driver.remote.remote_device import RemoteDevice
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.ssh import Connection, SshError
 from celosia.hw.manifest import Manifest

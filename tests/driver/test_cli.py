@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from celosia.compiler.program import Program
 from celosia.driver import cli
 from celosia.driver.accuracy import evaluate as evaluating
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
 from celosia.driver.show.progress import Stages
 from celosia.hw.spec.config import Config

@@ -25,7 +25,7 @@ from celosia.compiler.program.host.op import HostError
 from celosia.driver.accuracy.evaluate import evaluate
 from celosia.driver.data.calibration import CalibrationError, Input
 from celosia.driver.data.dataset import open_dataset
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 from celosia.sim.rtl.rtlsim import RtlDevice

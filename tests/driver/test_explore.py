@@ -34,9 +34,9 @@ from celosia.driver.explore import confirm, explorer, subject
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, energy_mj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, closed, timed
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import PRESETS, Config

@@ -14,7 +14,7 @@ pytest.importorskip("moocore")
 
 from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
 from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
+from celosia.driver.explore.pareto import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
 from celosia.hw.boards.board import BoardError
 from celosia.hw.boards.boards import find_board

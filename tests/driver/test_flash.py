@@ -16,9 +16,9 @@ from accelerator import Accelerator, Memory
 from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
-from celosia.driver.board import device as board
+from celosia.driver.board import board_device as board
 from celosia.driver.board import flash
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.board.lock import exclusive
 from celosia.driver.cli import app
 from celosia.hw.boards.board import Board

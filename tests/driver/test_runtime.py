@@ -102,7 +102,7 @@ def test_floats_alone_open_no_device(device: str, monkeypatch: pytest.MonkeyPatc
     def no(*_: object, **__: object) -> None:
         raise AssertionError("a device was opened")
 
-    monkeypatch.setattr("celosia.driver.run.runtime.open_device", no)
+    monkeypatch.setattr("celosia.driver.run.program_runtime.open_device", no)
     inputs = {"a": values((2, 3)), "b": values((2, 3))}
     result = celosia.Runtime(celosia.compile(floats(), "tiny"), device).run(inputs)
     np.testing.assert_allclose(result.outputs["a/sum"], (inputs["a"] + inputs["b"]) * 3, rtol=1e-6)

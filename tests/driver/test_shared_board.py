@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from accelerator import Accelerator, Memory
 
-from celosia.driver.board import device as board
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board import board_device as board
+from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.board.lock import exclusive
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.regs import Error

@@ -18,7 +18,7 @@ from small_models import Builder
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, LaunchStep, Program
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError, Shared
 from celosia.sim.functional.fsim import FunctionalDevice

@@ -42,10 +42,11 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl import build
 from celosia.sim.rtl.build import BuildError
 from celosia.sim.rtl.rtlsim import RtlDevice
-from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
-from celosia.sim.timing import memory as timing_memory
+from celosia.sim.timing import Timing, compute, copies, machine, ports, predict
+from celosia.sim.timing import fetch_timing as fetch
+from celosia.sim.timing import memory_timing as timing_memory
 from celosia.sim.timing.demand import demand, on_the_bus
-from celosia.sim.timing.memory import Channel, ReadBursts, SharedChannel, Transfers
+from celosia.sim.timing.memory_timing import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
 

@@ -15,7 +15,7 @@ from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
-from celosia.driver.show.table import add_row, megabytes, new_table, percent
+from celosia.driver.show.text_table import add_row, megabytes, new_table, percent
 from celosia.hw.spec.isa import Opcode, instruction_bytes, opcode_of
 from celosia.hw.spec.scratchpads import depths
 from celosia.plain import printable

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celosia.driver.show.table import add_row, new_table, percent
+from celosia.driver.show.text_table import add_row, new_table, percent
 
 if TYPE_CHECKING:
     from celosia.bitstreams.power import Power
     from celosia.bitstreams.synthesis import Usage
     from celosia.bitstreams.timing import Timing
-    from celosia.driver.explore.hardware import Resources
+    from celosia.driver.explore.resource_use import Resources
     from celosia.hw.boards.fpga import Device
 
 

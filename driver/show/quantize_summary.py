@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from celosia.driver.show.table import add_row, new_table, percent
+from celosia.driver.show.text_table import add_row, new_table, percent
 
 if TYPE_CHECKING:
     pass

@@ -28,12 +28,12 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import fresh
 from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
-from celosia.driver.run.devices import Devices, open_device, require_device
 from celosia.driver.run.interface import RuntimeBase
+from celosia.driver.run.open_device import Devices, open_device, require_device
 from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
-from celosia.driver.run.report import report_of
 from celosia.driver.run.resident import Changed, ResidentBuffers
-from celosia.driver.run.result import Result, Tensors, Times
+from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
 from celosia.driver.run.stream import Futures, ResourceLocks, Sample, SampleStream
 from celosia.sim.device import Counters, Device, DeviceError, Shared

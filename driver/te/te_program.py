@@ -16,11 +16,11 @@ from celosia.compiler.expr.nodes import Var
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
-from celosia.driver.run.devices import open_device
+from celosia.driver.run.open_device import open_device
 from celosia.driver.te import kernels
-from celosia.driver.te.machine import DeclaredIntrinsic, Environment, accelerator
 from celosia.driver.te.nodes import TensorExpr, bound, known
 from celosia.driver.te.schedule import TensorSchedule
+from celosia.driver.te.te_accelerator import DeclaredIntrinsic, Environment, accelerator
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celosia.driver.show.table import add_row, new_table, percent
+from celosia.driver.show.text_table import add_row, new_table, percent
 
 if TYPE_CHECKING:
     from celosia.compiler.tune.progress import Progress

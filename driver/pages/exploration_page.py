@@ -62,7 +62,7 @@ def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _page(given: Mapping[str, Any]) -> Page:
-    from celosia.driver.pages import front_figures as figures
+    from celosia.driver.pages import exploration_figures as figures
 
     report = _of_today(given)
     names, points, preset = list(report["objectives"]), report["points"], report.get("preset")

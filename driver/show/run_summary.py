@@ -14,7 +14,7 @@ from rich.text import Text
 from celosia.compiler.program import Program
 from celosia.driver.run import explain
 from celosia.driver.run.explain import UNITS
-from celosia.driver.show.table import TOP_LAYERS, add_row, megabytes, new_table, percent
+from celosia.driver.show.text_table import TOP_LAYERS, add_row, megabytes, new_table, percent
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.plain import printable
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from celosia.compiler.tune.kernels.tuner import KernelState
-from celosia.driver.show.table import add_row, new_table, percent
-from celosia.driver.show.tune import left_out_text, trials_line, trials_text
+from celosia.driver.show.text_table import add_row, new_table, percent
+from celosia.driver.show.tune_summary import left_out_text, trials_line, trials_text
 
 SHOWN = 16
 """Kernels in the live table: those that take the most time."""

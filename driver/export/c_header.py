@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celosia.driver.board import device as board
-from celosia.driver.run.runtime import CYCLES_PER_INSTRUCTION
+from celosia.driver.board import board_device as board
+from celosia.driver.run.program_runtime import CYCLES_PER_INSTRUCTION
 from celosia.hw.spec import regs
 from celosia.hw.spec.regs import ERROR_TEXT, REGISTERS
 

@@ -12,11 +12,11 @@ from typing import Any
 from celosia.bitstreams.power import caveat
 from celosia.compiler.program.files import write_text
 from celosia.driver.choices import OBJECTIVES
-from celosia.driver.explore.front import knee
 from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.pareto import knee
 from celosia.driver.explore.records import PRESET, Point
 from celosia.driver.host.oracle import MissingLibrary
-from celosia.driver.pages.front import of_front
+from celosia.driver.pages.exploration_page import of_front
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",

@@ -186,13 +186,13 @@ def _names(each: explain.Advice) -> str:
 
 
 def _colour(bound: str) -> str:
-    from celosia.driver.pages.figures import COLOURS
+    from celosia.driver.pages.run_figures import COLOURS
 
     return COLOURS.get(bound, COLOURS["latency"])
 
 
 def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
-    from celosia.driver.pages import figures
+    from celosia.driver.pages import run_figures as figures
 
     return Section(
         "Cycles by layer",
@@ -222,7 +222,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
-    from celosia.driver.pages import figures
+    from celosia.driver.pages import run_figures as figures
 
     shown = [row for row in rows if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
     left = f" Not here: {len(rows) - len(shown)} without MACs." if len(shown) < len(rows) else ""
@@ -246,7 +246,7 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
 
 
 def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
-    from celosia.driver.pages import figures
+    from celosia.driver.pages import run_figures as figures
 
     names = [row["name"] for row in rows]
     told = (
@@ -276,7 +276,7 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
 
 
 def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
-    from celosia.driver.pages import figures
+    from celosia.driver.pages import run_figures as figures
 
     total = {key: sum(row[f"bytes_{key}"] for row in rows) for key in ("loaded", "stored", "kept")}
     words = {"loaded": "load", "stored": "store", "kept": "kept"}

@@ -8,7 +8,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit, instruction_bytes
 from celosia.hw.spec.pipeline import FETCH_BURSTS, fetch_burst
 from celosia.sim.timing.latency import BEAT_TO_WORD, FIRST_ASK, REQUEST_TO_ASK, WORD_TO_QUEUE
-from celosia.sim.timing.memory import ReadBursts
+from celosia.sim.timing.memory_timing import ReadBursts
 from celosia.sim.timing.work import NEVER
 
 

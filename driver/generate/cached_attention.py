@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.functions import opset_of
-from celosia.driver.generate.places import require_places
+from celosia.driver.generate.position_source import require_places
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, roles_of
 from celosia.driver.generate.rotary import Rotary
 from celosia.driver.generate.writer import GraphWriter

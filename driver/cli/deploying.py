@@ -119,7 +119,7 @@ def rehearse(
       celosia rehearse resnet18.onnx --board pynq-z2 --device rtl -i image.npy
     """
     from celosia.driver.rehearse import rehearse as rehearsed
-    from celosia.driver.show.rehearse import steps
+    from celosia.driver.show.rehearse_summary import steps
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 

@@ -8,8 +8,8 @@ from typing import Any
 from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, Range1d
 from bokeh.palettes import Cividis256
 
-from celosia.driver.pages.figures import COLOURS, Figure, hover, made_figure, wide_hover
 from celosia.driver.pages.names import NAME, NAMES, UNITS, short
+from celosia.driver.pages.run_figures import COLOURS, Figure, hover, made_figure, wide_hover
 
 SHADES = Cividis256[70:230]
 """Those that are seen on light and on dark ground."""

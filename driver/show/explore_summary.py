@@ -10,13 +10,20 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from celosia.driver.explore.exploration_result import ENDED
 from celosia.driver.explore.explorer import ExploreState
 from celosia.driver.explore.records import FAILURES
-from celosia.driver.explore.result import ENDED
-from celosia.driver.pages.front import columns_of, number, rows_of, told_of_preset, told_of_rewritten, watts_of
+from celosia.driver.pages.exploration_page import (
+    columns_of,
+    number,
+    rows_of,
+    told_of_preset,
+    told_of_rewritten,
+    watts_of,
+)
 from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
-from celosia.driver.show.table import add_row, new_table
-from celosia.driver.show.tune import left_out_text
+from celosia.driver.show.text_table import add_row, new_table
+from celosia.driver.show.tune_summary import left_out_text
 
 
 def line(state: ExploreState) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 
 from celosia.cache import KINDS, Entry, cache_folder
-from celosia.driver.show.table import add_row, megabytes, new_table, percent
+from celosia.driver.show.text_table import add_row, megabytes, new_table, percent
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import total_bytes
 from celosia.tools import Choice

@@ -10,10 +10,10 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.options import Options, Source
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.files import OutputError, make_folder, replacing, require_folder
-from celosia.driver.export import hardware
+from celosia.driver.export import c_header as hardware
 from celosia.driver.export.build_files import HOSTED, MARK, TOOLCHAIN, cmake, main_program, makefile, toolchain
+from celosia.driver.export.memory_map import NotExportable, places_of
 from celosia.driver.export.objects import undefined
-from celosia.driver.export.places import NotExportable, places_of
 from celosia.driver.export.source import CModel, identifier
 from celosia.driver.export.targets import ExportTarget, find_export_target
 

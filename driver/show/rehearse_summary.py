@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.driver.rehearse import Rehearsal
-from celosia.driver.show.table import add_row, new_table
+from celosia.driver.show.text_table import add_row, new_table
 from celosia.plain import printable
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
-from celosia.driver.pages.front import is_front, of_front
+from celosia.driver.pages.exploration_page import is_front, of_front
 from celosia.driver.pages.names import ReportError
 from celosia.driver.pages.page import Page
-from celosia.driver.pages.run import of_program, of_report, of_run
+from celosia.driver.pages.run_page import of_program, of_report, of_run
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 
 if TYPE_CHECKING:
-    from celosia.driver.run.result import Result
+    from celosia.driver.run.run_result import Result
 
 
 def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:

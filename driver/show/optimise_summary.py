@@ -10,8 +10,8 @@ from rich.text import Text
 
 from celosia.compiler.superoptimise.derivation import distance, is_measured, rule_in, tidied, total
 from celosia.compiler.superoptimise.state import SearchState
-from celosia.driver.show.table import add_row, new_table
-from celosia.driver.show.tune import left_out_text
+from celosia.driver.show.text_table import add_row, new_table
+from celosia.driver.show.tune_summary import left_out_text
 from celosia.plain import printable
 
 

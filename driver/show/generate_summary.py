@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celosia.driver.show.table import percent
+from celosia.driver.show.text_table import percent
 from celosia.plain import printable
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program.traits import Kind
 from celosia.driver.host.oracle import run, session
 from celosia.driver.quantize.decoders import PRODUCTS
-from celosia.driver.quantize.masks import HIDDEN, is_mask
+from celosia.driver.quantize.score_masks import HIDDEN, is_mask
 
 Array = NDArray[Any]
 
