@@ -102,9 +102,9 @@ def test_wrong_spaces(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_a_space_that_is_not_there_and_a_board_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SpaceError, match=r"cannot read the space .*gone.toml: No such file"):
+    with pytest.raises(SpaceError, match=r"space.*gone\.toml.*No such file"):
         ConfigSpace.of(BOARD, tmp_path / "gone.toml")
-    with pytest.raises(BoardError, match="there is no board 'nexys'; take one of pynq-z1, pynq-z2, ultra96, zcu104"):
+    with pytest.raises(BoardError, match=r"'nexys'.*pynq-z1, pynq-z2, ultra96"):
         find_board("nexys")
 
 

@@ -297,7 +297,7 @@ def test_operators_are_a_choice(tmp_path: Path) -> None:
     assert {row["perplexity"] for row in report["outputs"]} == {None}
     with pytest.raises(QuantizeError, match="no MatMul and no Gemm"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", exclude=[matmul], **options)
-    with pytest.raises(ValueError, match="operators are all, products, rotary or attention, not 'some'"):
+    with pytest.raises(ValueError, match=r"operators.*attention.*'some'"):
         celosia.quantize(tmp_path / "plain.onnx", images, tmp_path / "o.onnx", operators="some")
 
 

@@ -216,9 +216,9 @@ async def notices_faults(dut: bench.Dut) -> None:
         refused("the host has not renewed its lease in time", lease_cycles=20)
         assert equal(run(), wanted)
         # Too little memory.
-        with pytest.raises(DeviceError, match="the board has no 2097152 bytes of contiguous memory"):
+        with pytest.raises(DeviceError, match="2097152"):
             board.device().allocate(1 << 21)
-        with pytest.raises(ValueError, match="bytes 8 to 23 are not in the 16 bytes"):
+        with pytest.raises(ValueError, match=r"8 to 23.*16 bytes"):
             device = board.device()
             device.allocate(16)
             device.write(8, np.zeros(16, np.uint8))

@@ -599,7 +599,7 @@ def test_the_memory_matters() -> None:
 def test_a_program_that_takes_too_long() -> None:
     device = TimedDevice(CONFIGS["4x4"])
     program = program_of(CONFIGS["4x4"], EXACT["a chain"])
-    with pytest.raises(DeviceError, match="no end within 380 cycles: the program takes 404"):
+    with pytest.raises(DeviceError, match=r"380 cycles.*404"):
         program.run(device, 380)
 
 
@@ -623,7 +623,7 @@ def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str)
 
 
 def test_code_that_is_cut_off() -> None:
-    with pytest.raises(ValueError, match="65 bytes are not whole instructions of 64 bytes"):
+    with pytest.raises(ValueError, match=r"65 bytes.*64 bytes"):
         predict(CONFIGS["4x4"], bytes(65))
 
 
@@ -642,7 +642,7 @@ def test_illegal_instructions(wrong: Instruction, message: str) -> None:
 
 
 def test_an_opcode_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="instruction 0: opcode 7 does not exist"):
+    with pytest.raises(ValueError, match=r"instruction 0.*opcode 7"):
         predict(CONFIGS["4x4"], b"\7" + bytes(63))
 
 
@@ -668,7 +668,7 @@ def test_tokens_from_later_instructions_on_the_rtl() -> None:
 
 
 def test_a_program_that_cannot_end() -> None:
-    with pytest.raises(DeviceError, match="no unit can proceed after 1 of 2 instructions"):
+    with pytest.raises(DeviceError, match=r"no unit.*1 of 2 instructions"):
         timing_of(program_of(CONFIGS["4x4"], [load(1), gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD)]))
 
 
