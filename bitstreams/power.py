@@ -83,8 +83,8 @@ class PowerReport:
     def exposure(self, name: str) -> float:
         """Cells times MHz of one of KINDS; 0 where that says too little."""
         kind = KINDS[name]
-        found = getattr(self, kind.cells) * (self.mhz or 0.0)
-        return float(found) if name in self.watts and found >= kind.least else 0.0
+        rate = getattr(self, kind.cells) * (self.mhz or 0.0)
+        return float(rate) if name in self.watts and rate >= kind.least else 0.0
 
     @property
     def dynamic(self) -> float:
@@ -177,7 +177,7 @@ class PowerModel:
         sources: defaultdict[str, list[float]] = defaultdict(list)
         for report in reports:
             sources[report.source].append(_each(report, name))
-        watts = median(median(found) for found in sources.values())
+        watts = median(median(values) for values in sources.values())
         return Coefficient(watts, len(sources), len(reports), stand_in)
 
     def _nearest(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
@@ -188,8 +188,8 @@ class PowerModel:
             raise KeyError(name)
         alike = [report for report in saying if group_of(report.part) == group_of(part)]
         if name in OF_DEVICE:
-            own = [report for report in alike if _device(report.part) == _device(part)]
-            return (own, False) if own else (alike or saying, True)
+            same_device = [report for report in alike if _device(report.part) == _device(part)]
+            return (same_device, False) if same_device else (alike or saying, True)
         return (alike, False) if alike else (saying, True)
 
     def coefficients(self, part: str) -> Mapping[str, Coefficient]:
@@ -200,18 +200,24 @@ class PowerModel:
 
     def power(self, cells: Cells, mhz: float, activity: Toggling, part: str) -> Power:
         """What `cells` draw on a part at a clock."""
-        found = self.coefficients(part)
+        coefficients = self.coefficients(part)
         watts = {
-            name: found[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
+            name: coefficients[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
             for name, kind in KINDS.items()
         }
-        watts |= {"mmcm": found["mmcm"].watts * cells.mmcm, "static": found["static"].watts, "ps": found["ps"].watts}
-        return Power(watts, tuple(name for name, each in found.items() if each.stands_in and watts[name]))
+        watts |= {
+            "mmcm": coefficients["mmcm"].watts * cells.mmcm,
+            "static": coefficients["static"].watts,
+            "ps": coefficients["ps"].watts,
+        }
+        return Power(
+            watts, tuple(name for name, coefficient in coefficients.items() if coefficient.stands_in and watts[name])
+        )
 
     def said(self, report: PowerReport) -> float:
         """Watts that the model has for what `report.dynamic` has, at the activity that reports assume."""
-        found = self.coefficients(report.part)
-        return sum(found[name].watts * report.exposure(name) for name in KINDS)
+        coefficients = self.coefficients(report.part)
+        return sum(coefficients[name].watts * report.exposure(name) for name in KINDS)
 
     @cached_property
     def errors(self) -> list[tuple[PowerReport, float]]:
@@ -258,8 +264,8 @@ def _device(part: str) -> str:
     >>> _device("xc7z020clg400-1"), _device("xczu3eg-sbva484-1-i"), _device("xck26-sfvc784-2LV-c")
     ('xc7z020', 'xczu3eg', 'xck26')
     """
-    found = re.match(r"x[acq]7[az]\d+[ts]?|xck\d+|x[acq]zu\d+t?[a-z]{2}", part)
-    return found[0] if found else part
+    match = re.match(r"x[acq]7[az]\d+[ts]?|xck\d+|x[acq]zu\d+t?[a-z]{2}", part)
+    return match[0] if match else part
 
 
 @cache
@@ -313,11 +319,11 @@ def parts() -> Mapping[str, ToggledPart]:
 
 def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, ToggledPart] | None = None) -> Toggling:
     """What toggles during a run. busy: for each of UNITS the share of cycles in which it works."""
-    found = parts() if measured is None else measured
+    fitted = parts() if measured is None else measured
     share = {unit: min(1.0, busy[unit]) for unit in UNITS}
-    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in found.items()}
-    bits = {name: part.bits_of(cfg) for name, part in found.items()}
-    toggles = sum(bits[name] * rates[name] for name in found) / sum(bits.values())
+    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in fitted.items()}
+    bits = {name: part.bits_of(cfg) for name, part in fitted.items()}
+    toggles = sum(bits[name] * rates[name] for name in fitted) / sum(bits.values())
     array, products = _array(cfg), multipliers(cfg)
     computing = (array * rates["array"] + (products - array) * rates["vector"]) / products
     return Toggling(toggles, computing, _enabled(cfg, share))
@@ -355,8 +361,8 @@ WORKING = dict.fromkeys(UNITS, 1.0)
 def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:
     """What the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it works;
     None: nothing runs."""
-    found = AT_REST if busy is None else activity(cfg, busy)
-    return model().power(cells, mhz, found, board.part)
+    switching = AT_REST if busy is None else activity(cfg, busy)
+    return model().power(cells, mhz, switching, board.part)
 
 
 def caveat(board: Board) -> str:

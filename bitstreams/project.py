@@ -123,8 +123,8 @@ def multiple(clock_mhz: int, processor: str) -> int:
     >>> multiple(100, "zynq"), multiple(125, "zynq"), multiple(125, "zynqmp")
     (12, 8, 12)
     """
-    _, most = OSCILLATOR_MHZ[processor]
-    return min(MOST_MULTIPLE, most // clock_mhz // 2 * 2)
+    _, highest = OSCILLATOR_MHZ[processor]
+    return min(MOST_MULTIPLE, highest // clock_mhz // 2 * 2)
 
 
 def _is_direct(board: Board, cfg: Config) -> bool:
@@ -178,28 +178,28 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
         if name == "fast_clk" and not pumped:
             continue
         direction = "output" if name == "irq" else "input "
-        told = f', X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}"' if parameter else ""
+        attribute = f', X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}"' if parameter else ""
         info = f'X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}"'
-        ports.append(f"(* {info}{told} *)\n    {direction} wire {name}")
+        ports.append(f"(* {info}{attribute} *)\n    {direction} wire {name}")
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
     for bus, signature in buses.items():
-        told = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
-        parameter = f', X_INTERFACE_PARAMETER = "{told}"'  # with the first signal of the bus
+        attribute = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
+        parameter = f', X_INTERFACE_PARAMETER = "{attribute}"'  # with the first signal of the bus
         own_bits = {} if bus == "s_axil" else _own_bits(address_bits, axi3)
         for name, member in signature.members.items():
             width, direction = int(member.shape), "output" if member.flow is Out else "input "
-            own = own_bits.get(name, width)
-            narrow = own < width
+            bits = own_bits.get(name, width)
+            narrow = bits < width
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{parameter} *)\n'
-                f"    {direction} wire [{own - 1}:0] {bus}_{name}"
+                f"    {direction} wire [{bits - 1}:0] {bus}_{name}"
             )
             parameter = ""
             connections.append(f".{bus}__{name}({bus}_{'_' if narrow else ''}{name})")
             if narrow:
                 wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
-                wires += f"    assign {bus}_{name} = {bus}__{name}[{own - 1}:0];\n"
+                wires += f"    assign {bus}_{name} = {bus}__{name}[{bits - 1}:0];\n"
         if axi3 and "awid" in signature.members:
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} WID" *)\n'
@@ -250,9 +250,11 @@ def build_project(folder: str | Path) -> Manifest:
             f"family, source its settings64.sh, and run this again; or copy {path} to a machine that has it and run "
             f"there: {' '.join(COMMAND)}"
         )
-    done = subprocess.run(COMMAND, cwd=path, check=False)
-    if done.returncode:
-        raise ToolError(f"Vivado ended with exit code {done.returncode}; the reason is above and in {path}/vivado.log")
+    completed = subprocess.run(COMMAND, cwd=path, check=False)
+    if completed.returncode:
+        raise ToolError(
+            f"Vivado ended with exit code {completed.returncode}; the reason is above and in {path}/vivado.log"
+        )
     bit = path / f"{_name(planned.board, Config.from_dict(planned.config).name)}.bit"
     try:
         manifest = Manifest.load(bit.with_suffix(".json"))

@@ -114,14 +114,14 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
         try:
             for line in process.stdout:
                 lines.append(line)
-                if found := re.match(pattern, line):
-                    say(found[1])
+                if match := re.match(pattern, line):
+                    say(match[1])
         except BaseException:
             process.kill()
             raise
     if process.returncode != 0:
-        why = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["no message\n"])[-1]).strip()
-        raise SynthesisError(f"{name} failed with exit code {process.returncode}: {why}")
+        reason = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["no message\n"])[-1]).strip()
+        raise SynthesisError(f"{name} failed with exit code {process.returncode}: {reason}")
     return "".join(lines)
 
 
@@ -180,8 +180,8 @@ def count(cells: dict[str, int]) -> dict[str, float]:
             continue
         if cell not in _CELLS:
             raise SynthesisError(f"Yosys used {number} of cell {cell}, whose size celosia does not know; report this")
-        for name, each in _CELLS[cell].items():
-            total[name] += each * number
+        for name, count in _CELLS[cell].items():
+            total[name] += count * number
     return total
 
 
@@ -220,8 +220,8 @@ def _record(cfg: Config, device: Device) -> Path:
 
 def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text: None) -> Usage:
     """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
-    if (known := known_usage(cfg, device)) is not None:
-        return known
+    if (usage := known_usage(cfg, device)) is not None:
+        return usage
     require(YOSYS)
     _begin("synthesis", say)
     text = verilog(cfg, blocks=device.blocks)

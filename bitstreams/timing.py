@@ -79,11 +79,11 @@ class Timing:
 def known(board: Board) -> str:
     """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
     if board.device.name != PART:
-        others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
+        alternatives = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
         config = board.config.name if board.config.name in PRESETS else "FILE"
         raise ProjectError(
             f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
-            f"to compare Configs, take --board {others} with --config {config}"
+            f"to compare Configs, take --board {alternatives} with --config {config}"
         )
     return f"{PART}{FIGURES['speed_grade']}"
 
@@ -98,9 +98,9 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
     from celosia.hw.verilog import convert
 
     device = FPGAS[PART]
-    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
+    design = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
-    return analyse(found, paths)
+    return analyse(design, paths)
 
 
 def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
@@ -170,8 +170,8 @@ class _Design:
             kind, number = unknown.most_common(1)[0]
             raise SynthesisError(f"Yosys used {number} of cell {kind}, whose delay celosia does not know; report this")
         self._following: dict[int, list[tuple[str, str, int, float]]] = defaultdict(list)
-        for name, each in self._arcs.items():
-            for port, bit, out, ns in each.through:
+        for name, arc in self._arcs.items():
+            for port, bit, out, ns in arc.through:
                 self._following[bit].append((name, port, out, ns))
         self._order = self._sorted()
         self.fast = self._clocked_by(module.get("ports", {}).get(FAST, {"bits": []})["bits"], module)
@@ -196,8 +196,8 @@ class _Design:
             target in ("MUXF7", "MUXF8") and port != "S"
         ):
             return 0.0  # wires within a slice
-        alone = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
-        if alone and re.match("LUT|CARRY|MUXF", kind):
+        is_only_load = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
+        if is_only_load and re.match("LUT|CARRY|MUXF", kind):
             return float(figures["to_own_flip_flop"])
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
 
@@ -219,8 +219,8 @@ class _Design:
 
     def _arrive(self, fast: bool) -> dict[int, _Arrival]:
         arrivals: dict[int, _Arrival] = {}
-        for name, each in self._arcs.items():
-            for bit, ns in each.launch if (name in self.fast) == fast else ():
+        for name, arc in self._arcs.items():
+            for bit, ns in arc.launch if (name in self.fast) == fast else ():
                 if bit not in arrivals or ns > arrivals[bit].ns:
                     arrivals[bit] = _Arrival(ns, 0, bit, None, 0.0, ns)
         for bit in self._order:
@@ -234,8 +234,8 @@ class _Design:
         return arrivals
 
     def ends(self) -> Iterator[_End]:
-        for name, each in self._arcs.items():
-            for port, bit, setup in each.setup:
+        for name, arc in self._arcs.items():
+            for port, bit, setup in arc.setup:
                 for fast, arrivals in self.arrivals.items():
                     if (arrival := arrivals.get(bit)) is not None:
                         net = self.net(bit, name, port)
@@ -253,7 +253,7 @@ class _Design:
             count[key] += 1
             if key not in first and len(first) < number:
                 first[key] = end, *names
-        return tuple(self._path(*each, count[key]) for key, each in first.items())
+        return tuple(self._path(*end, count[key]) for key, end in first.items())
 
     def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
@@ -265,9 +265,9 @@ class _Design:
                 break
             bit = at.before
         nets = sum(step.net_ns for step in steps) + end.net_ns
-        most = max(step.fan_out for step in steps)
+        max_fan_out = max(step.fan_out for step in steps)
         levels = arrivals[end.bit].levels
-        return Path(start, target, end.ns, nets, levels, most, ends, tuple(reversed(steps)), end.half)
+        return Path(start, target, end.ns, nets, levels, max_fan_out, ends, tuple(reversed(steps)), end.half)
 
     def _register(self, name: str, port: str = "D") -> str:
         """Unit and signal of the register, memory or DSP block that a cell is; the port, where it is not the data of a

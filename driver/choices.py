@@ -37,18 +37,18 @@ EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv
 """What models are exported for; the first is the default."""
 
 
-def alpha_of(given: float | str) -> float | str:
+def alpha_of(text: float | str) -> float | str:
     """What --smooth says: AUTO, or a number from 0 to 1. ValueError for anything else.
 
     >>> alpha_of("0.5"), alpha_of("auto")
     (0.5, 'auto')
     """
     try:
-        alpha = None if given == AUTO else float(given)
+        alpha = None if text == AUTO else float(text)
     except ValueError:
         alpha = -1.0
     if alpha is None:
         return AUTO
     if not 0 <= alpha <= 1:
-        raise ValueError(f"smoothing takes {AUTO} or a number from 0 to 1, not {given!r}")
+        raise ValueError(f"smoothing takes {AUTO} or a number from 0 to 1, not {text!r}")
     return alpha

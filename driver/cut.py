@@ -44,9 +44,9 @@ def cut(
     >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
     [1, 1]
     """
-    given, shapes = read(Path(model)), shapes or {}
-    imported(*sound(given))  # or its error
-    fixed = with_shapes(given, shapes, sizes_of(given, shapes))
+    source_model, shapes = read(Path(model)), shapes or {}
+    imported(*sound(source_model))  # or its error
+    fixed = with_shapes(source_model, shapes, sizes_of(source_model, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)
     name_nodes(named.graph)  # by names the timing model tells cycles
@@ -61,8 +61,8 @@ def cut(
     before = _cycles_before(proto, program, memory, [place for place, _ in places])
     total = before.pop()
     ends = [places[number][1] for number in _balanced(before, total, parts)]
-    names = [[each.name for each in some] for some in (proto.graph.input, proto.graph.output)]
-    constants = {each.name for each in proto.graph.initializer}
+    names = [[value.name for value in some] for some in (proto.graph.input, proto.graph.output)]
+    constants = {initializer.name for initializer in proto.graph.initializer}
     first = [name for name in names[0] if name not in constants]
     extract = Extractor(proto).extract_model
     return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
@@ -70,11 +70,11 @@ def cut(
 
 def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
     """8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its node."""
-    live = {each for each in graph.inputs if each.name not in graph.initializers}
+    live = {value for value in graph.inputs if value.name not in graph.initializers}
     varying = set(live)
     last = {value: number for number, node in enumerate(graph) for value in operands(node)}
     last |= dict.fromkeys(graph.outputs, len(graph))
-    found = []
+    cuts = []
     for number, node in enumerate(graph):
         if varying.isdisjoint(operands(node)):
             continue
@@ -83,8 +83,8 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
         if len(live) == 1:
             (neck,) = live
             if neck in node.outputs and neck.dtype in BYTES and neck.shape is not None and neck.name:
-                found.append((number, neck.name))
-    return found
+                cuts.append((number, neck.name))
+    return cuts
 
 
 def _cycles_before(
@@ -92,18 +92,18 @@ def _cycles_before(
 ) -> list[int]:
     """Cycles of layers whose last operator is among the first so many nodes, for each of `places`; then of all."""
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
-    found = [0] * (len(places) + 1)
+    chosen = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
         names = re.split(r" (?:\.\.|\|) ", row["name"])  # of a block: the first and the last of each group
         last = max((numbers[name] for name in names if name in numbers), default=-1)
         for number, place in enumerate((*places, len(numbers))):
-            found[number] += row["cycles"] * (last <= place)
-    return found
+            chosen[number] += row["cycles"] * (last <= place)
+    return chosen
 
 
 def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
     """Numbers of `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
-    best: list[tuple[int, list[int]]] = [(each, []) for each in (*before, total)]
+    best: list[tuple[int, list[int]]] = [(cycles, []) for cycles in (*before, total)]
     """For each place as an end: the longest part before it, and the places where it was cut."""
     for _ in range(parts - 1):
         best = [
@@ -129,20 +129,20 @@ class Relay:
         devices = devices * len(programs) if len(devices) == 1 and isinstance(devices[0], str) else devices
         if len(devices) != len(programs):
             raise ValueError(f"there are {len(programs)} Programs and {len(devices)} devices; give one for each")
-        self.runtimes = [Runtime(each, where, threads, **options) for each, where in zip(programs, devices)]
+        self.runtimes = [Runtime(program, device, threads, **options) for program, device in zip(programs, devices)]
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
         """The results of the last Program, for each sample of the first; see Runtime.run_each."""
-        first, *others = self.runtimes
+        first, *later_runtimes = self.runtimes
         results = first.run_each(samples, in_flight, trace)
-        for runtime in others:
+        for runtime in later_runtimes:
             results = runtime.run_each(_handed_on(results), in_flight, trace)
         return results
 
     def close(self) -> None:
         """Release the devices."""
-        for each in self.runtimes:
-            each.close()
+        for runtime in self.runtimes:
+            runtime.close()
 
     def __enter__(self) -> Relay:
         return self

@@ -24,49 +24,49 @@ def html_of(renderables: Iterable[Any]) -> str:
     from rich.table import Table
 
     parts = []
-    for each in renderables:
-        if not isinstance(each, Table):
-            parts.append(f"<p>{escape(str(each))}</p>")
+    for renderable in renderables:
+        if not isinstance(renderable, Table):
+            parts.append(f"<p>{escape(str(renderable))}</p>")
             continue
-        title = f"<p><b>{escape(str(each.title))}</b></p>" if each.title else ""
-        rows = list(zip(*([str(cell) for cell in column.cells] for column in each.columns), strict=True))
-        more = f"<p>{len(rows) - MOST_ROWS:,} more rows</p>" if len(rows) > MOST_ROWS else ""
-        parts.append(title + table([str(column.header) for column in each.columns], rows[:MOST_ROWS]) + more)
+        title = f"<p><b>{escape(str(renderable.title))}</b></p>" if renderable.title else ""
+        rows = list(zip(*([str(cell) for cell in column.cells] for column in renderable.columns), strict=True))
+        omitted = f"<p>{len(rows) - MOST_ROWS:,} more rows</p>" if len(rows) > MOST_ROWS else ""
+        parts.append(title + table([str(column.header) for column in renderable.columns], rows[:MOST_ROWS]) + omitted)
     return "".join(parts)
 
 
 # Results ----------------------------------------------------------------------------------------------------------
 
 
-def _exploration(found: Any) -> Iterable[Any]:
+def _exploration(exploration: Any) -> Iterable[Any]:
     from celosia.driver.show import explore_summary as explore
 
-    return explore.front(found.report)
+    return explore.front(exploration.report)
 
 
-def _tuning(found: Any) -> Iterable[Any]:
+def _tuning(tuned: Any) -> Iterable[Any]:
     from celosia.driver.show import tune_cpu_summary as tune_cpu
     from celosia.driver.show import tune_summary as tune
 
-    return tune.tuned(found.report) if "untuned" in found.report else tune_cpu.tuned(found.report)
+    return tune.tuned(tuned.report) if "untuned" in tuned.report else tune_cpu.tuned(tuned.report)
 
 
-def _optimised(found: Any) -> Iterable[Any]:
+def _optimised(optimised: Any) -> Iterable[Any]:
     from celosia.driver.show import optimise_summary as optimise
 
-    return optimise.derivation(found.report)
+    return optimise.derivation(optimised.report)
 
 
-def _comparison(found: Any) -> Iterable[Any]:
+def _comparison(comparison: Any) -> Iterable[Any]:
     from celosia.driver.show import compare_summary as compare
 
-    return compare.comparison(found)
+    return compare.comparison(comparison)
 
 
-def _evaluation(found: Any) -> Iterable[Any]:
+def _evaluation(evaluation: Any) -> Iterable[Any]:
     from celosia.driver.show import compare_summary as compare
 
-    return compare.evaluation(found)
+    return compare.evaluation(evaluation)
 
 
 SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
@@ -83,7 +83,7 @@ def register() -> None:
     """Have this notebook show results as HTML."""
     html = sys.modules["IPython"].get_ipython().display_formatter.formatters["text/html"]
     for (module, name), show in SHOWN.items():
-        html.for_type_by_name(module, name, lambda found, show=show: html_of(show(found)))
+        html.for_type_by_name(module, name, lambda result, show=show: html_of(show(result)))
 
 
 # Progress ---------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
                 cell.state(_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
 
             offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
-            named.update({name: each for name, each in offered.items() if name in takes and name not in named})
+            named.update({name: value for name, value in offered.items() if name in takes and name not in named})
             return function(*args, **named)
 
     return run

@@ -146,42 +146,48 @@ def rehearse(
     device: what is in the FPGA, "functional" or "rtl". Raises what deployment raises.
     """
     config = board.config if config is None else config
-    found = Rehearsal(board)
+    rehearsal = Rehearsal(board)
     with TemporaryDirectory(prefix="celosia") as name:
         folder = Path(name)
         library = None
         if device == "rtl":
             from celosia.sim.rtl.build import library as built
 
-            with found.step("simulator", "nothing: the FPGA takes its place", stages) as say:
+            with rehearsal.step("simulator", "nothing: the FPGA takes its place", stages) as say:
                 library = built(config)
                 say(f"the RTL of {config.name}")
-        with found.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
+        with rehearsal.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
             program = compile_model(model, config, target=this_machine(), shapes=shapes)
             say(f"{len(program.launches)} launches, {program.dram_size:,} bytes of the board's memory")
-        with found.step("connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages) as say:
+        with rehearsal.step(
+            "connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages
+        ) as say:
             connection = SimulatedBoard(board.name, folder, library)
             remote = deploy.Remote(connection)
             files = runner(), deploy.program_file(program)
             there = remote.status(*files)
             say(f"{there.machine}, Python {'.'.join(map(str, there.python))}, numpy {there.numpy}, pynq {there.pynq}")
-        with found.step("deploy", f"{sum(len(each.data) for each in files):,} bytes of its disk", stages) as say:
+        with rehearsal.step("deploy", f"{sum(len(file.data) for file in files):,} bytes of its disk", stages) as say:
             deploy.require(there, program, "board", board.name)
             say(f"{remote.install(there, *files):,} bytes sent")
-        with found.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
+        with rehearsal.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
             bit = bitstream(folder, board, config)
             clock = deploy.flash(remote, bit, prepare(bit, board.name, board.part))
             say(f"{config.name} ({config.identity:08x}) at {clock:g} MHz")
         memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
-        with found.step("run", memory, stages) as say:
-            found.result = deploy.run(remote, program, inputs, base=board.address)
-            say(_cycles(found.result))
-        with found.step("compare", "the same inputs, and --output", stages) as say:
+        with rehearsal.step("run", memory, stages) as say:
+            rehearsal.result = deploy.run(remote, program, inputs, base=board.address)
+            say(_cycles(rehearsal.result))
+        with rehearsal.step("compare", "the same inputs, and --output", stages) as say:
             sent = folder / files[1].name
             sent.write_bytes(files[1].data)
-            found.different = _different(Program.load(sent, trust=True), inputs, found.result)
-            say(f"{len(program.outputs)} outputs as here" if not found.different else "outputs differ from those here")
-    return found
+            rehearsal.different = _different(Program.load(sent, trust=True), inputs, rehearsal.result)
+            say(
+                f"{len(program.outputs)} outputs as here"
+                if not rehearsal.different
+                else "outputs differ from those here"
+            )
+    return rehearsal
 
 
 def _cycles(result: Result) -> str:

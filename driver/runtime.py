@@ -125,9 +125,9 @@ class _OfModel(Runtime):
     def _attached(self, runtime: _OfProgram) -> _OfProgram:
         """`runtime`, whose Program now lies in the memory of the devices, where all have the same ones."""
         if runtime is not self._latest:
-            for each, device in zip((runtime, *runtime.others), self._devices):
+            for clone, device in zip((runtime, *runtime.others), self._devices):
                 if not isinstance(device, str):
-                    each.attach(device)
+                    clone.attach(device)
         self._latest = runtime
         return runtime
 
@@ -147,12 +147,12 @@ class _OfModel(Runtime):
             except Exception as error:
                 return error
 
-        for found, some in groupby(samples, runtime_of):
-            if isinstance(found, Exception):
+        for runtime, some in groupby(samples, runtime_of):
+            if isinstance(runtime, Exception):
                 for _ in some:
-                    yield failed(found)
+                    yield failed(runtime)
             else:
-                yield from self._attached(found)._futures(some, in_flight, trace, lost)
+                yield from self._attached(runtime)._futures(some, in_flight, trace, lost)
 
     def open(self) -> None:
         """Nothing: each Program opens a device when it first runs."""

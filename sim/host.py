@@ -97,7 +97,7 @@ class Control:
         """Whether the run that is under way, or the last one, is the one that was prepared here: exactly one has begun
         since, and while it is under way its registers are locked, so that they are those that it has run with."""
         return self.read("runs") == self._number and all(
-            self.read(name) == each for name, each in self._prepared.items()
+            self.read(name) == value for name, value in self._prepared.items()
         )
 
     def _require_ours(self) -> None:
@@ -132,9 +132,9 @@ class Control:
         self._require_ours()
         code = status >> STATUS_ERROR_SHIFT & 0xFF
         if code:
-            index, known = self.read("error_index"), code in ERROR_TEXT
-            self.last_error = (Error(code), index) if known else None
-            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
+            index, is_known = self.read("error_index"), code in ERROR_TEXT
+            self.last_error = (Error(code), index) if is_known else None
+            text = ERROR_TEXT[Error(code)] if is_known else f"error code {code}"
             raise DeviceError(f"instruction {index}: {text}; {describe()}")
         return values
 

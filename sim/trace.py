@@ -42,7 +42,15 @@ def timeline(
     if host:
         rows.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": HOST, "args": {"name": "CPU"}})
     rows += [
-        {"name": what, "ph": "X", "pid": 0, "tid": HOST, "ts": start / clock_mhz, "dur": length / clock_mhz, "args": {}}
-        for what, start, length in host
+        {
+            "name": label,
+            "ph": "X",
+            "pid": 0,
+            "tid": HOST,
+            "ts": start / clock_mhz,
+            "dur": length / clock_mhz,
+            "args": {},
+        }
+        for label, start, length in host
     ]
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {"clock_mhz": clock_mhz}}

@@ -44,7 +44,7 @@ LEASE_CYCLES = 500_000_000
 """Cycles after which the hardware ends a run whose host has died, or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. One that
 waits renews it ten times a second at least."""
 LOCKS = Path("/run/lock")
-BASES = {each.machine: each.address for each in PROCESSORS.values()}
+BASES = {processor.machine: processor.address for processor in PROCESSORS.values()}
 """Where the bitstream projects place the registers, by what `platform.machine()` says."""
 FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
 LOADED = "operating"

@@ -80,18 +80,20 @@ def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
         pumped = manifest.config.get("pump", 1) == 2
         clock_mhz = (_kept_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
-        magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
+        magic, identity = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise DeviceError(f"PYNQ cannot load {bit} ({why}); it needs the rights of root, and the .hwh file") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise DeviceError(
+            f"PYNQ cannot load {bit} ({reason}); it needs the rights of root, and the .hwh file"
+        ) from None
     if magic != MAGIC:
         raise DeviceError(
             f"{bit} was loaded, but no accelerator answers at {manifest.address:#x}: it reads {magic:#010x}"
         )
-    if found != manifest.identity:
+    if identity != manifest.identity:
         raise DeviceError(
-            f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {manifest.identity:08x}"
+            f"{bit} was loaded, but the accelerator there has Config {identity:08x}, not {manifest.identity:08x}"
         )
     if sources != sources_identity():
         raise DeviceError(
@@ -107,11 +109,11 @@ def _set_clock(clocks: Any, mhz: int) -> float:
     Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
     have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.
     """
-    for wanted in range(mhz, 0, -1):
-        clocks.fclk0_mhz = wanted
-        found = float(clocks.fclk0_mhz)
-        if found <= 1.001 * mhz:
-            return found
+    for tried_mhz in range(mhz, 0, -1):
+        clocks.fclk0_mhz = tried_mhz
+        actual_mhz = float(clocks.fclk0_mhz)
+        if actual_mhz <= 1.001 * mhz:
+            return actual_mhz
     raise RuntimeError(f"its clock cannot be set to {mhz} MHz")
 
 
@@ -119,7 +121,7 @@ def _kept_clock(clocks: Any, mhz: int) -> float:
     """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
     where it is not `mhz`, or up to a tenth below.
     """
-    found = float(clocks.fclk0_mhz)
-    if not 0.9 * mhz <= found <= 1.001 * mhz:
-        raise RuntimeError(f"its clock is {found:g} MHz, and the array's is made of one of {mhz} MHz")
-    return found
+    actual_mhz = float(clocks.fclk0_mhz)
+    if not 0.9 * mhz <= actual_mhz <= 1.001 * mhz:
+        raise RuntimeError(f"its clock is {actual_mhz:g} MHz, and the array's is made of one of {mhz} MHz")
+    return actual_mhz

@@ -36,13 +36,15 @@ class Trust:
     rebuild: bool = False
 
 
-def no_device(name: str, known: Iterable[str]) -> NoReturn:
+def no_device(name: str, known_names: Iterable[str]) -> NoReturn:
     """Ends the command: `name` is none of the devices that it takes beside boards over ssh."""
     from celosia.hw.spec.config import did_you_mean
 
-    known = [*known]
-    near = did_you_mean(name, known)
-    raise typer.BadParameter(f"there is no device {name!r}{near}; take {', '.join(known)} or {SSH_PREFIX}USER@BOARD")
+    known_names = [*known_names]
+    suggestion = did_you_mean(name, known_names)
+    raise typer.BadParameter(
+        f"there is no device {name!r}{suggestion}; take {', '.join(known_names)} or {SSH_PREFIX}USER@BOARD"
+    )
 
 
 def write_json(path: Path | None, data: Any) -> None:
@@ -58,8 +60,8 @@ def show(parts: Iterable[RenderableType], **options: Any) -> None:
     from celosia.driver.show.text_table import console
 
     out = console()
-    for each in parts:
-        out.print(each, **options)
+    for part in parts:
+        out.print(part, **options)
 
 
 @contextmanager
@@ -155,7 +157,7 @@ def is_program(source: Path) -> bool:
 
 
 def read_inputs(
-    source: Path, given: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
+    source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
 ) -> dict[str, Any]:
     """The inputs of a model or Program, checked before anything is compiled. shapes: of a model's inputs. InputError,
     ModelError, ProgramError."""
@@ -170,14 +172,14 @@ def read_inputs(
     if is_program(source):
         program = Program.load(source)
         inputs = tuple(
-            replace(each, shape=(-1, *each.shape[1:])) if each.name in program.batched else each
-            for each in program.inputs
+            replace(tensor, shape=(-1, *tensor.shape[1:])) if tensor.name in program.batched else tensor
+            for tensor in program.inputs
         )
     else:
         proto = read(source, data=False)
         proto = with_shapes(proto, shapes or {}, sizes_of(proto, shapes or {}))
         inputs, labels = inputs_of(proto), open_axes(proto)
-    return arrays.read_inputs(given or [], inputs, random, pixels, labels)
+    return arrays.read_inputs(arguments or [], inputs, random, pixels, labels)
 
 
 def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
@@ -189,19 +191,19 @@ def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) ->
 
 def telling_once(quiet: bool) -> Callable[[str], None]:
     """Says the first sentence that it is given on standard error, and none after it."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def tell(sentence: str) -> None:
-        if not told and not quiet:
+        if not shown and not quiet:
             say(f"celosia: {sentence}; of others this is not said", error=True)
-        told.add(sentence)
+        shown.add(sentence)
 
     return tell
 
 
-def keep_of(wanted: list[str] | None) -> str | list[str]:
+def keep_of(texts: list[str] | None) -> str | list[str]:
     """What `compile` keeps for a repeatable option of TENSOR|all."""
-    return "all" if "all" in (wanted or []) else wanted or []
+    return "all" if "all" in (texts or []) else texts or []
 
 
 def advise(program: Program, quiet: bool) -> None:
@@ -212,12 +214,12 @@ def advise(program: Program, quiet: bool) -> None:
         say(f"celosia: {advice}", error=True)
 
 
-def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """The shapes of `--shape` options. ModelError where one is none."""
     from celosia.compiler.graph.errors import ModelError
 
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in given or []:
+    for text in texts or []:
         name, equals, sizes = text.rpartition("=")
         try:
             shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
@@ -280,9 +282,9 @@ def program_of(
     )  # fmt: skip
 
 
-def rounding_of(given: str | None) -> dict[str, Any]:
+def rounding_of(text: str | None) -> dict[str, Any]:
     """What --rounding says, as an argument of `compile`; nothing where it is left out."""
-    return {} if given is None else {"rounding": given}
+    return {} if text is None else {"rounding": text}
 
 
 def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
@@ -290,10 +292,10 @@ def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str |
     return {"shapes": shapes_of(shape), "place": place_of(place), "rounding": rounding}
 
 
-def place_of(given: Sequence[str] | None) -> dict[str, str]:
+def place_of(texts: Sequence[str] | None) -> dict[str, str]:
     """What --place says, as `compile` takes it. BadParameter."""
     place = {}
-    for text in given or ():
+    for text in texts or ():
         name, equals, where = text.rpartition("=")
         if text != "cost" and not (name and equals and where):
             raise typer.BadParameter(f"--place takes NODE=cpu, NODE=accelerator or cost, not {text!r}")
@@ -307,9 +309,9 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
     there = {tensor.name for tensor in (*program.outputs, *program.kept)}
     missing = [name for name in ([] if keep == "all" else keep) if name not in there]
     if missing or (keep == "all" and not program.kept):
-        what = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
+        subject = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
         raise ProgramError(
-            f"{source} was compiled to return its outputs, not {what}; compile the model again with --keep "
+            f"{source} was compiled to return its outputs, not {subject}; compile the model again with --keep "
             f"{missing[0] if missing else 'all'}, or give the ONNX model here"
         )
 

@@ -87,8 +87,8 @@ def flash(
             stages(f"loading on {host}")
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
-        what = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
-        say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {what} answers at {manifest.address:#x}")
+        design = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
+        say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {design} answers at {manifest.address:#x}")
 
 
 Fpga = Annotated[
@@ -128,9 +128,9 @@ def rehearse(
     with common.progress_stages(quiet) as stages:
         values = common.read_inputs(model, inputs, True, common.pixels_of(mean, std, quiet))
         accelerator = None if config is None else Config.load(config)
-        found = rehearsed(model, place, values, accelerator, device, common.shapes_of(shape), stages)
+        rehearsal = rehearsed(model, place, values, accelerator, device, common.shapes_of(shape), stages)
     if not quiet:
-        common.show(steps(found))
-    if found.different:
-        say(f"celosia: outputs differ from those here: {', '.join(found.different)}", error=True)
+        common.show(steps(rehearsal))
+    if rehearsal.different:
+        say(f"celosia: outputs differ from those here: {', '.join(rehearsal.different)}", error=True)
         raise typer.Exit(DIFFERS)

@@ -108,8 +108,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
     if isinstance(error, CheckFailed):
         return UNCHECKED, f"{error}; go on without it with --no-check (check=False in Python), and report the model"
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
+    summary = f"{type(error).__name__}: {error}".splitlines()[0]
+    return FAULT, f"a fault of celosia: {summary}; run the command again with --debug and report what it prints"
 
 
 def say(text: str, error: bool = False) -> None:
@@ -149,7 +149,7 @@ class Commands(TyperGroup):
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
-    given = inspect.signature(function, eval_str=True)
+    signature = inspect.signature(function, eval_str=True)
     debugging = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(function)
@@ -175,5 +175,5 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
-    checked.__signature__ = given.replace(parameters=[*given.parameters.values(), debugging])  # type: ignore[attr-defined]
+    checked.__signature__ = signature.replace(parameters=[*signature.parameters.values(), debugging])  # type: ignore[attr-defined]
     return checked

@@ -134,8 +134,8 @@ def _explored(
         seconds = None if budget is None else explorer.seconds(budget)
         stages("reading the models")
         try:
-            told = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
-            found = explorer.explore(models, board, budget=seconds, progress=stages, told=told, **options)
+            on_state = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
+            exploration = explorer.explore(models, board, budget=seconds, progress=stages, told=on_state, **options)
         except explorer.Interrupted as end:
             return end.found.report, True
-    return found.report, False
+    return exploration.report, False

@@ -65,21 +65,21 @@ def export(
             config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes, records=records,
             place=placed, without=without or (), **common.rounding_of(rounding),
         )  # fmt: skip
-        made = write.export(model, target, options, name)
+        exported = write.export(model, target, options, name)
         stages("writing C")
-        write.write(made, output)
-    common.advise(made.model.program, quiet)
+        write.write(exported, output)
+    common.advise(exported.model.program, quiet)
     if not quiet:
-        say(_told(made, output))
+        say(_told(exported, output))
 
 
-def _told(made: Exported, folder: Path) -> str:
+def _told(exported: Exported, folder: Path) -> str:
     """What was written, and how to build it."""
-    model = made.model
+    model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"
-    needs = f", which call {', '.join(made.functions)} of the C library" if made.functions else ""
+    needs = f", which call {', '.join(exported.functions)} of the C library" if exported.functions else ""
     return (
-        f"{folder}: {model.name}.h for {made.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
+        f"{folder}: {model.name}.h for {exported.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
         f"{model.places.memory_bytes:,} bytes of memory and {model.device_bytes():,} of the accelerator's; make -C "
         f"{folder}"
     )

@@ -79,13 +79,13 @@ def generate(
     options = device_options(device, memory, address)
     common.check_source(model)
     common.check_destinations([model], report)
-    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as where:
+    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as device_or_name:
         from celosia.driver.generate.decoder import Decoder
 
         options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
         decoder = Decoder(
-            model, where, config=config, length=length, threads=threads, check=not no_check, progress=stages,
-            options=options if where == device else {}, **common.rounding_of(rounding),
+            model, device_or_name, config=config, length=length, threads=threads, check=not no_check, progress=stages,
+            options=options if device_or_name == device else {}, **common.rounding_of(rounding),
         )  # fmt: skip
         with decoder:
             begin = _tokens(decoder, model, prompt, ids)

@@ -114,7 +114,7 @@ def sweep(
     """
     if not given:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
-    behind = common.memory_options(memory, "timed")
+    memory_args = common.memory_options(memory, "timed")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], html, report)
@@ -123,13 +123,13 @@ def sweep(
         from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
-        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
-    told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
+        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **memory_args)
+    title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
-        sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note(rows)}").save(html)
+        sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)
     common.write_json(report, rows)
     if not quiet:
-        console().print(show.swept(told, rows))
+        console().print(show.swept(title, rows))
         console().print(sweeping.note(rows), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")

@@ -178,7 +178,7 @@ def inspect(
         return
     if memory is not None and not estimate:
         raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
-    behind = common.memory_options(memory, "timed")
+    memory_args = common.memory_options(memory, "timed")
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
@@ -195,7 +195,7 @@ def inspect(
     if loops is not None:
         _say(show.loops(program, loops))
     elif decisions is None:
-        common.show(show_run.estimate(program, **behind) if estimate else parts.tables(program))
+        common.show(show_run.estimate(program, **memory_args) if estimate else parts.tables(program))
     if loops is None and decisions is None and not estimate:
         _say(parts.lines(program))
 
@@ -245,10 +245,10 @@ class _Parts:
         every = not (any(self.wanted) or self.passes or self.disassemble)
         if every:
             yield show.overview(program)
-        for wanted, table in zip(self.wanted, (show.operators, show.program_layers, show.buffers)):
+        for is_wanted, table in zip(self.wanted, (show.operators, show.program_layers, show.buffers)):
             if every:
                 yield ""
-            if every or wanted:
+            if every or is_wanted:
                 yield table(program)
         if self.passes and self.one_pass is None:
             yield from (show.passes(program), "", show.kernels(program))
@@ -301,7 +301,7 @@ def report(
       celosia report front/front.json -o front.html
       celosia report faster.onnx -o page.html
     """
-    behind = common.memory_options(memory, "timed")
+    memory_args = common.memory_options(memory, "timed")
     from celosia.driver.pages import derivation, page
     from celosia.driver.pages import run_page as run
 
@@ -310,16 +310,16 @@ def report(
         common.check_source(source)
         common.check_destinations([source], output)
         if source.suffix == ".json":
-            for option, given in (("--config", config), ("--memory", memory), ("--shape", shape)):
-                if given:
+            for option, value in (("--config", config), ("--memory", memory), ("--shape", shape)):
+                if value:
                     raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
-            made = _page_of(source)
+            written_page = _page_of(source)
         else:
             program = common.program_of(source, config, stages, no_check, shapes=common.shapes_of(shape))
             stages("drawing")
-            made = run.of_program(program, **behind)
-            made = derivation.with_derivation(made, source)
-        made.save(output)
+            written_page = run.of_program(program, **memory_args)
+            written_page = derivation.with_derivation(written_page, source)
+        written_page.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
 
@@ -412,15 +412,15 @@ def quantize(
         common.check_destinations([model, calibration], output, report)
         from celosia.driver.quantize.quantize import quantize as quantize_model
 
-        found = quantize_model(
+        quantised = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
             std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, progress=stages,
             told=common.telling_once(quiet),
         )  # fmt: skip
-    common.write_json(report, found)
+    common.write_json(report, quantised)
     if not quiet:
         from celosia.driver.show import quantize_summary as show
 
-        tables = (part for table in show.quantised(found) for part in (table, ""))
+        tables = (part for table in show.quantised(quantised) for part in (table, ""))
         common.show([*tables, _size(output)])

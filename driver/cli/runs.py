@@ -245,14 +245,14 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
     from celosia.driver.pages.timeline import timeline
     from celosia.hw.boards.boards import clock_mhz
 
-    if result.counters and not any(each.events for each in result.counters):
+    if result.counters and not any(counters.events for counters in result.counters):
         raise typer.BadParameter(
             "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
             "bitstream of it"
         )
     memory = result.report["memory_model"]
-    made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
-    write_text(path, json.dumps(made) + "\n")
+    trace_json = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
+    write_text(path, json.dumps(trace_json) + "\n")
 
 
 def _show(result: Result, layers: bool) -> None:

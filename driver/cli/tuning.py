@@ -96,10 +96,10 @@ def tune(
       celosia tune model.onnx --device cpu --records tuned.jsonl
     """
     measuring = _measuring(device, memory, pool, insecure_pool, sudo, address)
-    given = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
+    limits = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
     options: dict[str, Any] = {
         "records": records, "jobs": jobs or os.cpu_count() or 1, "learner": learner, "seed": seed,
-        "check": not no_check, **{name: value for name, value in given.items() if value}, **measuring,
+        "check": not no_check, **{name: value for name, value in limits.items() if value}, **measuring,
     }  # fmt: skip
     with common.progress_stages(quiet) as stages:
         options["shapes"] = common.shapes_of(shape)
@@ -120,22 +120,22 @@ def _measuring(
     device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
 ) -> dict[str, Any]:
     """Options of `celosia.tune` that say who measures; none of them is for kernels."""
-    known = (*WITH_CYCLES, CPU)
-    if device not in known and not device.startswith(SSH_PREFIX):
-        common.no_device(device, known)
+    known_devices = (*WITH_CYCLES, CPU)
+    if device not in known_devices and not device.startswith(SSH_PREFIX):
+        common.no_device(device, known_devices)
     if device == CPU:
-        for name, given in (("--memory", memory), ("--pool", pool)):
-            if given:
+        for name, value in (("--memory", memory), ("--pool", pool)):
+            if value:
                 raise typer.BadParameter(
                     f"{name} is of the accelerator; leave it out, or take another device than {CPU}"
                 )
         return {}
-    behind = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
+    memory_args = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
     base = common.address_options(address).get("base")
     from celosia.hw.boards.memory import ZYNQ_HP
 
     return {
-        "device": device, "memory": behind.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
+        "device": device, "memory": memory_args.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
         "pool": common.pool_of(pool, insecure_pool),
     }  # fmt: skip
 
@@ -153,6 +153,6 @@ def _found(
     search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
     shown: ModuleType = show_kernels if device == CPU else show
     with Live(quiet) as live:
-        told = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
-        found = search(model, config, **options, told=told)
-    return found, shown.tuned(found.report)
+        on_state = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
+        tuned = search(model, config, **options, told=on_state)
+    return tuned, shown.tuned(tuned.report)

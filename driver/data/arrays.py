@@ -25,7 +25,7 @@ LARGEST_INDEX = 2
 
 
 def read_inputs(
-    given: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
+    texts: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
     labels: Mapping[tuple[str, int], str] = {},
 ) -> dict[str, Array]:  # fmt: skip
     """The arrays of `--input` options, each of the type and shape that `inputs` say. InputError.
@@ -37,7 +37,7 @@ def read_inputs(
     """
     _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
-    for text in given:
+    for text in texts:
         for name, array in _read(text, inputs, pixels).items():
             if name in arrays:
                 raise InputError(f"input {name!r} is given twice")
@@ -60,12 +60,12 @@ def _closed(tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tup
     """`tensor` with numbers for the open sizes that labels or a batch of 1 tell."""
     if tensor.kind != "tensor":
         return tensor
-    known = {
+    known_tensors = {
         label: arrays[name].shape[axis] for (name, axis), label in labels.items()
         if name in arrays and axis < arrays[name].ndim
     }  # fmt: skip
     sizes = (
-        size if size >= 0 else known.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
+        size if size >= 0 else known_tensors.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
         for axis, size in enumerate(tensor.shape)
     )
     return replace(tensor, shape=tuple(sizes))
@@ -93,16 +93,16 @@ def shape_text(tensor: TensorInfo) -> str:
 
 def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
     """The arrays of one option."""
-    known = {tensor.name: tensor for tensor in inputs}
-    name, path = _split(text, list(known))
+    known_tensors = {tensor.name: tensor for tensor in inputs}
+    name, path = _split(text, list(known_tensors))
     if not path.exists():
         raise InputError(f"--input {text}: there is no file {path}")
     if name is None:
-        return _whole_archive(path, known)
+        return _whole_archive(path, known_tensors)
     if path.suffix.lower() == ".npz":
         return {name: _one_of(path, name)}
     if is_image(path):
-        tensor = known[name]
+        tensor = known_tensors[name]
         return {name: read_image(path, name, tensor.dtype, tensor.shape, pixels)}
     return {name: read_array(path)}
 
@@ -122,13 +122,13 @@ def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
     return names[0], Path(text)
 
 
-def _whole_archive(path: Path, known: Mapping[str, TensorInfo]) -> dict[str, Array]:
+def _whole_archive(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
     arrays = read_archive(path)
-    if len(arrays) == len(known) == 1:
-        return dict(zip(known, arrays.values()))
+    if len(arrays) == len(known_tensors) == 1:
+        return dict(zip(known_tensors, arrays.values()))
     for name in arrays:
-        if name not in known:
-            listed = ", ".join(map(repr, known)) or "none"
+        if name not in known_tensors:
+            listed = ", ".join(map(repr, known_tensors)) or "none"
             raise InputError(f"{path} has an array {name!r}, and there is no such input; the inputs are {listed}")
     return arrays
 

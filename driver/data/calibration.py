@@ -85,7 +85,7 @@ def open_samples(
     or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
     an input whose batch is 1. Raises CalibrationError.
     """
-    complete = completed or (lambda where, arrays, inputs: dict(arrays))
+    complete = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
         where = "the calibration arrays"
         readers = array_readers(where, complete(where, source, inputs), inputs)
@@ -95,7 +95,7 @@ def open_samples(
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
         arrays = _archive(Path(source))
-        if LABELS not in {each.name for each in inputs}:
+        if LABELS not in {tensor.name for tensor in inputs}:
             arrays.pop(LABELS, None)  # of a test set
         readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
     return of_readers(readers, inputs, limit)
@@ -106,22 +106,24 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
     first = readers[0](inputs)
-    fixed = tuple(Input(each.name, each.dtype, first[each.name].shape) for each in inputs)
+    fixed = tuple(Input(tensor.name, tensor.dtype, first[tensor.name].shape) for tensor in inputs)
     return Samples(fixed, tuple(readers))
 
 
-def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
     """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
-    _check_names(where, arrays, inputs)
+    _check_names(source, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
-        raise CalibrationError(f"{where}: the first axis counts samples, and its sizes differ: {counts}")
+        raise CalibrationError(f"{source}: the first axis counts samples, and its sizes differ: {counts}")
     count = next(iter(counts.values()))
     if not count:
-        raise CalibrationError(f"{where} holds no samples; the first axis of each array counts them")
+        raise CalibrationError(f"{source} holds no samples; the first axis of each array counts them")
 
     def row(k: int, inputs: Sequence[Input]) -> Sample:
-        return {each.name: _fitted(arrays[each.name][k], each, f"{where}: {each.name}[{k}]") for each in inputs}
+        return {
+            tensor.name: _fitted(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]") for tensor in inputs
+        }
 
     return [partial(row, k) for k in range(count)]
 
@@ -138,7 +140,7 @@ def files_of(folder: Path) -> tuple[list[Path], Array | None]:
     else:
         numbers = list(range(len(classes)))
     files = [sample_files(path) for path in classes]
-    return list(chain.from_iterable(files)), np.repeat(numbers, [len(each) for each in files])
+    return list(chain.from_iterable(files)), np.repeat(numbers, [len(group) for group in files])
 
 
 def sample_files(folder: Path) -> list[Path]:
@@ -160,13 +162,13 @@ def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
         arrays = _archive(path)
         _check_names(str(path), arrays, inputs)
     elif len(inputs) != 1:
-        names = ", ".join(repr(each.name) for each in inputs)
+        names = ", ".join(repr(tensor.name) for tensor in inputs)
         raise CalibrationError(f"{path} holds one array, the model has the inputs {names}; give .npz files")
     elif path.suffix.lower() == ".npy":
         arrays = {inputs[0].name: read_array(path)}
     else:
         arrays = {inputs[0].name: _image(path, inputs[0], pixels)}
-    return {each.name: _fitted(arrays[each.name], each, f"{path}: {each.name!r}") for each in inputs}
+    return {tensor.name: _fitted(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
 
 
 def _archive(path: Path) -> dict[str, Array]:
@@ -175,32 +177,32 @@ def _archive(path: Path) -> dict[str, Array]:
     return read_archive(path, CalibrationError)
 
 
-def _check_names(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
+def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
     held = ", ".join(map(repr, arrays)) or "nothing"
-    for each in inputs:
-        if each.name not in arrays:
-            raise CalibrationError(f"{where} has no array {each.name!r} ({each}); it holds {held}")
+    for tensor in inputs:
+        if tensor.name not in arrays:
+            raise CalibrationError(f"{source} has no array {tensor.name!r} ({tensor}); it holds {held}")
     for name in arrays:
-        if name not in {each.name for each in inputs}:
-            raise CalibrationError(f"{where} has an array {name!r}, but the model has no such input")
+        if name not in {tensor.name for tensor in inputs}:
+            raise CalibrationError(f"{source} has an array {name!r}, but the model has no such input")
 
 
-def _fitted(array: Array, wanted: Input, where: str) -> Array:
+def _fitted(array: Array, tensor: Input, source: str) -> Array:
     """`array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
-    if array.dtype != wanted.dtype:
-        raise CalibrationError(f"{where} is {array.dtype}, the model takes {wanted.dtype}; convert it with astype")
-    shape = wanted.shape
+    if array.dtype != tensor.dtype:
+        raise CalibrationError(f"{source} is {array.dtype}, the model takes {tensor.dtype}; convert it with astype")
+    shape = tensor.shape
     if array.ndim == len(shape) - 1 and shape[0] in (1, None):
         array = array[None]
     if array.ndim != len(shape) or any(w not in (None, n) for n, w in zip(array.shape, shape)):
-        raise CalibrationError(f"{where} is {array.dtype}{list(array.shape)}, the model takes {wanted}")
+        raise CalibrationError(f"{source} is {array.dtype}{list(array.shape)}, the model takes {tensor}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise CalibrationError(f"{where} holds NaN or infinite values, of which no range can be taken")
+        raise CalibrationError(f"{source} holds NaN or infinite values, of which no range can be taken")
     return np.ascontiguousarray(array)
 
 
-def _image(path: Path, wanted: Input, pixels: Pixels) -> Array:
+def _image(path: Path, tensor: Input, pixels: Pixels) -> Array:
     try:
-        return read_image(path, wanted.name, wanted.dtype.name, wanted.shape, pixels)
+        return read_image(path, tensor.name, tensor.dtype.name, tensor.shape, pixels)
     except InputError as error:
         raise CalibrationError(str(error)) from None

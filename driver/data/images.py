@@ -59,9 +59,9 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             "width]; give .npy files"
         )
     channels, height, width = (int(size or 0) for size in shape[1:])
-    for which, values in (("mean", pixels.mean), ("std", pixels.std)):
+    for option, values in (("mean", pixels.mean), ("std", pixels.std)):
         if len(values) not in (1, channels):
-            raise InputError(f"{len(values)} numbers as {which} for an image of {channels} channels")
+            raise InputError(f"{len(values)} numbers as {option} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
             if changes := _changes(pixels.called(path), image.mode, image.size, channels, (width, height)):
@@ -78,7 +78,7 @@ GREY = ("1", "L", "LA", "I", "I;16", "F")
 """Modes of pillow without colours."""
 
 
-def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted: tuple[int, int]) -> str:
+def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
     """What becomes of an image that is not as the input is; "" for one that is.
 
     >>> _changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
@@ -87,10 +87,10 @@ def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted:
     ''
     """
     changes = []
-    if size != wanted:
-        text = f"resized to {wanted[0]}x{wanted[1]} from {size[0]}x{size[1]}"
+    if size != wanted_size:
+        text = f"resized to {wanted_size[0]}x{wanted_size[1]} from {size[0]}x{size[1]}"
         changes.append(
-            f"{text}, which changes its proportions," if size[0] * wanted[1] != size[1] * wanted[0] else text
+            f"{text}, which changes its proportions," if size[0] * wanted_size[1] != size[1] * wanted_size[0] else text
         )
     if channels == 1 and mode not in GREY:
         changes.append("converted to grey")

@@ -54,11 +54,13 @@ class ConfigSpace:
     base: Config = field(default_factory=lambda: Config(packed=True))
 
     def __post_init__(self) -> None:
-        known = {each.name for each in dataclasses.fields(Config)} - {"name"}
+        known_fields = {field.name for field in dataclasses.fields(Config)} - {"name"}
         for name, values in self.values.items():
-            if name not in known:
-                near = did_you_mean(name, known)
-                raise SpaceError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(known))}")
+            if name not in known_fields:
+                suggestion = did_you_mean(name, known_fields)
+                raise SpaceError(
+                    f"unknown Config field {name!r}{suggestion}; known are {', '.join(sorted(known_fields))}"
+                )
             if not values:
                 raise SpaceError(f"{name} has no values; give at least one, or leave it out")
             try:
@@ -72,9 +74,9 @@ class ConfigSpace:
         """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
         SpaceError."""
         widest = board.bus_bits // 8
-        usual = DEFAULT | {"bus_bytes": tuple(each for each in DEFAULT["bus_bytes"] if each <= widest)}
-        given = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
-        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
+        usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
+        choices = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
+        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in choices.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
         return ConfigSpace(usual | narrowed, board.config)
@@ -129,15 +131,15 @@ class ConfigSpace:
             if not 0 <= at < len(values):
                 return None
             fields[name] = values[at]
-        found = self.config(fields)
-        return None if found == cfg else found
+        config = self.config(fields)
+        return None if config == cfg else config
 
     def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
         """Each Config one step away: the field, the step and the Config."""
         for name in self.searched:
             for step in (1, -1):
-                if (found := self.moved(cfg, {name: step})) is not None:
-                    yield name, step, found
+                if (neighbour := self.moved(cfg, {name: step})) is not None:
+                    yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
         """The Config of the space with the values nearest to those of `cfg`."""
@@ -149,11 +151,11 @@ class ConfigSpace:
 
 def _several(name: str, value: Any) -> Sequence[int | bool]:
     """One value, or a list of them. SpaceError."""
-    found = value if isinstance(value, (list, tuple)) else (value,)
-    for each in found:
-        if not isinstance(each, int):
-            raise SpaceError(f"{name} cannot be {brief(each)}: it takes whole numbers, or true and false")
-    return found
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    for entry in values:
+        if not isinstance(entry, int):
+            raise SpaceError(f"{name} cannot be {brief(entry)}: it takes whole numbers, or true and false")
+    return values
 
 
 def _read(path: str | Path) -> dict[str, Any]:

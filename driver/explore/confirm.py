@@ -31,8 +31,8 @@ def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], 
                 break
             point = rest[0]
             say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
-            found = _CONFIRM[way](explorer.ladder, point, say)
-            explorer.ladder.points.add(found)
+            confirmed = _CONFIRM[way](explorer.ladder, point, say)
+            explorer.ladder.points.add(confirmed)
             explorer.ladder.refit()
             explorer.reconsider()
 
@@ -52,8 +52,11 @@ def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
 
 def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
     """Cycles of each model on the RTL."""
-    found = {each.name: rtl_cycles(ladder.model_on(point, each), point.cfg, ladder.memory) for each in ladder.subjects}
-    return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
+    cycles = {
+        subject.name: rtl_cycles(ladder.model_on(point, subject), point.cfg, ladder.memory)
+        for subject in ladder.subjects
+    }
+    return replace(point, rung=_higher(point, "rtl"), rtl=cycles, at=ladder.clock())
 
 
 def rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:

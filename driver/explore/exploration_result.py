@@ -60,9 +60,9 @@ ENDED = {
 """What has ended an exploration before nothing was left, and how to go on."""
 
 
-def take(rows: Sequence[dict[str, Any]], names: Sequence[str], others: int, ended: str) -> str:
+def take(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
     """Which Config is for whom, in a sentence. others: Configs that were measured beside the preset."""
-    if ended and not others:
+    if ended and not other_count:
         return f"Nothing beside the board's preset was measured: there is nothing to choose from yet. {ENDED[ended]}"
     if not rows:
         return "No Config of the space can be taken: see the failures."
@@ -84,19 +84,19 @@ def report_of(
     measured: Sequence[Point], searched: Sequence[str], ladder: Ladder,
 ) -> dict[str, Any]:  # fmt: skip
     """All of front.json. measured: every Config, in order; searched: fields of several values."""
-    kept = {row["digest"] for row in rows}
+    on_front = {row["digest"] for row in rows}
     points = []
     for point in measured:
         figures = ladder.figures(point)
         points.append({
             "digest": point.cfg.digest, "set": {name: getattr(point.cfg, name) for name in searched},
             "objectives": {name: figures[name] for name in names}, "shares": ladder.shares(point),
-            "front": point.cfg.digest in kept, "how": point.how, "at": point.at,
+            "front": point.cfg.digest in on_front, "how": point.how, "at": point.at,
         })  # fmt: skip
-    others = sum(point.how != PRESET for point in measured)
+    other_count = sum(point.how != PRESET for point in measured)
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names},
-        "take": take(rows, names, others, state["ended"]), "front": rows, "state": state,
+        "take": take(rows, names, other_count, state["ended"]), "front": rows, "state": state,
         "device": ladder.board.device.name, "power": caveat(ladder.board), "searched": list(searched), "points": points,
     }  # fmt: skip
 
@@ -117,5 +117,5 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
 def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:
     """A point in a line."""
     figures = ", ".join(FIGURES[name].format(row["objectives"][name]) for name in report["objectives"])
-    models = [f"{name} as {each['file']}" if each["file"] else name for name, each in row["models"].items()]
+    models = [f"{name} as {model['file']}" if model["file"] else name for name, model in row["models"].items()]
     return f"{figures}; {', '.join(models)} on {report['board']}"

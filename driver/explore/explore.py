@@ -44,9 +44,9 @@ BATCH = 4
 class Interrupted(KeyboardInterrupt):
     """An exploration that Ctrl-C has ended. found: what it had found by then, written where it had a folder."""
 
-    def __init__(self, found: Exploration) -> None:
+    def __init__(self, exploration: Exploration) -> None:
         super().__init__()
-        self.found = found
+        self.found = exploration
 
 
 @dataclass(frozen=True)
@@ -97,29 +97,29 @@ def explore(
     look at.
     """
     objective = _checked(objective, confirmed, search, budget)
-    place, behind = _place(board, memory)
+    place, memory_model = _place(board, memory)
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of(models)
     require_rewritable(subjects, optimise, folder)
-    context = context_of(subjects, _known_as(place), behind)
+    context = context_of(subjects, _known_as(place), memory_model)
     known = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
-    on_cpu = {each.name: placed(each, place.config) for each in subjects}
+    on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
     clock = _clock(known.seconds)
-    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
-        ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
+    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", memory_model), jobs, pool, deadline) as measuring:
+        ladder = Ladder(subjects, place, memory_model, left, measuring, known, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
         apart = measuring if jobs or pool or fleet else None
         rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
         stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
-    found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
+    exploration = _found(explorer, known, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
-        raise Interrupted(found) from None
+        raise Interrupted(exploration) from None
     if stopped is not None:
         raise stopped
-    return found
+    return exploration
 
 
 def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
@@ -185,24 +185,24 @@ def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> l
     """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
     for models have the fewest instructions on them, so that something is known soon."""
     first = space.nearest(ladder.board.config)
-    others = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
-    return others if first is None else [first, *others]
+    candidates = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
+    return candidates if first is None else [first, *candidates]
 
 
-def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
+def _checked(objectives: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
     """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
     from celosia.driver.explore.pareto import on_front
 
     if budget is not None and budget <= 0:
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
-    objective = [ALSO.get(name, name) for name in given]
-    for what, names, there in (
+    objective = [ALSO.get(name, name) for name in objectives]
+    for label, names, there in (
         ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, WAYS), ("search", [search], SEARCHES),
     ):  # fmt: skip
         for name in names:
             if name not in there:
-                raise ExploreError(f"there is no {what} {name!r}; take {', '.join(there)}")
+                raise ExploreError(f"there is no {label} {name!r}; take {', '.join(there)}")
     if not objective or len(set(objective)) != len(objective):
         raise ExploreError(f"give each objective once, at least one of {', '.join(OBJECTIVES)}")
     return objective
@@ -210,17 +210,17 @@ def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget
 
 def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
     """ExploreError where there are none, or two of one name; ModelError."""
-    found = [ExploredModel.of(each) for each in ([models] if isinstance(models, (str, Path)) else models)]
-    if not found:
+    subjects = [ExploredModel.of(model) for model in ([models] if isinstance(models, (str, Path)) else models)]
+    if not subjects:
         raise ExploreError("give at least one model")
-    names = [each.name for each in found]
+    names = [subject.name for subject in subjects]
     for name in names:
         if names.count(name) > 1:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
-    for each in found:
-        if not placed(each, Config(), products=True):
-            raise ModelError(nothing_on_accelerator(each))
-    return found
+    for subject in subjects:
+        if not placed(subject, Config(), products=True):
+            raise ModelError(nothing_on_accelerator(subject))
+    return subjects
 
 
 def seconds(text: str) -> float:
@@ -249,36 +249,36 @@ def _room(state: ExploreState, now: float, budget: float | None, points: int | N
 def _preset(ladder: Ladder, cfg: Config) -> Point | None:
     """The board's own Config, measured whether it fits or not; None where a model does not run on it."""
     cfg = replace(cfg, name="custom")
-    known = ladder.points.get(cfg)
-    if known is None or not known.costs:
-        (known,) = ladder.closed([(cfg, PRESET)])
-    if known.failure is None and not known.measured:
-        (known,) = ladder.timed([known])
-    return known if known.measured else None
+    point_known = ladder.points.get(cfg)
+    if point_known is None or not point_known.costs:
+        (point_known,) = ladder.closed([(cfg, PRESET)])
+    if point_known.failure is None and not point_known.measured:
+        (point_known,) = ladder.timed([point_known])
+    return point_known if point_known.measured else None
 
 
 def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
     """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
     no other Config has, so that none is compared by them; {} where there are none."""
     row = result.row_of(ladder.board.config.name, point, ladder)
-    found = {each.name: with_records(each, point.cfg, ladder.memory) for each in ladder.subjects if patient}
-    row["records"] = {name: cycles for name, cycles in found.items() if cycles is not None}
+    records = {subject.name: with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient}
+    row["records"] = {name: cycles for name, cycles in records.items() if cycles is not None}
     row["fits"] = ladder.fits(point)
     return row
 
 
 def _found(
-    explorer: Explorer, known: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
+    explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
     spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip
     """patient: there is time for what the preset takes with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
-    preset = None if explorer.preset is None else known.get(explorer.preset.cfg)
+    preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
     rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
-        "failed": state.failed, "damaged": known.damaged, "hypervolume": state.volume, "space": len(explorer.space),
+        "failed": state.failed, "damaged": points.damaged, "hypervolume": state.volume, "space": len(explorer.space),
         "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
         "preset": None if preset is None else ladder.figures(preset),
     }  # fmt: skip
@@ -288,4 +288,4 @@ def _found(
     report["path"] = explorer.path(measured)
     if folder is not None:
         result.write(Path(folder), report, front)
-    return Exploration(report, tuple(point.cfg for point in front), tuple(known.known.values()))
+    return Exploration(report, tuple(point.cfg for point in front), tuple(points.known.values()))

@@ -77,12 +77,12 @@ class Explorer:
 
     def resume(self, points: Iterable[Point]) -> None:
         """Go on with what is known."""
-        known = [point for point in points if point.cfg in self.space]
-        for point in known:
+        in_space = [point for point in points if point.cfg in self.space]
+        for point in in_space:
             if point.measured and self.ladder.fits(point):
                 self.measured[point.cfg.digest] = point
                 self.state.known += 1
-        self.search.tell([self._outcome(point) for point in known if point.measured or point.failure is not None])
+        self.search.tell([self._outcome(point) for point in in_space if point.measured or point.failure is not None])
         self._count()
 
     def gather(self) -> None:
@@ -111,19 +111,19 @@ class Explorer:
             chosen = self._chosen(count, order)
             if not chosen and not order:
                 return
-            found = self.ladder.timed(chosen, over)
-            self._learned(found)
+            timed = self.ladder.timed(chosen, over)
+            self._learned(timed)
             self._count()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def _look(self, at_once: int, over: Callable[[], bool]) -> list[str]:
         """At what the search asks for, in closed form."""
-        asked = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.closed(asked, over)
+        proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
+        looked = self.ladder.closed(proposals, over)
         self.state.looked += len(looked)
         self._note(looked)
-        return [cfg.digest for cfg, _ in asked]
+        return [cfg.digest for cfg, _ in proposals]
 
     def _note(self, looked: Sequence[Point]) -> None:
         """Failures are told to the search, others wait."""
@@ -140,13 +140,15 @@ class Explorer:
         if fresh and self.filtering:  # the search walks on in closed form
             expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
             limits = [self.ladder.limits(point) for point in fresh]
-            self.search.tell([ConfigOutcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
+            self.search.tell(
+                [ConfigOutcome(p.cfg, tuple(row), limit) for p, row, limit in zip(fresh, expected, limits)]
+            )
 
     def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
         """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
-        known = self.values(self.measured.values())
-        if len(known) and self.filtering:
-            front = known[on_front(known)]
+        values = self.values(self.measured.values())
+        if len(values) and self.filtering:
+            front = values[on_front(values)]
             self.waiting = {
                 digest: point for digest, point in self.waiting.items()
                 if not dominated(front, [self.ladder.least(point)[name] for name in self.names])
@@ -158,18 +160,18 @@ class Explorer:
             picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
             expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
-            worst = reference(np.vstack([known[on_front(known)], expected[on_front(expected)]]))
-            picked = [digests[n] for n in promising(known, expected, worst, count)]
-            own = [digest for digest in order if digest in self.waiting and digest not in picked]
-            if own and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
-                picked[-1] = own[0]
+            worst = reference(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
+            picked = [digests[n] for n in promising(values, expected, worst, count)]
+            candidates = [digest for digest in order if digest in self.waiting and digest not in picked]
+            if candidates and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
+                picked[-1] = candidates[0]
         chosen = [self.waiting.pop(digest) for digest in picked]
         for digest in list(self.waiting)[:-KEPT]:
             del self.waiting[digest]
         return chosen
 
-    def _learned(self, found: Sequence[Point]) -> None:
-        for point in found:
+    def _learned(self, points: Sequence[Point]) -> None:
+        for point in points:
             digest = point.cfg.digest
             if point.failure is not None:
                 self._fail(point)
@@ -178,7 +180,7 @@ class Explorer:
             self.state.points += 1
             if digest in self.closed:
                 self.correction.learn(point.cfg, self.closed[digest], self.ladder.figures(point))
-        self.search.tell([self._outcome(point) for point in found])
+        self.search.tell([self._outcome(point) for point in points])
 
     def _fail(self, point: Point) -> None:
         assert point.failure is not None
@@ -201,8 +203,8 @@ class Explorer:
         if self.preset is None or not len(values):
             return 0.0
         (middle,) = self.values([self.preset])
-        near = np.clip(values / middle, np.exp(-FAR), None)
-        return hypervolume(near, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
+        clipped = np.clip(values / middle, np.exp(-FAR), None)
+        return hypervolume(clipped, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
 
     # Results --------------------------------------------------------------------------------------------------------
 

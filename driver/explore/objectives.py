@@ -31,13 +31,13 @@ def objectives(
     cfg: Config, costs: Sequence[Cost], resources: Resources, board: Board, clock_mhz: float
 ) -> dict[str, float]:  # fmt: skip
     """All of OBJECTIVES for a Config on which the models cost so much, and which takes so much of a board's device."""
-    cycles = _mean([each.cycles / each.images for each in costs])
-    run = _mean([each.cycles for each in costs])
+    cycles = _mean([cost.cycles / cost.images for cost in costs])
+    run = _mean([cost.cycles for cost in costs])
     shares = resources.shares(board.device)
     return {
         "cycles": cycles, "latency": run / clock_mhz / 1000, "period": cycles / clock_mhz / 1000,
         "area": 100 * sum(shares.values()) / len(shares),
-        "energy": _mean([energy_mj(cfg, each, resources, board, clock_mhz) for each in costs]),
+        "energy": _mean([energy_mj(cfg, cost, resources, board, clock_mhz) for cost in costs]),
     }  # fmt: skip
 
 

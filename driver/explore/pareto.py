@@ -47,10 +47,10 @@ def hypervolume(points: Floats, worst: Floats) -> float:
     return float(_moocore().hypervolume(np.log(points), ref=worst))
 
 
-def promising(known: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
+def promising(known_values: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
     """The `count` of the `expected` points that would add most to the hypervolume of `known`, one after the other; of
     those that add nothing the ones nearest to adding something."""
-    front = known[on_front(known)] if len(known) else known.reshape(0, expected.shape[1])
+    front = known_values[on_front(known_values)] if len(known_values) else known_values.reshape(0, expected.shape[1])
     chosen: list[int] = []
     rest = list(range(len(expected)))
 

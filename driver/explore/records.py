@@ -94,7 +94,7 @@ class Point:
             "costs": {name: dataclasses.asdict(cost) for name, cost in self.costs.items()}, "area": self.area,
             "failure": None if self.failure is None else dataclasses.asdict(self.failure),
             "clock_mhz": self.clock_mhz, "rtl": self.rtl, "how": self.how, "at": round(self.at, 2),
-            "rewritten": {name: dataclasses.asdict(each) for name, each in self.rewritten.items()},
+            "rewritten": {name: dataclasses.asdict(rewriting) for name, rewriting in self.rewritten.items()},
         }  # fmt: skip
 
     @staticmethod
@@ -107,13 +107,17 @@ class Point:
         point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
-        made = [each.cost for each in point.rewritten.values() if each.cost is not None]
-        for cost in (*point.costs.values(), *made):
+        costs = [rewriting.cost for rewriting in point.rewritten.values() if rewriting.cost is not None]
+        for cost in (*point.costs.values(), *costs):
             least = min(cost.bound, cost.moved, cost.macs, cost.on_cpu, *cost.busy.values())
             if cost.busy.keys() != set(UNITS) or min(cost.images, cost.cycles) < 1 or least < 0:
                 raise ValueError("a model takes cycles of the accelerator's units")
-        for name, each in point.rewritten.items():
-            if name not in point.costs or (each.file != "") is not (each.cost is not None) or _leaves(each.file):
+        for name, rewriting in point.rewritten.items():
+            if (
+                name not in point.costs
+                or (rewriting.file != "") is not (rewriting.cost is not None)
+                or _leaves(rewriting.file)
+            ):
                 raise ValueError(f"no model {name!r} was rewritten so")
         if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
             raise ValueError("seconds and clocks are finite")
@@ -176,7 +180,7 @@ class Points:
 
 def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
     """What looks depend on."""
-    models = {each.name: each.digest for each in subjects}
+    models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
 
 
@@ -193,11 +197,11 @@ def _prepare(folder: Path, context: dict[str, Any]) -> None:
         write_text(about, json.dumps(context, indent=1) + "\n")
         return
     try:
-        known = from_json(about.read_text(encoding="utf-8"))
+        header = from_json(about.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
-        if not isinstance(known, dict) or known.get(name) != value:
+        if not isinstance(header, dict) or header.get(name) != value:
             raise ExploreError(f"{folder} holds an exploration of {_told(name)}; give another folder")
 
 

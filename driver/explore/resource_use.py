@@ -24,8 +24,8 @@ class Resources:
     @staticmethod
     def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
         """model: by default that of the Configs which are shipped."""
-        if (known := synthesis.known_usage(cfg, device)) is not None:
-            return Resources(known.lut, known.ff, known.dsp, known.ram, True, False)
+        if (usage := synthesis.known_usage(cfg, device)) is not None:
+            return Resources(usage.lut, usage.ff, usage.dsp, usage.ram, True, False)
         used = (model or area.model()).estimate(cfg)
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 

@@ -40,8 +40,8 @@ def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder
     if folder is None:
         raise ExploreError("models that are rewritten are written to the folder of points; give one")
     require()
-    for each in subjects:
-        model = with_shapes(each.path, None)
+    for subject in subjects:
+        model = with_shapes(subject.path, None)
         graph_of(model)
         opened(model)
 
@@ -61,7 +61,7 @@ def rewrite_front(
     chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
     waiting = [
         (family, subject) for family in families(ladder, chosen.values()) for subject in ladder.subjects
-        if not all(_is_known(ladder.points.known[each.cfg.digest], subject.name, seconds) for each in family)
+        if not all(_is_known(ladder.points.known[point.cfg.digest], subject.name, seconds) for point in family)
     ]  # fmt: skip
     ladder.rewriting, left = True, seconds
     (folder / PLACE).mkdir(exist_ok=True)
@@ -72,13 +72,15 @@ def rewrite_front(
             first = family[0].cfg
             progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
             share, steps = left / (len(waiting) - number), folder / PLACE / STEPS
-            found = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
-            left -= found.state.seconds
-            made = Rewriting(_written(found.model, folder, subject.name) if found.steps else "", None, seconds)
+            optimised = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
+            left -= optimised.state.seconds
+            rewriting = Rewriting(
+                _written(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
+            )
             for each in family:
                 point = ladder.points.known[each.cfg.digest]
-                ladder.points.add(_measured(ladder, point, subject, folder, made))
-            if found.state.ended == "interrupted":
+                ladder.points.add(_measured(ladder, point, subject, folder, rewriting))
+            if optimised.state.ended == "interrupted":
                 raise KeyboardInterrupt
     finally:
         explorer.reconsider()
@@ -86,10 +88,10 @@ def rewrite_front(
 
 def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
     """Those of one shape of array, the fastest first; the shape whose fastest has the fewest cycles comes first."""
-    found: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda each: (ladder.figures(each)["cycles"], each.cfg.digest)):
-        found.setdefault(_shape(point.cfg), []).append(point)
-    return list(found.values())
+    families: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point_key: (ladder.figures(point_key)["cycles"], point_key.cfg.digest)):
+        families.setdefault(_shape(point.cfg), []).append(point)
+    return list(families.values())
 
 
 def _shape(cfg: Config) -> str:
@@ -110,19 +112,19 @@ def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
     return file
 
 
-def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, made: Rewriting) -> Point:
+def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, rewriting: Rewriting) -> Point:
     """The point with what the rewritten model costs on it; with the one that is there, or the original, where that is
     no better. Measured here, where the file is."""
     before = ladder.costs(point)[subject.name]
-    kept = replace(point.rewritten.get(subject.name, made), seconds=made.seconds)
-    if made.file:
-        model = ExploredModel.of(folder / made.file)
+    updated = replace(point.rewritten.get(subject.name, rewriting), seconds=rewriting.seconds)
+    if rewriting.file:
+        model = ExploredModel.of(folder / rewriting.file)
         result = Ask(model, asked_of(point.cfg), "timed", ladder.memory).run()
         if result.status == Status.OK:
             cost = cost_of(result)
             if cost.images == before.images and cost.cycles < before.cycles:
-                rewritten = point.rewritten | {subject.name: replace(made, cost=cost)}
+                rewritten = point.rewritten | {subject.name: replace(rewriting, cost=cost)}
                 return replace(point, rewritten=rewritten, rtl=None)
-    if kept.cost is None:
-        kept = replace(kept, file="")
-    return replace(point, rewritten=point.rewritten | {subject.name: kept})
+    if updated.cost is None:
+        updated = replace(updated, file="")
+    return replace(point, rewritten=point.rewritten | {subject.name: updated})

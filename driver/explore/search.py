@@ -50,27 +50,27 @@ class ConfigSearch:
     def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
         """start: Configs that are asked for first."""
         self.space, self.rng = space, rng
-        self.start = [each for each in start if each in space]
+        self.start = [cfg for cfg in start if cfg in space]
         self.asked: set[str] = set()
         self.known: dict[str, ConfigOutcome] = {}
 
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` new Configs."""
-        found: list[Proposal] = []
+        proposals: list[Proposal] = []
         first = ((cfg, "to begin with") for cfg in self.start)
-        for cfg, how in chain(first, self.proposals(count), self._any(), self._rest()):
-            if len(found) == count:
+        for cfg, origin in chain(first, self.proposals(count), self._any(), self._rest()):
+            if len(proposals) == count:
                 break
             if cfg.digest not in self.asked:
                 self.asked.add(cfg.digest)
-                found.append((cfg, how))
-        return found
+                proposals.append((cfg, origin))
+        return proposals
 
     def tell(self, outcomes: Sequence[ConfigOutcome]) -> None:
         """What came of Configs that were asked for, or of others."""
-        for each in outcomes:
-            self.asked.add(each.cfg.digest)
-            self.known[each.cfg.digest] = each
+        for outcome in outcomes:
+            self.asked.add(outcome.cfg.digest)
+            self.known[outcome.cfg.digest] = outcome
 
     def proposals(self, count: int) -> Iterator[Proposal]:
         """Configs worth a look, the best first, known ones among them."""
@@ -79,7 +79,7 @@ class ConfigSearch:
     @property
     def good(self) -> list[ConfigOutcome]:
         """What came to an end with objectives."""
-        return [each for each in self.known.values() if each.objectives is not None]
+        return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
         """Random ones, until most are known."""
@@ -110,13 +110,13 @@ class Bottleneck(ConfigSearch):
         front = np.flatnonzero(on_front(_matrix(good)))
         moves = [self._moves(good[n]) for n in self.rng.permutation(front)]
         number = 0
-        for each in chain.from_iterable(zip_longest(*moves)):
-            if each is None:
+        for move in chain.from_iterable(zip_longest(*moves)):
+            if move is None:
                 continue
             number += 1
             if number % 10 == 0 and (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
-            yield each
+            yield move
 
     def _moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
         """From one Config, what is likely to help first."""
@@ -139,9 +139,9 @@ class Bottleneck(ConfigSearch):
         back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
         far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
         first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
-        for moved, how in chain(first, back, both, far):
+        for moved, origin in chain(first, back, both, far):
             if moved is not None:
-                yield moved, how
+                yield moved, origin
 
     def _same_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
         """A step after which scratchpads whose entries are wider have fewer of them, so that they need no more room;
@@ -169,7 +169,7 @@ class Nsga2(ConfigSearch):
         order = sorted(range(len(good)), key=lambda n: (rank[n], -crowded[n]))[: self.population]
         for _ in range(min(50 * count, 2000)):
             parents = [good[order[min(self.rng.choice(len(order), 2))]] for _ in range(2)]
-            if (child := self._child(*(each.cfg for each in parents))) is not None:
+            if (child := self._child(*(parent.cfg for parent in parents))) is not None:
                 yield child, "crossed"
 
     def _child(self, one: Config, other: Config) -> Config | None:
@@ -191,20 +191,20 @@ def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64
     >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
     array([inf,  2., inf])
     """
-    found = np.zeros(len(values))
-    for each in np.unique(rank):
-        own = np.flatnonzero(rank == each)
-        for column in values[own].T:
-            order = own[np.argsort(column, kind="stable")]
+    distance = np.zeros(len(values))
+    for front_rank in np.unique(rank):
+        members = np.flatnonzero(rank == front_rank)
+        for column in values[members].T:
+            order = members[np.argsort(column, kind="stable")]
             ordered = np.sort(column)
-            found[order[[0, -1]]] = np.inf
+            distance[order[[0, -1]]] = np.inf
             if (span := ordered[-1] - ordered[0]) > 0:
-                found[order[1:-1]] += (ordered[2:] - ordered[:-2]) / span
-    return found
+                distance[order[1:-1]] += (ordered[2:] - ordered[:-2]) / span
+    return distance
 
 
 def _matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
-    return np.array([each.objectives for each in outcomes], np.float64)
+    return np.array([outcome.objectives for outcome in outcomes], np.float64)
 
 
 SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, RandomConfigs), strict=True))
@@ -218,7 +218,7 @@ def spread(
     rest = list(dict.fromkeys(islice(drawn, 8 * count)))
     chosen, rest = rest[:1], rest[1:]
     while rest and len(chosen) < count:
-        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, each) for each in chosen)))
+        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, other) for other in chosen)))
         rest.remove(chosen[-1])
     return chosen
 

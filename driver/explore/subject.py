@@ -86,9 +86,9 @@ class Cost:
 @lru_cache(maxsize=8)
 def _graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
     """The graph after its passes, and images in a run. ModelError."""
-    found = specialise(subject.path, None, batch)
-    PASSES.run(found.graph)
-    return found.graph, batch if found.batched else 1
+    program = specialise(subject.path, None, batch)
+    PASSES.run(program.graph)
+    return program.graph, batch if program.batched else 1
 
 
 def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
@@ -109,22 +109,22 @@ def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Co
     """
     graph, images = _graph(subject, cfg.batch)
     selection = select(graph, cfg)
-    known: dict[Problem, float] = {}
-    asked, total, moved, vector = [], 0.0, 0, 0
+    seconds_of: dict[Problem, float] = {}
+    requests, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
-        found = [problem for each in define(cfg, choice.layer) for problem in problems(each)]
-        own = [each for each in found if isinstance(each, Problem)]
-        for each in own:
-            if each not in known:
-                known[each] = estimated(cfg, each)
-            total += known[each]
+        candidates = [problem for definition in define(cfg, choice.layer) for problem in problems(definition)]
+        layer_problems = [candidate for candidate in candidates if isinstance(candidate, Problem)]
+        for each in layer_problems:
+            if each not in seconds_of:
+                seconds_of[each] = estimated(cfg, each)
+            total += seconds_of[each]
             vector += each.out_blocks * each.rows * each.columns * each.images * max(1, each.sums)
-        asked.append((choice.layer, own))
+        requests.append((choice.layer, layer_problems))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
         moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0
-    gemm = sum(each.steps for _, own in asked for each in own)
+    gemm = sum(problem.steps for _, layer_problems in requests for problem in layer_problems)
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
-    bound = int(network_bound(cfg, asked, memory_model(memory)))
+    bound = int(network_bound(cfg, requests, memory_model(memory)))
     macs = sum(choice.layer.macs for choice in selection.choices)
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
@@ -147,7 +147,7 @@ def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cos
 
 def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
     """Cycles under the schedules that come with Celosia for this Config, as `compile` takes them; None without any."""
-    if not (known := shipped(cfg)).trials:
+    if not (presets := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
 
@@ -155,7 +155,7 @@ def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None
         return Network(cfg, *plan, planner)
 
     def image(plan: LaunchLayers, planner: Planner) -> Image:
-        return apply(network(plan, planner), known, TIMED, known)[0]
+        return apply(network(plan, planner), presets, TIMED, presets)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
     return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))

@@ -29,25 +29,25 @@ MOST = 200
 Values = Mapping[str, Sequence[int | bool]]
 
 
-def settings(given: Sequence[str]) -> dict[str, list[int | bool]]:
+def settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
     """The values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
 
     >>> settings(["bus_bytes=8,16", "forward=true"])
     {'bus_bytes': [8, 16], 'forward': [True]}
     """
     fields = {field.name for field in dataclasses.fields(Config)} - {"name"}
-    found: dict[str, list[int | bool]] = {}
-    for text in given:
+    values_of: dict[str, list[int | bool]] = {}
+    for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
             raise ConfigError(f"{text!r} sets no field; write it as inp_depth=1024,4096")
         if name not in fields:
-            near = did_you_mean(name, fields)
-            raise ConfigError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(fields))}")
-        if name in found:
+            suggestion = did_you_mean(name, fields)
+            raise ConfigError(f"unknown Config field {name!r}{suggestion}; known are {', '.join(sorted(fields))}")
+        if name in values_of:
             raise ConfigError(f"{name} is set twice; give all of its values at once, as {name}=...,...")
-        found[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
-    return found
+        values_of[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
+    return values_of
 
 
 def _value(name: str, text: str) -> int | bool:
@@ -78,15 +78,15 @@ def sweep(
     >>> [row["set"]["bus_bytes"] for row in rows], rows[0]["cycles"] > rows[1]["cycles"]
     ([4, 8], True)
     """
-    first, behind = Config.load(base), memory_model(memory)
-    combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
+    first, dram = Config.load(base), memory_model(memory)
+    combinations = [dict(zip(values, choice)) for choice in itertools.product(*values.values())]
     if len(combinations) > MOST:
         raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
     rows, subject, board = [], ExploredModel.of(model), board_for(first)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
-        rows.append(_row(subject, first, fields, behind, board))
+        rows.append(_row(subject, first, fields, dram, board))
     return rows
 
 
@@ -176,9 +176,9 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
             ]
         else:
             facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
-        field, *others = there[0]["set"]
-        told = f"By {field}" + (f", a line for each choice of {', '.join(others)}." if others else ".")
-        sections.insert(0, Section("Cycles", f"{told} The pointer on a dot says its cycles.", _plot(rows)))
+        field, *other_fields = there[0]["set"]
+        caption = f"By {field}" + (f", a line for each choice of {', '.join(other_fields)}." if other_fields else ".")
+        sections.insert(0, Section("Cycles", f"{caption} The pointer on a dot says its cycles.", _plot(rows)))
     else:
         facts = [("none", f"of {len(rows)} Configs runs the model")]
     return Page(title, "", facts, sections)
@@ -220,21 +220,21 @@ def _tick(value: float) -> int:
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
     """Inline SVG of the rows that have cycles."""
     there = [row for row in rows if row["cycles"]]
-    field, *others = there[0]["set"]
+    field, *other_fields = there[0]["set"]
     places = list(dict.fromkeys(row["set"][field] for row in rows))
-    most = max(row["cycles"] for row in there)
+    max_cycles = max(row["cycles"] for row in there)
     step, high = (WIDTH - LEFT - 60) / max(1, len(places) - 1), HEIGHT - BELOW - TOP
 
     def at(row: dict[str, Any]) -> tuple[float, float]:
-        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / most)
+        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / max_cycles)
 
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in there:
-        lines.setdefault(_named({name: row["set"][name] for name in others}), []).append(row)
+        lines.setdefault(_named({name: row["set"][name] for name in other_fields}), []).append(row)
     parts = []
-    tick = _tick(most / 4)
-    for part in range(int(most // tick) + 1):
-        y = TOP + high * (1 - part * tick / most)
+    tick = _tick(max_cycles / 4)
+    for part in range(int(max_cycles // tick) + 1):
+        y = TOP + high * (1 - part * tick / max_cycles)
         parts.append(f'<line x1="{LEFT}" y1="{y:.0f}" x2="{WIDTH}" y2="{y:.0f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 5:.0f}" text-anchor="end">{part * tick:,}</text>')
     for number, place in enumerate(places):
@@ -242,16 +242,16 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
         parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BELOW + 22}" text-anchor="middle">{str(place).lower()}</text>')
     x, y = (LEFT + WIDTH) / 2, TOP + high / 2
     parts.append(f'<text class="axis" x="{x:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(field)}</text>')
-    turned = f'transform="rotate(-90 16 {y:.0f})"'
-    parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {turned}>cycles</text>')
-    for number, own in enumerate(lines.values()):
+    rotation = f'transform="rotate(-90 16 {y:.0f})"'
+    parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {rotation}>cycles</text>')
+    for number, line in enumerate(lines.values()):
         colour = COLOURS[number % len(COLOURS)]
-        points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in own)
+        points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for row in own:
+        for row in line:
             x, y = at(row)
-            told = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{told}</title></circle>')
+            tooltip = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{tooltip}</title></circle>')
     key = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
     return f'{key}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'

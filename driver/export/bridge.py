@@ -26,7 +26,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
 Array = NDArray[Any]
-NAMES = {each.offset: name for name, each in REGISTERS.items()}
+NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
 
 class Behind(Protocol):
@@ -67,14 +67,14 @@ class FunctionalRegisters:
             self._run()
 
     def _run(self) -> None:
-        error, whole = Error.NONE, self.device.dram
+        error, memory = Error.NONE, self.device.dram
         try:
             start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
-            self.device.dram = whole[start : start + self._values["dma_size"]]
+            self.device.dram = memory[start : start + self._values["dma_size"]]
             self.device.run(self._values["instr_addr"], self._values["instr_count"])
         except (DeviceError, ValueError):
             error = Error.ILLEGAL_INSTRUCTION
-        self.device.dram = whole
+        self.device.dram = memory
         self._values["status"] = STATUS_DONE | error << STATUS_ERROR_SHIFT
 
     def wait(self) -> None:

@@ -117,9 +117,9 @@ def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
     lines: list[str] = []
     names: tuple[list[str], list[str]] = ([], [])
     groups = ("in", model.program.inputs), ("out", model.program.outputs)
-    for group, (what, tensors) in zip(names, groups):
+    for group, (kind, tensors) in zip(names, groups):
         for number, tensor in enumerate(tensors):
-            group.append(f"{model.name}_{what}{number}")
+            group.append(f"{model.name}_{kind}{number}")
             count = max(nbytes(tensor) // itemsize(tensor.dtype), 1)
             lines.append(f"static {C_TYPES[tensor.dtype]} {group[-1]}[{count}];")
     return lines, *names

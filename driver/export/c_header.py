@@ -23,7 +23,7 @@ def header() -> str:
         "POLL_MICROSECONDS": int(board.POLL_SECONDS * 1e6),
         "INTERRUPT_MICROSECONDS": int(board.INTERRUPT_SECONDS * 1e6),
     }
-    offsets = {f"REG_{name.upper()}": each.offset for name, each in REGISTERS.items()}
+    offsets = {f"REG_{name.upper()}": register.offset for name, register in REGISTERS.items()}
     codes = {f"ERROR_{error.name}": int(error) for error in ERROR_TEXT}
     texts = [f'    case CELOSIA_ERROR_{error.name}: return "{text}"; \\' for error, text in ERROR_TEXT.items()]
     lines = [

@@ -73,21 +73,21 @@ WITHOUT_SYSTEM = frozenset(
 def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
     """Functions of the C library that kernels call, beside those of `ANYWHERE` and the compiler's own, which begin with
     _. NotExportable where the target does not bring one."""
-    found: set[str] = set()
+    reasons: set[str] = set()
     for step in program.steps:
         if isinstance(step, CpuStep) and step.kernel is not None:
             names = undefined(program.kernels[step.kernel].code) - ANYWHERE
-            found |= (called := {name for name in names if not name.startswith("_")})
+            reasons |= (called := {name for name in names if not name.startswith("_")})
             lacking = sorted(called - WITHOUT_SYSTEM)
             if lacking and not target.hosted:
                 node = step.nodes[-1]
-                others = f" (with {len(step.nodes) - 1} others in its kernel)" if len(step.nodes) > 1 else ""
+                fused = f" (with {len(step.nodes) - 1} others in its kernel)" if len(step.nodes) > 1 else ""
                 raise NotExportable(
-                    f"{node.op} ({node.name}){others} cannot be exported for {target.name}: it calls {lacking[0]} of "
+                    f"{node.op} ({node.name}){fused} cannot be exported for {target.name}: it calls {lacking[0]} of "
                     "the C library, which is not there without an operating system; replace the operator, or take "
                     "another target"
                 )
-    return tuple(sorted(found))
+    return tuple(sorted(reasons))
 
 
 def require_model(source: Path, name: str | None) -> None:
@@ -103,16 +103,16 @@ def require_model(source: Path, name: str | None) -> None:
 def require_name(name: str) -> None:
     """NotExportable where it is no name in C."""
     if not name or identifier(name) != name:
-        near = identifier(name)
-        raise NotExportable(f"{name!r} is no name in C, or has a meaning there; take another one, such as {near}")
+        suggestion = identifier(name)
+        raise NotExportable(f"{name!r} is no name in C, or has a meaning there; take another one, such as {suggestion}")
 
 
 def export(source: Source, target: str, options: Options, name: str | None = None) -> Exported:
     """An ONNX model as C for `target`. TargetError, NotExportable, and what `compile` raises."""
-    wanted = find_export_target(target)
-    options = Options(**{**vars(options), "target": wanted.target})
+    wanted_target = find_export_target(target)
+    options = Options(**{**vars(options), "target": wanted_target.target})
     program = compile_model(source, **vars(options))
-    return export_program(program, wanted, name)
+    return export_program(program, wanted_target, name)
 
 
 def require_target(folder: Path, target: str) -> None:
@@ -135,11 +135,11 @@ def target_of(folder: Path) -> str | None:
 def require_own(exported: Exported, folder: Path) -> None:
     """OutputError where a file that is to be written is there, and is none of an earlier export."""
     exported_to = target_of(folder) is not None
-    known = exported_to and (folder / f"{exported.model.name}_celosia.c").exists()
+    is_known = exported_to and (folder / f"{exported.model.name}_celosia.c").exists()
     common = {*runtime_files(exported.target), *BUILD_FILES}
     for file in exported.files:
         path = folder / Path(file).parts[0]
-        if path.exists() and not (exported_to if file in common else known):
+        if path.exists() and not (exported_to if file in common else is_known):
             raise OutputError(
                 f"{path} is there, and not of `celosia export`, which would write over it; take another folder"
             )

@@ -100,16 +100,16 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
     lack = missing(target)
     if lack is not None:
         raise ToolMissing(lack)
-    for each in exported:
-        write(each, folder)
-    (folder / f"{PROGRAM}.c").write_text(bridge_program([each.model for each in exported]), encoding="utf-8")
+    for model in exported:
+        write(model, folder)
+    (folder / f"{PROGRAM}.c").write_text(bridge_program([model.model for model in exported]), encoding="utf-8")
     if target.name in _ORIGINS:
         text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
         (folder / "program.ld").write_text(text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8")
     sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
-    for each in exported:
-        sources += [f"{each.model.name}.c", f"{each.model.name}_celosia.c"]
-        sources += [file for file in each.files if file.endswith(".o")]
+    for model in exported:
+        sources += [f"{model.model.name}.c", f"{model.model.name}_celosia.c"]
+        sources += [file for file in model.files if file.endswith(".o")]
     last = ("-lm",) if target.hosted else ()
     compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *last], folder)
     return [*emulator.command, str(folder / PROGRAM)]
@@ -117,12 +117,12 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
 
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
     """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
     )  # fmt: skip
-    if done.returncode:
-        raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
+    if completed.returncode:
+        raise ToolMissing(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
@@ -142,7 +142,7 @@ FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
 
 def compiler(target: ExportTarget) -> list[str]:
     """The command of a C compiler for `target`: this machine's own, or ziglang."""
-    own = shutil.which(os.environ.get("CC", "cc"))
-    if own is not None and target.name == platform.machine():
-        return [own, *target.gcc]
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is not None and target.name == platform.machine():
+        return [compiler, *target.gcc]
     return [sys.executable, "-m", "ziglang", "cc", *target.zig, *(() if target.hosted else ("-ffreestanding",))]

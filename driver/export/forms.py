@@ -41,7 +41,7 @@ class AffineForm:
     def c(self) -> str:
         """An initialiser."""
         fields = (getattr(self, name) for name in self.__dataclass_fields__)
-        return "{" + ", ".join(_c(each) for each in fields) + "}"
+        return "{" + ", ".join(_c(field) for field in fields) + "}"
 
 
 def _c(value: int | tuple[int, ...]) -> str:

@@ -60,43 +60,43 @@ def nbytes(tensor: TensorInfo) -> int:
 def places_of(program: Program) -> Places:
     """Where the tensors of `program` lie. NotExportable for what C cannot hold."""
     require_exportable(program)
-    found = Places()
+    places = Places()
     for number, tensor in enumerate(program.inputs):
-        found.of[tensor.name] = Location("in", number)
+        places.of[tensor.name] = Location("in", number)
     for number, tensor in enumerate(program.outputs):  # one that is an input or a constant, too, is copied at the end
         if tensor.name not in program.constants:
-            found.of.setdefault(tensor.name, Location("out", number))
+            places.of.setdefault(tensor.name, Location("out", number))
     for name, offset in program.arena.offsets.items():
-        found.of.setdefault(name, Location("memory", offset))
-    _place_constants(program, found)
+        places.of.setdefault(name, Location("memory", offset))
+    _place_constants(program, places)
     size = aligned(program.arena.size)
     for step in program.steps:
         for name in _made(step):
-            if name not in found.of:
-                found.of[name], size = Location("memory", size), size + aligned(nbytes(program.tensors[name]))
+            if name not in places.of:
+                places.of[name], size = Location("memory", size), size + aligned(nbytes(program.tensors[name]))
         if isinstance(step, CpuStep) and step.kernel is None:
-            _place_view(found, step, {tensor.name for tensor in program.outputs})
-    found.workspace = size
-    found.memory_bytes = size + aligned(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
-    return found
+            _place_view(places, step, {tensor.name for tensor in program.outputs})
+    places.workspace = size
+    places.memory_bytes = size + aligned(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
+    return places
 
 
-def _place_view(found: Places, step: CpuStep, outputs: set[str]) -> None:
+def _place_view(places: Places, step: CpuStep, outputs: set[str]) -> None:
     """A view lies where its tensor does; one that is returned is copied there."""
     if step.outputs[0] not in outputs:
-        found.of[step.outputs[0]] = found[step.inputs[0]]
+        places.of[step.outputs[0]] = places[step.inputs[0]]
 
 
-def _place_constants(program: Program, found: Places) -> None:
+def _place_constants(program: Program, places: Places) -> None:
     parts: list[NDArray[np.uint8]] = []
     size = 0
     for name in dict.fromkeys(_read(program)):
-        if name in program.constants and name not in found.of:
+        if name in program.constants and name not in places.of:
             data = _bytes(program.constants[name])
-            found.of[name] = Location("constants", size)
+            places.of[name] = Location("constants", size)
             parts.append(np.concatenate([data, np.zeros(aligned(len(data)) - len(data), np.uint8)]))
             size += len(parts[-1])
-    found.constants = np.concatenate(parts) if parts else found.constants
+    places.constants = np.concatenate(parts) if parts else places.constants
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -128,13 +128,15 @@ def require_exportable(program: Program) -> None:
                 "deploy` on a board that has Python"
             )
     for tensor in (*program.inputs, *program.outputs):
-        what = f"tensor {tensor.name!r} ({program.shape_text(tensor)})"
+        label = f"tensor {tensor.name!r} ({program.shape_text(tensor)})"
         if tensor.kind != "tensor" or tensor.dtype not in C_TYPES:
             kind = tensor.kind if tensor.kind != "tensor" else tensor.dtype
-            raise NotExportable(f"{what} cannot be exported: C has no {kind}; give the model tensors of numbers alone")
+            raise NotExportable(
+                f"{label} cannot be exported: C has no {kind}; give the model tensors of numbers alone"
+            )
         if -1 in tensor.shape:
             raise NotExportable(
-                f"{what} cannot be exported: its size is only known when it runs; fix it with --shape {tensor.name}=..."
+                f"{label} cannot be exported: its size is only known when it runs; fix it with --shape {tensor.name}=..."
             )
 
 

@@ -50,13 +50,13 @@ def identifier(text: str) -> str:
     return f"{name}_model" if TAKEN.fullmatch(name) else name
 
 
-def names_of(tensors: tuple[TensorInfo, ...], what: str) -> list[str]:
+def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
     """Parameters of C for tensors, each another one, that begin with `what`: none is a keyword, type or macro."""
-    found: list[str] = []
+    names: list[str] = []
     for number, tensor in enumerate(tensors):
-        name = f"{what}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
-        found.append(f"{what}{number}" if name in found else name)
-    return found
+        name = f"{kind}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
+        names.append(f"{kind}{number}" if name in names else name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class CModel:
         """Those of the typed entry."""
         ins = zip(self.program.inputs, names_of(self.program.inputs, "in"))
         outs = zip(self.program.outputs, names_of(self.program.outputs, "out"))
-        given = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
-        return ", ".join([f"{self.name} *self", *given, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
+        parameters = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
+        return ", ".join([f"{self.name} *self", *parameters, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
 
     def header(self) -> str:
         """The text of NAME.h."""
         program, name, upper = self.program, self.name, self.upper
-        tensors = [f"   {what} {number}: {_plain(each.name)}, {program.shape_text(each)}, {nbytes(each)} bytes"
-                   for what, group in (("input", program.inputs), ("output", program.outputs))
-                   for number, each in enumerate(group)]  # fmt: skip
+        tensors = [f"   {kind} {number}: {_plain(tensor.name)}, {program.shape_text(tensor)}, {nbytes(tensor)} bytes"
+                   for kind, group in (("input", program.inputs), ("output", program.outputs))
+                   for number, tensor in enumerate(group)]  # fmt: skip
         return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}, by `celosia export`.
 
 {chr(10).join(tensors)}
@@ -236,9 +236,9 @@ int {name}_close({name} *self) {{
         for number, launch in enumerate(self.program.launches):
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
-            for what, k, move in moves:
+            for kind, k, move in moves:
                 form = form_of(self.program.config, move, self.program.info(move.value))
-                yield f"static const celosia_form {self.name}_{what}_{number}_{k} = {form.c()};"
+                yield f"static const celosia_form {self.name}_{kind}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:
         launches = 0
@@ -251,8 +251,8 @@ int {name}_close({name} *self) {{
             elif isinstance(step, CpuStep):
                 yield from self._copied(step.outputs[0], step.inputs[0])
         for number, tensor in enumerate(self.program.outputs):
-            if self.places[tensor.name] != (wanted := Location("out", number)):
-                yield self._copy(wanted, self.places[tensor.name], tensor)
+            if self.places[tensor.name] != (location := Location("out", number)):
+                yield self._copy(location, self.places[tensor.name], tensor)
 
     def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
@@ -269,9 +269,9 @@ int {name}_close({name} *self) {{
         inputs = [name for name in step.inputs if name]
         for out, place in kernel.in_place:
             yield from self._copied(step.outputs[out], inputs[place])
-        given = [self._at(name) for name in (*inputs, *step.outputs)]
-        given.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
-        yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(given)}}}, 0, 1);"
+        arguments = [self._at(name) for name in (*inputs, *step.outputs)]
+        arguments.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
+        yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"
 
     def _copied(self, to: str, source: str) -> Iterator[str]:
         """A copy of a tensor into the memory of another one, where it does not lie there."""
@@ -303,8 +303,8 @@ def _plain(text: str) -> str:
 
 def _array(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
     """Bytes as words of 64 bits, which a compiler reads faster than bytes; it has one at least."""
-    whole = max(-(-len(data) // 8) * 8, 8)
-    words = np.concatenate([data, np.zeros(whole - len(data), np.uint8)]).view("<u8")
+    padded_size = max(-(-len(data) // 8) * 8, 8)
+    words = np.concatenate([data, np.zeros(padded_size - len(data), np.uint8)]).view("<u8")
     yield f"extern const uint64_t {name}[];"
     yield f"_Alignas({ALIGN}) const uint64_t {name}[] = {{"
     for start in range(0, len(words), WORDS_A_LINE):

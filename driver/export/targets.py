@@ -56,12 +56,12 @@ _ALL = (
         hosted=False,
     ),
 )  # fmt: skip
-_BY_NAME = {each.name: each for each in _ALL}
+_BY_NAME = {target.name: target for target in _ALL}
 
 
 def find_export_target(name: str) -> ExportTarget:
     """TargetError where there is none of that name."""
     if name not in EXPORT_TARGETS:
-        near = did_you_mean(name, EXPORT_TARGETS)
-        raise TargetError(f"there is no target {name!r}{near}; take {', '.join(EXPORT_TARGETS)}")
+        suggestion = did_you_mean(name, EXPORT_TARGETS)
+        raise TargetError(f"there is no target {name!r}{suggestion}; take {', '.join(EXPORT_TARGETS)}")
     return _BY_NAME[name]

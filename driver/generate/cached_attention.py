@@ -51,10 +51,10 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     if (opset := opset_of(proto, "")) < OPSET:
         raise ModelError(f"attention with a cache inside it needs opset {OPSET}, not {opset}; export the model with it")
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
     roles = roles_of(proto)
-    writer = GraphWriter(made.graph, "attention")
+    writer = GraphWriter(result.graph, "attention")
     for node in proto.graph.node:
         if not _has_cache(node):
             writer.nodes.append(node)
@@ -66,7 +66,7 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         else:
             _Multiple(writer, node, roles).write()
     writer.close()
-    return made
+    return result
 
 
 def _has_cache(node: onnx.NodeProto) -> bool:
@@ -79,7 +79,7 @@ def _input(node: onnx.NodeProto, number: int) -> str:
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def _called(node: onnx.NodeProto) -> str:
@@ -90,8 +90,8 @@ def _require_plain(node: onnx.NodeProto) -> None:
     for name, value in _attributes(node).items():
         if name not in PLAIN[node.op_type] and value != DEFAULTS.get(name, 0):
             raise ModelError(f"{_called(node)} has {name} = {value!r}, which cannot be run step by step; leave it out")
-    if more := [name for name in node.input[INPUTS[node.op_type] :] if name]:
-        raise ModelError(f"{_called(node)} takes {more[0]!r}, which cannot be run step by step; leave it out")
+    if unsupported := [name for name in node.input[INPUTS[node.op_type] :] if name]:
+        raise ModelError(f"{_called(node)} takes {unsupported[0]!r}, which cannot be run step by step; leave it out")
 
 
 class _Attention:
@@ -99,7 +99,7 @@ class _Attention:
 
     def __init__(self, writer: GraphWriter, node: onnx.NodeProto, roles: Roles) -> None:
         self.writer, self.op, self.node, self.roles, self.attrs = writer, writer.op, node, roles, _attributes(node)
-        caches = {each.past: each for each in roles.caches}
+        caches = {cache.past: cache for cache in roles.caches}
         self.pasts = [node.input[number] for number in PASTS[node.op_type]]
         for past in self.pasts:
             if past not in caches:
@@ -130,19 +130,19 @@ class _Attention:
         scores = self.op("Mul", scores, self.real(scale))
         if cap := self.attrs.get("softcap", 0.0):
             scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, self.real(cap))), self.real(cap))
-        for each in added:
-            scores = self.op("Add", scores, each)
+        for node in added:
+            scores = self.op("Add", scores, node)
         mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), values)
         rows = self.op("Transpose", mixed, perm=(0, 2, 1, 3))
         self.op("Reshape", rows, self.writer.ints(0, 0, self.heads * self.size), called=outputs[0])
 
     def repeated(self, x: str) -> str:
         """Each head of keys or values for all its queries."""
-        each = self.heads // self.cache.heads
-        if each == 1:
+        group_size = self.heads // self.cache.heads
+        if group_size == 1:
             return x
         several = self.op("Unsqueeze", x, self.writer.ints(2))
-        several = self.op("Expand", several, self.writer.ints(1, 1, each, 1, 1))
+        several = self.op("Expand", several, self.writer.ints(1, 1, group_size, 1, 1))
         return self.op("Reshape", several, self.writer.ints(0, self.heads, -1, self.size))
 
     def hidden(self, seen: str, value: float) -> str:
@@ -202,10 +202,10 @@ class _Grouped(_Attention):
         node, constants = self.writer.makers.get(x, onnx.NodeProto()), self.writer.constants
         if node.op_type not in ("MatMul", "Add") or node.input[1] not in constants:
             return self.writer.parts(x, sizes)
-        whole = numpy_helper.to_array(constants[node.input[1]])
-        if whole.ndim != (2 if node.op_type == "MatMul" else 1):
+        packed = numpy_helper.to_array(constants[node.input[1]])
+        if packed.ndim != (2 if node.op_type == "MatMul" else 1):
             return self.writer.parts(x, sizes)
-        parts = [self.writer.constant(part, part.dtype) for part in np.split(whole, np.cumsum(sizes)[:-1], axis=-1)]
+        parts = [self.writer.constant(part, part.dtype) for part in np.split(packed, np.cumsum(sizes)[:-1], axis=-1)]
         others = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
         return [self.op(node.op_type, other, part) for other, part in zip(others, parts)]
 
@@ -238,11 +238,11 @@ class _Multiple(_Attention):
         node = self.writer.makers.get(x, onnx.NodeProto())
         attrs = _attributes(node)
         plain = attrs.get("scale", 1.0) == 1.0 and not attrs.get("is_packed_batching", 0)
-        known = all(name in self.writer.constants for name in node.input[2:4])
-        if node.op_type != "RotaryEmbedding" or not (plain and known) or node.input[1] != self.roles.positions:
+        are_constant = all(name in self.writer.constants for name in node.input[2:4])
+        if node.op_type != "RotaryEmbedding" or not (plain and are_constant) or node.input[1] != self.roles.positions:
             return self.split(x, self.heads)
         pairs = bool(attrs.get("interleaved", 0))
         rotary = Rotary(self.writer, _called(node), node.input[2:4], self.size, pairs, self.roles.positions)
-        whole = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
-        heads = self.split(node.input[0] if whole else x, self.heads)
-        return rotary.turned(heads) if whole else heads
+        covers_head = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
+        heads = self.split(node.input[0] if covers_head else x, self.heads)
+        return rotary.turned(heads) if covers_head else heads

@@ -136,11 +136,11 @@ class Decoder:
     @property
     def returns_last(self) -> bool:
         """Whether of several tokens the model returns logits of the last alone."""
-        logits = next(each.shape for each in self.program(self.chunk).outputs if each.name == self.roles.logits)
+        logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
     def _known(self, program: Program) -> int:
-        return next(each.shape[-1] for each in program.outputs if each.name == self.roles.logits)
+        return next(output.shape[-1] for output in program.outputs if output.name == self.roles.logits)
 
     @property
     def known(self) -> int:
@@ -177,8 +177,8 @@ class Decoder:
         self.close()
 
     def __repr__(self) -> str:
-        where = self._where if isinstance(self._where, str) else type(self._where).__name__
-        return f"<Decoder {self.name!r} on {where}, Config {self.config.name}: sequences of {self.length} tokens>"
+        device = self._where if isinstance(self._where, str) else type(self._where).__name__
+        return f"<Decoder {self.name!r} on {device}, Config {self.config.name}: sequences of {self.length} tokens>"
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ class Session:
     def check(self, tokens: Sequence[int]) -> None:
         """InputError where there are no tokens, more than fit behind those that were seen, or one that the model does
         not know."""
-        known = self.decoder.known
+        known_tokens = self.decoder.known
         if not tokens:
             raise InputError("there are no tokens; give at least one")
         for token in tokens:
-            if not 0 <= token < known:
-                raise InputError(f"token {token} is none of the model's, which are 0 to {known - 1}")
+            if not 0 <= token < known_tokens:
+                raise InputError(f"token {token} is none of the model's, which are 0 to {known_tokens - 1}")
         if self.length + len(tokens) > self.decoder.length:
             raise InputError(
                 f"{self.length + len(tokens)} tokens are more than a sequence of {self.decoder.length} has room for; "
@@ -288,13 +288,13 @@ def _whole(tokens: Sequence[int]) -> list[int]:
     return found
 
 
-def _length(wanted: int | None, most: int | None) -> int:
+def _length(requested: int | None, limit: int | None) -> int:
     """InputError where a sequence is too short to be one, or longer than the model's positions."""
-    length = min(LENGTH, most or LENGTH) if wanted is None else wanted
+    length = min(LENGTH, limit or LENGTH) if requested is None else requested
     if length < 2:
         raise InputError(f"a sequence of {length} tokens is none; take 2 or more")
-    if most is not None and length > most:
-        raise InputError(f"the model has positions for {most} tokens, not for {length}; take at most {most}")
+    if limit is not None and length > limit:
+        raise InputError(f"the model has positions for {limit} tokens, not for {length}; take at most {limit}")
     return length
 
 

@@ -25,25 +25,25 @@ FOUND = "celosia/place"
 def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
     """ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places of the
     mask."""
-    for number, what, wanted in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
+    for number, label, expected in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
         name = node.input[number] if number < len(node.input) else ""
-        if not name or _of_mask(proto, name, roles) != wanted:
+        if not name or _of_mask(proto, name, roles) != expected:
             raise ModelError(
-                f"{node.op_type} ({node.name or node.output[0]}) takes {name!r}, which is not the {what} of the mask "
+                f"{node.op_type} ({node.name or node.output[0]}) takes {name!r}, which is not the {label} of the mask "
                 f"{roles.mask!r}; export the model as onnxruntime-genai does"
             )
 
 
 def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
     """The number `name` where the mask is SEEN; None where it is none, or needs more than the mask."""
-    wanted, nodes = {name}, list[onnx.NodeProto]()
+    wanted_names, nodes = {name}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):
-        if wanted.intersection(node.output):
+        if wanted_names.intersection(node.output):
             nodes.insert(0, node)
-            wanted.update(node.input)
-    if [each for each in inputs_of(proto) if each in wanted] != [roles.mask]:
+            wanted_names.update(node.input)
+    if [name for name in inputs_of(proto) if name in wanted_names] != [roles.mask]:
         return None
-    constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted]
+    constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted_names]
     constants.append(numpy_helper.from_array(np.array([SEEN]).astype(roles.kinds[roles.mask]), roles.mask))
     nodes.append(helper.make_node("Identity", [name], [FOUND]))  # what makes an output is not folded
     graph = helper.make_graph(nodes, "places", [], [onnx.ValueInfoProto(name=FOUND)], constants)
@@ -51,5 +51,5 @@ def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     fold(model, keep=frozenset())
     (last,) = (node for node in model.graph if node.outputs[0].name == FOUND)
-    found = constant(last.inputs[0])
-    return None if found is None or found.size != 1 else int(found.item())
+    index = constant(last.inputs[0])
+    return None if index is None or index.size != 1 else int(index.item())

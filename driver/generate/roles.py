@@ -56,10 +56,10 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
             "the model has no cache, which is inputs named past... and outputs named present...; export it with its "
             "cache, as optimum does for text-generation-with-past"
         )
-    given = {past for past, _ in pairs}
+    past_names = {past for past, _ in pairs}
     outputs = {value.name: value for value in proto.graph.output}
     kinds = {name: _kind(value) for name, value in inputs.items()}
-    ids = [name for name, kind in kinds.items() if name not in given and kind.startswith(("int", "bool"))]
+    ids = [name for name, kind in kinds.items() if name not in past_names and kind.startswith(("int", "bool"))]
     masks = [name for name in ids if "mask" in name.lower()]
     positions = [name for name in ids if "position" in name.lower()]
     tokens = [name for name in ids if name not in (*masks, *positions)]
@@ -73,9 +73,9 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
             f"the model needs one input of tokens and one of positions, and has {_listed(tokens)} and "
             f"{_listed(positions)}"
         )
-    others = [name for name in inputs if name not in (*given, *tokens, *masks, *positions)]
-    if others:
-        raise ModelError(f"input {others[0]!r} is none of tokens, mask, positions and cache of a decoder")
+    other_inputs = [name for name in inputs if name not in (*past_names, *tokens, *masks, *positions)]
+    if other_inputs:
+        raise ModelError(f"input {other_inputs[0]!r} is none of tokens, mask, positions and cache of a decoder")
     present = {name for _, name in pairs}
     logits = [name for name in outputs if name not in present]
     logits = [name for name in logits if "logits" in name.lower()] or logits
@@ -87,18 +87,20 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
 
 def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
     """Inputs of a cache, and the output that continues each."""
-    made = {_place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name}
-    given = [name for name in inputs_of(proto) if "past" in name.lower()]
-    return [(name, made[place]) for name in given if (place := _place(name, "past")) in made]
+    present_names = {
+        _place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
+    }
+    past_names = [name for name in inputs_of(proto) if "past" in name.lower()]
+    return [(name, present_names[place]) for name in past_names if (place := _place(name, "past")) in present_names]
 
 
-def _place(name: str, what: str) -> tuple[str, ...]:
+def _place(name: str, kind: str) -> tuple[str, ...]:
     """Layer and kind of a cache in a name: what is left of it without what all have.
 
     >>> _place("past_key_values.3.key", "past") == _place("present.3.key", "present")
     True
     """
-    rest = name.lower().replace("key_values", "").replace(what, "")
+    rest = name.lower().replace("key_values", "").replace(kind, "")
     return tuple(re.findall(r"[a-z]+|\d+", rest))
 
 

@@ -45,13 +45,13 @@ class Rotary:
             cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
             order = np.arange(self.size)
             order[: 2 * half] ^= 1
-            others = op("Gather", x, self.writer.constant(order), axis=-1)
+            rotated = op("Gather", x, self.writer.constant(order), axis=-1)
         else:
             cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
             first, second, *end = self.writer.parts(x, [half, half, *[rest] * (rest > 0)])
-            others = op("Concat", op("Neg", second), first, *end, axis=-1)
-        cos, sin = (np.pad(each, ((0, 0), (0, rest)), constant_values=n) for each, n in ((cos, 1), (sin, 0)))
-        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", others, self._at_places(sin)))
+            rotated = op("Concat", op("Neg", second), first, *end, axis=-1)
+        cos, sin = (np.pad(table, ((0, 0), (0, rest)), constant_values=n) for table, n in ((cos, 1), (sin, 0)))
+        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", rotated, self._at_places(sin)))
 
     def _at_places(self, table: Array) -> str:
         """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""

@@ -36,13 +36,13 @@ class Stepping:
 
 def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
     """`proto`, which stays as it is, with rows instead of caches. ModelError for one that does not append to them."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    editor = _Editor(made.graph)
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    editor = _Editor(result.graph)
     dtypes = {cache.past: editor.shorten(cache) for cache in roles.caches}
-    del made.graph.node[:]
-    made.graph.node.extend(editor.nodes)
-    return Stepping(made, dtypes)
+    del result.graph.node[:]
+    result.graph.node.extend(editor.nodes)
+    return Stepping(result, dtypes)
 
 
 class _Editor:
@@ -58,7 +58,7 @@ class _Editor:
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in self.nodes:
             if node.op_type == "Constant":
-                values = [each.t for each in node.attribute if each.name == "value"]
+                values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
                 self.constants.update(zip(node.output, values))
         self.inputs = {value.name: value for value in graph.input}
         self.outputs = {value.name: value for value in graph.output}
@@ -90,14 +90,14 @@ class _Editor:
     def _rename(self, name: str, other: str) -> None:
         for node in self.nodes:
             for names in (node.input, node.output):
-                names[:] = [other if each == name else each for each in names]
+                names[:] = [other if name_in == name else name_in for name_in in names]
 
     def _appending(self, cache: Cache) -> onnx.NodeProto:
         """The Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
         readers = self.readers.get(cache.past, [])
         if len(readers) == 1 and readers[0].op_type == "Concat" and len(readers[0].input) == 2:
             (concat,) = readers
-            axes = [helper.get_attribute_value(each) for each in concat.attribute if each.name == "axis"]
+            axes = [helper.get_attribute_value(attribute) for attribute in concat.attribute if attribute.name == "axis"]
             source = cache.present
             while (maker := self.makers.get(source)) is not None and maker.op_type in VALUES:
                 source = maker.input[0]
@@ -109,16 +109,20 @@ class _Editor:
             "which is what can be run step by step; export the model in plain operators"
         )
 
-    def _codes(self, whole: str, present: str) -> _Codes | None:
+    def _codes(self, joined: str, present: str) -> _Codes | None:
         """What the QuantizeLinear nodes that alone read the values of `whole`, but for `present`, make of them; None
         where something else reads them, or these differ."""
-        first, *others = [*self._ends(whole, present)] or [None]
-        return first if first is not None and all(other is not None and other.same(first) for other in others) else None
+        first, *later_ends = [*self._ends(joined, present)] or [None]
+        return (
+            first
+            if first is not None and all(other is not None and other.same(first) for other in later_ends)
+            else None
+        )
 
     def _ends(self, name: str, present: str) -> Iterator[_Codes | None]:
         for node in self.readers.get(name, []):
             if node.op_type == "QuantizeLinear" and len(node.input) == 3 and node.input[0] == name:
-                scale, zero = (self.constants.get(each) for each in node.input[1:])
+                scale, zero = (self.constants.get(name) for name in node.input[1:])
                 one = scale is not None and zero is not None and not scale.dims and not zero.dims
                 yield _Codes(numpy_helper.to_array(scale), numpy_helper.to_array(zero)) if one else None
             elif (

@@ -57,6 +57,6 @@ def vocabulary_of(proto: onnx.ModelProto) -> Vocabulary | None:
         texts = from_json(text)
     except ValueError:
         texts = None
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ModelError(f"the metadata's {KEY} is no JSON list of texts")
     return Vocabulary(texts)

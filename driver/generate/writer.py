@@ -28,7 +28,9 @@ class GraphWriter:
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
-                self.constants.update(zip(node.output, (each.t for each in node.attribute if each.name == "value")))
+                self.constants.update(
+                    zip(node.output, (attribute.t for attribute in node.attribute if attribute.name == "value"))
+                )
         self.makers = {name: node for node in graph.node for name in node.output}
         values = (*graph.input, *graph.initializer)
         self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
@@ -37,17 +39,17 @@ class GraphWriter:
     def close(self) -> None:
         """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
         makers = {name: node for node in self.nodes for name in node.output}
-        waiting, read = [each.name for each in self.graph.output], {""}
+        waiting, read = [value.name for value in self.graph.output], {""}
         while waiting:
             name = waiting.pop()
             if name not in read and name in makers:
                 waiting += [each for node in (makers[name], *_inside(makers[name])) for each in node.input]
             read.add(name)
         read.remove("")
-        kept = [node for node in self.nodes if read.intersection(node.output)]
+        live_nodes = [node for node in self.nodes if read.intersection(node.output)]
         constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
         del self.graph.node[:], self.graph.initializer[:]
-        self.graph.node.extend(kept)
+        self.graph.node.extend(live_nodes)
         self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:

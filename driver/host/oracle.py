@@ -172,8 +172,8 @@ def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(model).graph.value_info}
-    known = {value.name for value in copy.graph.output}
-    names = [name for node in copy.graph.node for name in node.output if name and name not in known]
+    output_names = {value.name for value in copy.graph.output}
+    names = [name for node in copy.graph.node for name in node.output if name and name not in output_names]
     returned = [name for name in names if types.get(name) not in FEW_BITS]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in returned)
     return copy
@@ -187,17 +187,17 @@ def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model`, changed: with types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
     graph = infer_shapes(model).graph
-    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
-    missing = [name for node in graph.node for name in node.output if name and name not in known]
+    typed_names = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    missing = [name for node in graph.node for name in node.output if name and name not in typed_names]
     if not missing:
         return model
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
-    for value in session(asked, "DISABLE_ALL").get_outputs():
+    typed_graph = onnx.ModelProto()
+    typed_graph.CopyFrom(model)
+    typed_graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+    for value in session(typed_graph, "DISABLE_ALL").get_outputs():
         if value.name in missing and (kind := _ELEMENTS.get(value.type)) is not None:
-            made = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
-            model.graph.value_info.append(made)
+            value_info = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
+            model.graph.value_info.append(value_info)
     return model
 
 

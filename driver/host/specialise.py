@@ -48,8 +48,10 @@ class OpenModel:
                 raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
-            given = without_free(self.source, shapes)
-            self._free = [(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None]
+            fixed_shapes = without_free(self.source, shapes)
+            self._free = [
+                (name, axis) for name, dims in fixed_shapes.items() for axis, n in enumerate(dims) if n is None
+            ]
         sizes: dict[str, tuple[int, str]] = {}
         for name, axis in self._free:
             label = self._labels[name, axis]
@@ -66,11 +68,11 @@ class OpenModel:
         }
 
 
-def with_given(shape: Sequence[int | None], given: Sequence[int | None] | None) -> tuple[int | None, ...]:
+def with_given(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
     """`shape` with the sizes `given` where it leaves them open."""
-    if given is None or len(given) != len(shape):
+    if sizes is None or len(sizes) != len(shape):
         return tuple(shape)
-    return tuple(more if size == -1 else size for size, more in zip(shape, given))
+    return tuple(fixed if size == -1 else size for size, fixed in zip(shape, sizes))
 
 
 class Runs(Protocol):

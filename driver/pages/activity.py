@@ -113,14 +113,16 @@ class _Trace:
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
         code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
-        stream = [each for each in decode(program.config, code) if each is not None]  # it has run: none is illegal
+        stream = [
+            instruction for instruction in decode(program.config, code) if instruction is not None
+        ]  # it has run: none is illegal
         start, end = np.zeros((2, len(stream)), np.int64)
         for event in run.events:
             start[event.index], end[event.index] = now + event.start, now + event.end
-        unit = np.array([int(each.unit) for each in stream], np.int64)
+        unit = np.array([int(instruction.unit) for instruction in stream], np.int64)
         drawn = start.copy()
-        for each in Unit:
-            rows = np.flatnonzero(unit == each)
+        for kind in Unit:
+            rows = np.flatnonzero(unit == kind)
             before = np.maximum.accumulate(np.concatenate([[now], end[rows]]))[:-1]
             drawn[rows] = np.minimum(np.maximum(start[rows], before), end[rows])
         owner = launch.layer_of.astype(np.int64) + layer
@@ -132,11 +134,13 @@ class _Trace:
     def waits(self) -> tuple[Ints, ...]:
         """From the end of what its unit did before to the last token that each instruction takes."""
         arrival, giver = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
-        given, taken = (np.array([each.fields[name] for each in self.stream], np.int64) for name in ("post", "wait"))
+        given, waits = (
+            np.array([instruction.fields[name] for instruction in self.stream], np.int64) for name in ("post", "wait")
+        )
         for of in Unit:
             for unit in Unit:
                 posts = np.flatnonzero((self.unit == of) & (given >> unit & 1 == 1))
-                takers = np.flatnonzero((self.unit == unit) & (taken >> of & 1 == 1))[: len(posts)]
+                takers = np.flatnonzero((self.unit == unit) & (waits >> of & 1 == 1))[: len(posts)]
                 token = self.end[posts[: len(takers)]]  # the n-th taken is the n-th given
                 later = token > arrival[takers]
                 arrival[takers[later]], giver[takers[later]] = token[later], of
@@ -214,12 +218,12 @@ def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
     held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
     for trace in traces:  # a launch finds nothing of the one before
         places = {name: _Places(size) for name, size in sizes.items()}
-        for each, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
-            touched = touches(cfg, each.opcode, each.fields)
+        for instruction, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
+            touched = touches(cfg, instruction.opcode, instruction.fields)
             for memory in {touch.memory for touch in touched}:
                 places[memory].run([touch for touch in touched if touch.memory == memory], start, end)
-        for name, own in places.items():
-            held[name] += own.held()
+        for name, accesses in places.items():
+            held[name] += accesses.held()
     return {name: _steps(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
 
 
@@ -227,6 +231,6 @@ def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -
     """The sum of what is held, each from a time until another."""
     nothing = np.zeros(0, np.int64)
     since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *held))
-    time, which = np.unique(np.concatenate([since, until]), return_inverse=True)
-    change = np.bincount(which, np.concatenate([count, -count]), len(time))
+    time, inverse = np.unique(np.concatenate([since, until]), return_inverse=True)
+    change = np.bincount(inverse, np.concatenate([count, -count]), len(time))
     return Occupancy(entries, time, np.cumsum(change) / places)

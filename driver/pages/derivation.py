@@ -63,10 +63,10 @@ def section(report: Mapping[str, Any]) -> Section:
     rows = "".join(_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    said = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
-    html = f"{table}{said}{_pictures(report.get('changes'))}"
-    says = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
-    return Section("How the model came to be", says, html, brief=html)
+    summary = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
+    html = f"{table}{summary}{_pictures(report.get('changes'))}"
+    clock_note = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
+    return Section("How the model came to be", clock_note, html, brief=html)
 
 
 def _cost(report: Mapping[str, Any]) -> tuple[str, str]:
@@ -86,8 +86,8 @@ def _pictures(changes: Mapping[str, Any] | None) -> str:
 
 
 def _row(step: Mapping[str, Any], cost: str) -> str:
-    where = ", ".join(short(name, NAME) for name in step["where"])
+    location = ", ".join(short(name, NAME) for name in step["where"])
     rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
-    texts = rule, *map(escape, (step["proof"], where, tidied(dict(step))))
+    texts = rule, *map(escape, (step["proof"], location, tidied(dict(step))))
     cells = "".join(f'<td class="said">{text}</td>' for text in texts)
     return f"<tr>{cells}<td>{step[cost]:,.0f}</td><td>{step['gain']:,.0f}</td></tr>"

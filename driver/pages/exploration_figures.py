@@ -23,13 +23,13 @@ def front(
     points: Sequence[Mapping[str, Any]], first: str, second: str, preset: Mapping[str, Any] | None, joined: bool
 ) -> Figure:
     """Two objectives of all measured Configs. joined: a line through those on the front."""
-    made = made_figure(
+    plot = made_figure(
         420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=UNITS.get(first, first),
         y_axis_label=UNITS.get(second, second), active_scroll="wheel_zoom",
     )  # fmt: skip
     best = sorted((p["objectives"][first], p["objectives"][second]) for p in points if p["front"])
     if joined:
-        made.line([x for x, _ in best], [y for _, y in best], line_width=2, color=FRONT)
+        plot.line([x for x, _ in best], [y for _, y in best], line_width=2, color=FRONT)
     order = sorted(range(len(points)), key=lambda n: (points[n]["front"], points[n]["at"]))
     rank = {n: place for place, n in enumerate(sorted(range(len(points)), key=lambda n: points[n]["at"]))}
     shades = [SHADES[-1 - rank[n] * (len(SHADES) - 1) // max(1, len(points) - 1)] for n in order]
@@ -41,8 +41,8 @@ def front(
         "fields": [_told(row["set"], preset) for row in rows], "how": [row["how"] for row in rows],
         "shares": [_shares(row) for row in rows], "at": [round(row["at"]) for row in rows],
     })  # fmt: skip
-    dots = made.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
-    made.add_tools(wide_hover([dots], [
+    dots = plot.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
+    plot.add_tools(wide_hover([dots], [
         ("Config", "@digest"), (UNITS.get(first, first), "@x{0,0.[000]}"), (UNITS.get(second, second), "@y{0,0.[000]}"),
         ("device", "@shares"), ("unlike the preset" if preset else "fields", "@fields"), ("tried for", "@how"),
         ("after", "@at s"),
@@ -52,20 +52,20 @@ def front(
             "x": [preset["objectives"][first]], "y": [preset["objectives"][second]],
             "name": [short(preset["name"], NAME)], "shares": [_shares(preset)],
         })  # fmt: skip
-        star = made.scatter(
+        star = plot.scatter(
             "x", "y", size=15, marker="diamond", fill_color=PRESET, line_color="#ffffff", source=mark,
         )  # fmt: skip
-        made.add_tools(wide_hover([star], [("the preset", "@name"), ("device", "@shares")]))
-    for axis in (made.xaxis, made.yaxis):
+        plot.add_tools(wide_hover([star], [("the preset", "@name"), ("device", "@shares")]))
+    for axis in (plot.xaxis, plot.yaxis):
         axis.formatter = CustomJSTickFormatter(code=NUMBER)
-    return made
+    return plot
 
 
 def _told(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> str:
     """Fields with their values, only those that the preset has otherwise."""
     usual = {} if preset is None else preset["set"]
-    own = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
-    return ", ".join(f"{name} {str(value).lower()}" for name, value in own.items()) or "no difference"
+    changed_fields = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in changed_fields.items()) or "no difference"
 
 
 def _shares(row: Mapping[str, Any]) -> str:
@@ -76,71 +76,73 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 def path(steps: Sequence[tuple[int, float]]) -> Figure:
     """Hypervolume after so many measured Configs."""
-    made = made_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
-    made.step([n for n, _ in steps], [v for _, v in steps], mode="after", line_width=3, color=COLOURS["gemm"])
-    return made
+    plot = made_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
+    plot.step([n for n, _ in steps], [v for _, v in steps], mode="after", line_width=3, color=COLOURS["gemm"])
+    return plot
 
 
 def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figure:
     """A line for each Config through the values of its fields."""
     values = {name: sorted({point["set"][name] for point in points}) for name in fields}
-    others = [point for point in points if not point["front"]]
-    shown = [*others[:: max(1, len(others) // MOST_LINES)], *(point for point in points if point["front"])]
+    dominated = [point for point in points if not point["front"]]
+    shown = [*dominated[:: max(1, len(dominated) // MOST_LINES)], *(point for point in points if point["front"])]
 
     def height(name: str, value: Any) -> float:
         return values[name].index(value) / max(1, len(values[name]) - 1)
 
-    made = made_figure(
+    plot = made_figure(
         380, "", y_range=Range1d(start=-0.12, end=1.12), x_range=Range1d(start=-0.4, end=len(fields) - 0.6)
     )
-    for kept, colour, alpha, width in ((False, COLOURS["latency"], 0.25, 1), (True, COLOURS["gemm"], 0.85, 2)):
-        rows = [point for point in shown if point["front"] == kept]
+    for on_front, colour, alpha, width in ((False, COLOURS["latency"], 0.25, 1), (True, COLOURS["gemm"], 0.85, 2)):
+        rows = [point for point in shown if point["front"] == on_front]
         source = ColumnDataSource({
             "xs": [list(range(len(fields)))] * len(rows), "digest": [row["digest"][:6] for row in rows],
             "ys": [[height(name, row["set"][name]) for name in fields] for row in rows],
             "fields": [_told(row["set"]) for row in rows],
         })  # fmt: skip
-        lines = made.multi_line("xs", "ys", color=colour, line_alpha=alpha, line_width=width, source=source)
-        if kept:
-            made.add_tools(wide_hover([lines], [("Config", "@digest"), ("fields", "@fields")]))
+        lines = plot.multi_line("xs", "ys", color=colour, line_alpha=alpha, line_width=width, source=source)
+        if on_front:
+            plot.add_tools(wide_hover([lines], [("Config", "@digest"), ("fields", "@fields")]))
     ends = [(number, name, end) for number, name in enumerate(fields) for end in (0, -1)]
-    made.text(
+    plot.text(
         [number for number, _, _ in ends], [-0.05 if end == 0 else 1.05 for _, _, end in ends],
         text=[str(values[name][end]).lower() for _, name, end in ends], text_align="center", text_baseline="middle",
         text_font_size="10px", text_color=COLOURS["latency"], name="note",
     )  # fmt: skip
-    made.xaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
-    made.xaxis.formatter = CustomJSTickFormatter(args={"names": list(fields)}, code="return names[tick] ?? ''")
-    made.xaxis.major_label_orientation = 0.9
-    made.yaxis.visible = False
-    made.ygrid.visible = False
-    return made
+    plot.xaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
+    plot.xaxis.formatter = CustomJSTickFormatter(args={"names": list(fields)}, code="return names[tick] ?? ''")
+    plot.xaxis.major_label_orientation = 0.9
+    plot.yaxis.visible = False
+    plot.ygrid.visible = False
+    return plot
 
 
 EFFECTS = (COLOURS["gemm"], COLOURS["load"])
 """Of the two objectives."""
 
 
-def effects(found: Mapping[str, Mapping[str, float]]) -> Figure:
+def effects(effects_of: Mapping[str, Mapping[str, float]]) -> Figure:
     """For each field a bar an objective: by what it is multiplied at the field's next value."""
-    names = list(found)
-    fields = sorted(found[names[0]], key=lambda each: max(abs(_percent(found[name][each])) for name in names))
-    made = made_figure(
+    names = list(effects_of)
+    fields = sorted(
+        effects_of[names[0]], key=lambda field: max(abs(_percent(effects_of[name][field])) for name in names)
+    )
+    plot = made_figure(
         max(180, 30 * len(fields) + 90), "", x_axis_label="percent more at the field's next value",
         y_range=Range1d(start=-0.7, end=len(fields) - 0.3),
     )  # fmt: skip
     for number, name in enumerate(names):
         source = ColumnDataSource({
             "y": [place + 0.2 - 0.4 * number for place in range(len(fields))], "field": fields,
-            "right": [_percent(found[name][each]) for each in fields],
+            "right": [_percent(effects_of[name][field]) for field in fields],
         })  # fmt: skip
         colour = EFFECTS[number]
-        bars = made.hbar("y", right="right", height=0.36, color=colour, source=source)
-        made.add_tools(hover([bars], [("field", "@field"), (name, "@right{+0.0} %")]))
-    made.yaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
-    made.yaxis.formatter = CustomJSTickFormatter(args={"names": fields}, code="return names[tick] ?? ''")
-    made.ygrid.visible = False
-    return made
+        bars = plot.hbar("y", right="right", height=0.36, color=colour, source=source)
+        plot.add_tools(hover([bars], [("field", "@field"), (name, "@right{+0.0} %")]))
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(len(fields))))
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": fields}, code="return names[tick] ?? ''")
+    plot.ygrid.visible = False
+    return plot
 
 
 def _percent(times: float) -> float:

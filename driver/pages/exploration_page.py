@@ -148,8 +148,8 @@ def watts_of(row: Mapping[str, Any]) -> str:
     >>> watts_of({"power": {"dynamic": 0.4, "static": 0.144, "processors": 1.5}}), watts_of({})
     ('0.54', '-')
     """
-    found = row.get("power")
-    return "-" if found is None else f"{found['dynamic'] + found['static']:.2f}"
+    power = row.get("power")
+    return "-" if power is None else f"{power['dynamic'] + power['static']:.2f}"
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -172,16 +172,16 @@ def columns_of(report: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(report: Mapping[str, Any]) -> str:
-    told = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
-    told.append(MARKS)
+    notes = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
+    notes.append(MARKS)
     if "area" in report["objectives"]:
-        told.append("Area, mean %, is the mean of the four percents.")
+        notes.append("Area, mean %, is the mean of the four percents.")
     if "power" in report:
-        told.append(f"Watts are those of logic and device, without the processors. {report['power']}")
+        notes.append(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report.get("preset"):
-        told.append(told_of_preset(report))
-    told.append(told_of_rewritten(report))
-    return f"<p>{escape(' '.join(filter(None, told)))}</p>"
+        notes.append(told_of_preset(report))
+    notes.append(told_of_rewritten(report))
+    return f"<p>{escape(' '.join(filter(None, notes)))}</p>"
 
 
 def told_of_rewritten(report: Mapping[str, Any]) -> str:
@@ -191,13 +191,13 @@ def told_of_rewritten(report: Mapping[str, Any]) -> str:
     >>> told_of_rewritten({"front": [row]})
     'Rewritten models, in the folder of points: optimised/12/a.onnx, on 1.toml.'
     """
-    found: dict[str, list[str]] = {}
+    labels_of: dict[str, list[str]] = {}
     for row in rows_of(report):
         for model in row["models"].values():
             if model.get("file"):  # older ones have none
-                found.setdefault(model["file"], []).append(row["label"])
-    told = "; ".join(f"{file}, on {', '.join(labels)}" for file, labels in found.items())
-    return f"Rewritten models, in the folder of points: {told}." if told else ""
+                labels_of.setdefault(model["file"], []).append(row["label"])
+    caption = "; ".join(f"{file}, on {', '.join(labels)}" for file, labels in labels_of.items())
+    return f"Rewritten models, in the folder of points: {caption}." if caption else ""
 
 
 def told_of_preset(report: Mapping[str, Any]) -> str:

@@ -53,10 +53,10 @@ class Page:
 
     def _repr_html_(self) -> str:
         """What of the page needs no script, in a frame of its own: a notebook keeps every output."""
-        told = ", ".join(section.title for section in self.sections if not section.brief)
+        titles = ", ".join(section.title for section in self.sections if not section.brief)
         way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
-        rest = [Section("More", f"The whole page also has: {told}. {way}")] if told else []
-        sections = [_brief(each) for each in self.sections if each.brief] + rest
+        rest = [Section("More", f"The whole page also has: {titles}. {way}")] if titles else []
+        sections = [_brief(section) for section in self.sections if section.brief] + rest
         text = self._filled(sections, style=_text("page.css"), figures="[]", data="{}", bokeh="", script="")
         return _frame(text, 540, "")
 
@@ -83,7 +83,7 @@ class Page:
     def _filled(self, sections: Sequence[Section], **parts: str) -> str:
         return Template(_text("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
-            facts="".join(f"<div><b>{escape(n)}</b><span>{escape(what)}</span></div>" for n, what in self.facts),
+            facts="".join(f"<div><b>{escape(n)}</b><span>{escape(fact)}</span></div>" for n, fact in self.facts),
             sections="".join(map(_section, sections)), **parts,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from celosia.driver.run.run_result import Result
 
 
-def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+def report(subject: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     """The figures of a run as a page, which a notebook shows and `Page.save` writes.
 
     >>> import celosia
@@ -29,13 +29,13 @@ def report(what: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ
     what is none of these, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for a memory that
     the model does not know.
     """
-    if isinstance(what, (str, Path)):
-        path = Path(what)
-        what = Program.load(path) if path.is_file() and Program.is_program(path) else path
-    if isinstance(what, Path):
-        return of_front(what) if is_front(what) else of_report(what)
-    if isinstance(what, Program):
-        return of_program(what, memory)
-    if what.program is None:
+    if isinstance(subject, (str, Path)):
+        path = Path(subject)
+        subject = Program.load(path) if path.is_file() and Program.is_program(path) else path
+    if isinstance(subject, Path):
+        return of_front(subject) if is_front(subject) else of_report(subject)
+    if isinstance(subject, Program):
+        return of_program(subject, memory)
+    if subject.program is None:
         raise ReportError("this Result does not know its Program; write the page of the Program, or of the report")
-    return of_run(what.program, what.report, what.counters)
+    return of_run(subject.program, subject.report, subject.counters)

@@ -50,23 +50,23 @@ ROWS = 40
 
 def made_figure(height: int, tools: str = "", **options: Any) -> Any:
     """A figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
-    made = figure(
+    plot = figure(
         height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
         background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
     )  # fmt: skip
-    made.toolbar.logo = None
-    made.toolbar.autohide = False
-    return made
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = False
+    return plot
 
 
-def _layer_axis(made: Any, names: Sequence[str]) -> None:
+def _layer_axis(plot: Any, names: Sequence[str]) -> None:
     """Rows of layers from the top, with their names, or where there are many, some of them."""
     step = -(-len(names) // ROWS)
-    made.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
-    made.yaxis.formatter = CustomJSTickFormatter(
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
+    plot.yaxis.formatter = CustomJSTickFormatter(
         args={"names": [_untexed(short(name, LABEL)) for name in names]}, code="return names[tick] ?? ''"
     )
-    made.ygrid.visible = False
+    plot.ygrid.visible = False
 
 
 def _untexed(name: str) -> str:
@@ -90,41 +90,41 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     moved = [row["bytes_loaded"] + row["bytes_stored"] for row in rows]
     intensity = [row["macs"] / size for row, size in zip(rows, moved)]
     speed = [row["macs"] / row["cycles"] for row in rows]
-    most = max(row["cycles"] for row in rows)
+    max_cycles = max(row["cycles"] for row in rows)
     note = {"text_font_size": "11px", "text_color": COLOURS["latency"], "name": "note"}
     peak = max(flat.values())
     low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
     high_x = max(*intensity, peak / min(roofs.values())) * 3
     low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
-    made = made_figure(
+    plot = made_figure(
         420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x),
         y_range=(low_y, high_y), active_scroll="wheel_zoom", x_axis_label="MACs for each byte of DRAM",
         y_axis_label="MACs a cycle",
     )  # fmt: skip
-    for what, rate in roofs.items():
-        together = what == ROOFS[0]
+    for label, rate in roofs.items():
+        together = label == ROOFS[0]
         ends = np.array([low_x, peak / rate, high_x])
         dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
-        made.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
+        plot.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
         y = sqrt(max(low_y, low_x * rate) * peak)
-        made.text([y / rate], [y], text=[f"{rate:g} B a cycle"], **place, **note)
+        plot.text([y / rate], [y], text=[f"{rate:g} B a cycle"], **place, **note)
     for height in flat.values():
         if height < peak:
-            made.line(
+            plot.line(
                 [height / max(roofs.values()), high_x], [height] * 2, line_dash="dashed", color=COLOURS["latency"]
             )
-    made.text([high_x / 1.1], [peak], text=["; ".join(flat)], text_align="right", y_offset=-4, **note)
-    for axis in (made.xaxis, made.yaxis):
+    plot.text([high_x / 1.1], [peak], text=["; ".join(flat)], text_align="right", y_offset=-4, **note)
+    for axis in (plot.xaxis, plot.yaxis):
         axis.formatter = CustomJSTickFormatter(
             code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"
         )
     source = ColumnDataSource({
         **_of_layers(rows), "x": intensity, "y": speed, "moved": [_bytes(size) for size in moved],
-        "size": [7 + 20 * sqrt(row["cycles"] / most) for row in rows],
+        "size": [7 + 20 * sqrt(row["cycles"] / max_cycles) for row in rows],
     })  # fmt: skip
-    points = made.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
-    made.add_tools(hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
-    return made
+    points = plot.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
+    plot.add_tools(hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
+    return plot
 
 
 _ABOVE = {"text_align": "right", "text_baseline": "bottom", "x_offset": -8}
@@ -165,7 +165,7 @@ def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) ->
 
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
-    made = made_figure(
+    plot = made_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
         x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
     )  # fmt: skip
@@ -175,33 +175,33 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
         "bottom": [number + 0.42 for number in range(len(rows))],
         "times": [f"{row['cycles'] / least:.2f} x" if least else "-" for row, least in zip(rows, roof)],
     })  # fmt: skip
-    bars = made.hbar("y", right="cycles", height=0.8, color="color", source=source)
-    made.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
-    made.add_tools(hover(
+    bars = plot.hbar("y", right="cycles", height=0.8, color="color", source=source)
+    plot.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
+    plot.add_tools(hover(
         [bars], [*_ABOUT, ("at least", "@roof{0,0} cycles"), ("of that", "@times"), ("loops", "@loops")],
         mode="hline" if len(rows) <= ROWS else "mouse",
     ))  # fmt: skip
-    _layer_axis(made, [row["name"] for row in rows])
-    made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
-    made.xaxis.ticker.desired_num_ticks = FEW
-    return made
+    _layer_axis(plot, [row["name"] for row in rows])
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
 
 
 def _most(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
     return float(max([1, *(row["cycles"] for row in rows), *roof]))
 
 
-def _from_zero(most: float) -> Range1d:
-    return Range1d(start=0, end=most * 1.04)
+def _from_zero(limit: float) -> Range1d:
+    return Range1d(start=0, end=limit * 1.04)
 
 
 def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
     kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
     columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
-    most = max(1, *(sum(each) for each in zip(*columns.values())))
-    made = made_figure(
-        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(most),
+    highest = max(1, *(sum(column) for column in zip(*columns.values())))
+    plot = made_figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(highest),
         x_axis_label="bytes",
     )  # fmt: skip
     source = ColumnDataSource({
@@ -209,19 +209,19 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
         "y": list(range(len(rows))), **columns,
         **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
     })  # fmt: skip
-    bars = made.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
-    made.add_tools(hover(
+    bars = plot.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
+    plot.add_tools(hover(
         bars[:1] if len(rows) <= ROWS else bars,
         [("layer", "@name"), ("what", "@what"), ("loaded", "@load_text"), ("stored", "@store_text"),
          ("kept on chip", "@kept_text")],
         mode="hline" if len(rows) <= ROWS else "mouse",
     ))  # fmt: skip
-    _layer_axis(made, [row["name"] for row in rows])
-    made.xaxis.formatter = CustomJSTickFormatter(
+    _layer_axis(plot, [row["name"] for row in rows])
+    plot.xaxis.formatter = CustomJSTickFormatter(
         code="return tick >= 1e6 ? tick / 1e6 + ' MB' : tick >= 1e3 ? tick / 1e3 + ' kB' : tick"
     )
-    made.xaxis.ticker.desired_num_ticks = FEW
-    return made
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
 
 
 def _bytes(size: int) -> str:
@@ -231,11 +231,11 @@ def _bytes(size: int) -> str:
 # Time -------------------------------------------------------------------------------------------------------
 
 
-def timeline(found: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
+def timeline(activity: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
     """What each unit did, what it waited for, and below it how full each scratchpad was; all of one axis of cycles."""
-    total = found.launches[-1]
+    total = activity.launches[-1]
     time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
-    return column([_units(found, names, clock_mhz, time), _scratchpads(found, time)], sizing_mode="stretch_width")
+    return column([_units(activity, names, clock_mhz, time), _scratchpads(activity, time)], sizing_mode="stretch_width")
 
 
 TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
@@ -246,12 +246,12 @@ def layer_colour(number: int) -> str:
     return LAYER_COLOURS[number % len(LAYER_COLOURS)]
 
 
-def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
-    made = made_figure(
+def _units(activity: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
+    plot = made_figure(
         230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
         active_scroll="xwheel_zoom",
     )  # fmt: skip
-    bars, waits = found.bars, found.waits
+    bars, waits = activity.bars, activity.waits
     shown = ColumnDataSource({
         "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
         "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
@@ -264,14 +264,14 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
         "cycles": _ints(waits.until - waits.since),
         "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
     })  # fmt: skip
-    starts = ColumnDataSource({"x": list(found.launches[1:-1])})
-    quads = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=shown)
-    gaps = made.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=waited)
+    starts = ColumnDataSource({"x": list(activity.launches[1:-1])})
+    quads = plot.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=shown)
+    gaps = plot.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=waited)
     named = CustomJSHover(args={"names": [short(name, NAME) for name in names]}, code="return names[value]")
     units = CustomJSHover(args={"names": list(UNITS)}, code="return names[value]")
     micro = CustomJSHover(args={"mhz": clock_mhz}, code=_DURATION)
     many = CustomJSHover(code="return value == 1 ? '' : 'and ' + (value - 1).toLocaleString('en') + ' more'")
-    made.add_tools(
+    plot.add_tools(
         HoverTool(
             renderers=[quads], limit=1,
             tooltips=[("unit", "@unit{custom}"), ("instruction", "@index @count{custom}"), ("layer", "@layer{custom}"),
@@ -285,12 +285,12 @@ def _units(found: Activity, names: Sequence[str], clock_mhz: float, time: Range1
             formatters={"@unit": units, "@of": units, "@cycles": micro},
         ),
     )  # fmt: skip
-    made.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
-    made.yaxis.ticker = FixedTicker(ticks=list(range(len(UNITS))))
-    made.yaxis.formatter = CustomJSTickFormatter(args={"names": list(UNITS)}, code="return names[tick]")
-    made.ygrid.visible = False
-    made.xaxis.visible = False
-    return made
+    plot.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(len(UNITS))))
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": list(UNITS)}, code="return names[tick]")
+    plot.ygrid.visible = False
+    plot.xaxis.visible = False
+    return plot
 
 
 _DURATION = """
@@ -299,28 +299,28 @@ return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + '
 """
 
 
-def _scratchpads(found: Activity, time: Range1d) -> Any:
-    used = {name: each for name, each in found.scratchpads.items() if len(each.time)}
-    made = made_figure(
+def _scratchpads(activity: Activity, time: Range1d) -> Any:
+    used = {name: occupancy for name, occupancy in activity.scratchpads.items() if len(occupancy.time)}
+    plot = made_figure(
         60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
         x_axis_label="cycles", min_border_left=BESIDE, active_scroll="xwheel_zoom",
     )  # fmt: skip
-    for number, (name, each) in enumerate(used.items()):
-        times, share = thinned(each, POINTS)
+    for number, (name, occupancy) in enumerate(used.items()):
+        times, share = thinned(occupancy, POINTS)
         source = ColumnDataSource({
             "x": _ints(times), "low": np.full(len(times), number + 0.9, np.float32),
             "high": (number + 0.9 - 0.85 * share).astype(np.float32),
         })  # fmt: skip
         color = _SCRATCHPAD[name]
-        made.varea_step("x", "low", "high", step_mode="after", color=color, alpha=0.8, source=source)
-        made.line([0, found.launches[-1]], [number + 0.05] * 2, color=color, alpha=0.4, line_dash="dotted")
-    labels = [f"{name} {each.share.max():.0%}" for name, each in used.items()]
-    made.yaxis.ticker = FixedTicker(ticks=[number + 0.5 for number in range(len(used))])
-    made.yaxis.formatter = CustomJSTickFormatter(args={"names": labels}, code="return names[Math.floor(tick)]")
-    made.ygrid.visible = False
-    made.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
-    made.xaxis.ticker.desired_num_ticks = FEW
-    return made
+        plot.varea_step("x", "low", "high", step_mode="after", color=color, alpha=0.8, source=source)
+        plot.line([0, activity.launches[-1]], [number + 0.05] * 2, color=color, alpha=0.4, line_dash="dotted")
+    labels = [f"{name} {occupancy.share.max():.0%}" for name, occupancy in used.items()]
+    plot.yaxis.ticker = FixedTicker(ticks=[number + 0.5 for number in range(len(used))])
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": labels}, code="return names[Math.floor(tick)]")
+    plot.ygrid.visible = False
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
 
 
 _SCRATCHPAD = {
@@ -331,12 +331,12 @@ _SCRATCHPAD = {
 """The colour of the unit that works with it most."""
 
 
-def thinned(each: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
+def thinned(occupancy: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
     """The curve in at most `points` steps, each as high as the highest of those that it stands for."""
-    if len(each.time) <= points:
-        return each.time, each.share
-    first = np.linspace(0, len(each.time), points, endpoint=False).astype(np.int64)
-    return each.time[first], np.maximum.reduceat(each.share, first)
+    if len(occupancy.time) <= points:
+        return occupancy.time, occupancy.share
+    first = np.linspace(0, len(occupancy.time), points, endpoint=False).astype(np.int64)
+    return occupancy.time[first], np.maximum.reduceat(occupancy.share, first)
 
 
 def _ints(values: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     return of_run(program, report, counters, "by the timing model")
 
 
-def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], how: str = "") -> Page:
+def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = "") -> Page:
     """The page of a run of `program`, from its report and the counters of its launches."""
     require()
     rows = [
@@ -45,8 +45,8 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
     with explain.decoding(program):
-        graph, found = nodes(program, report), activity(program, counters)
-    return _page(report, rows, graph, program, found, how)
+        graph, activity_found = nodes(program, report), activity(program, counters)
+    return _page(report, rows, graph, program, activity_found, device_text)
 
 
 def of_report(path: Path) -> Page:
@@ -76,24 +76,24 @@ def _check(report: Any) -> None:
     _has(report, _KEYS, "it")
     for row in report["layers"]:
         _has(row, _ROW_KEYS, "a layer")
-    for each in report["cpu_nodes"]:
-        _has(each, {"name": (str,), "op": (str,), "reason": (str,)}, "an operator")
+    for node in report["cpu_nodes"]:
+        _has(node, {"name": (str,), "op": (str,), "reason": (str,)}, "an operator")
     try:
         Config.from_dict(report["config"])
     except (ConfigError, TypeError) as error:
         raise ValueError(f"its config is none: {error}") from None
 
 
-def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], what: str) -> None:
+def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], description: str) -> None:
     if not isinstance(thing, dict):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{description} is no object")
     for key, types in keys.items():
         if key not in thing:
-            raise ValueError(f"{what} has no {key!r}")
+            raise ValueError(f"{description} has no {key!r}")
         if not isinstance(thing[key], types) or isinstance(thing[key], bool):
-            raise ValueError(f"{what} has a wrong {key!r}: {str(thing[key])[:40]!r}")
+            raise ValueError(f"{description} has a wrong {key!r}: {str(thing[key])[:40]!r}")
         if isinstance(thing[key], int | float) and not 0 <= thing[key] < 2**63:
-            raise ValueError(f"{what} has an impossible {key!r}: {thing[key]}")
+            raise ValueError(f"{description} has an impossible {key!r}: {thing[key]}")
 
 
 # Sections ---------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], what: str) -> None:
 
 def _page(
     report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[DrawnNode], program: Program | None,
-    found: Activity | None, how: str,
+    activity: Activity | None, device_text: str,
 ) -> Page:  # fmt: skip
     cfg = Config.from_dict(report["config"])
     roofs = roofs_of(cfg, report["memory_model"])
@@ -109,30 +109,34 @@ def _page(
     sections = []
     if timed:
         sections += [_limits(report), _by_layer(timed, roofs), *_roofline(cfg, timed, roofs)]
-    if found is not None:
-        sections.append(_time(found, rows, clock_mhz(report["memory_model"])))
+    if activity is not None:
+        sections.append(_time(activity, rows, clock_mhz(report["memory_model"])))
     if rows:
         sections.append(_traffic(rows))
     sections.append(_graph(graph, program))
-    subtitle = _subtitle(report, cfg, how, bool(timed), found is not None)
+    subtitle = _subtitle(report, cfg, device_text, bool(timed), activity is not None)
     facts = _facts(report, rows, graph)
-    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _data(rows, program, found))
+    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _data(rows, program, activity))
 
 
-def _subtitle(report: Mapping[str, Any], cfg: Config, how: str, timed: bool, traced: bool) -> str:
-    told = [f"Config {cfg.name}: {cfg.macs_per_cycle:,} multipliers"]
+def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: bool, traced: bool) -> str:
+    parts = [f"Config {cfg.name}: {cfg.macs_per_cycle:,} multipliers"]
     if report["cycles"]:
-        where = how or f"on the device {report['device']}" if "device" in report else how
-        told.append(f"cycles {where}, memory {report['memory_model']} at {clock_mhz(report['memory_model']):g} MHz")
+        device_phrase = device_text or f"on the device {report['device']}" if "device" in report else device_text
+        parts.append(
+            f"cycles {device_phrase}, memory {report['memory_model']} at {clock_mhz(report['memory_model']):g} MHz"
+        )
     elif report["layers"]:
-        told.append("without cycles, which the devices timed and rtl tell")
+        parts.append("without cycles, which the devices timed and rtl tell")
     else:
-        told.append("nothing of this model runs on the accelerator; below is why")
+        parts.append("nothing of this model runs on the accelerator; below is why")
     if report.get("rounding") == "correct":
-        told.append("normalisations are rounded correctly")
+        parts.append("normalisations are rounded correctly")
     if timed and not traced:
-        told.append("a report holds no time of instructions: the page of the Program, or of a run, has a timeline, too")
-    return "; ".join(told)
+        parts.append(
+            "a report holds no time of instructions: the page of the Program, or of a run, has a timeline, too"
+        )
+    return "; ".join(parts)
 
 
 def _facts(
@@ -162,14 +166,14 @@ def _limits(report: Mapping[str, Any]) -> Section:
         cycles[row["bound"] or "latency"] += row["cycles"] or 0
     total = cycles.total()
     bar = "".join(
-        f'<i style="width:{100 * own / total:.2f}%;background:{_colour(bound)}"></i>'
-        for bound, own in cycles.most_common()
+        f'<i style="width:{100 * bound_cycles / total:.2f}%;background:{_colour(bound)}"></i>'
+        for bound, bound_cycles in cycles.most_common()
     )
     key = key_of([(_colour(bound), f"{bound} {cycles[bound] / total:.0%}") for bound in BOUNDS])
     tips = "".join(
-        f'<li style="border-color:{_colour(each.bound)}"><b>{each.share:.0%}</b> '
-        f"{escape(_names(each))}: {escape(each.advice)}</li>"
-        for each in explain.advised(dict(report))[:TIPS]
+        f'<li style="border-color:{_colour(advice.bound)}"><b>{advice.share:.0%}</b> '
+        f"{escape(_names(advice))}: {escape(advice.advice)}</li>"
+        for advice in explain.advised(dict(report))[:TIPS]
     )
     html = f'<div class="share">{bar}</div>{key}<ul class="advice">{tips}</ul>'
     return Section(
@@ -180,9 +184,9 @@ def _limits(report: Mapping[str, Any]) -> Section:
     )  # fmt: skip
 
 
-def _names(each: explain.Advice) -> str:
-    rest = "" if each.layers == 1 else f" and {each.layers - 1} more"
-    return short(each.longest, NAME) + rest
+def _names(advice: explain.Advice) -> str:
+    rest = "" if advice.layers == 1 else f" and {advice.layers - 1} more"
+    return short(advice.longest, NAME) + rest
 
 
 def _colour(bound: str) -> str:
@@ -206,12 +210,12 @@ def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> 
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
     """Layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
-    most = max(row["cycles"] for row in rows)
+    max_cycles = max(row["cycles"] for row in rows)
     least = sorted((row["cycles"] for row in rows), reverse=True)[:BRIEF][-1]
     lines = []
     for row in [row for row in rows if row["cycles"] >= least][:BRIEF]:
         array = "-" if row["utilization"] is None else f"{row['utilization']:.0%}"
-        bar = f'<s><i style="width:{100 * row["cycles"] / most:.1f}%;background:{_colour(row["bound"])}"></i></s>'
+        bar = f'<s><i style="width:{100 * row["cycles"] / max_cycles:.1f}%;background:{_colour(row["bound"])}"></i></s>'
         lines.append(
             f"<tr><td>{escape(short(row['name'], NAME))}</td><td>{escape(short(row['what'], NAME))}</td>"
             f'<td class="bar">{row["cycles"]:,}{bar}</td><td>{array}</td><td>{escape(row["bound"] or "-")}</td></tr>'
@@ -230,9 +234,9 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
         return []
     sloping = dict(zip(figures.ROOFS, (roofs["both"], roofs["load"])))
     flat = {f"{cfg.macs_per_cycle:,} multipliers": cfg.macs_per_cycle}
-    most = max(row["peak"] for row in shown)
-    if most > cfg.macs_per_cycle:
-        flat[f"{most:,} with taps"] = most
+    max_peak = max(row["peak"] for row in shown)
+    if max_peak > cfg.macs_per_cycle:
+        flat[f"{max_peak:,} with taps"] = max_peak
     return [
         Section(
             "Roofline",
@@ -245,20 +249,24 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
     ]
 
 
-def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
+def _time(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
     from celosia.driver.pages import run_figures as figures
 
     names = [row["name"] for row in rows]
-    told = (
-        f"{found.instructions:,} instructions, a colour for each layer; below each, in the colour of a unit, the time "
-        "that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
+    caption = (
+        f"{activity.instructions:,} instructions, a colour for each layer; below each, in the colour of a unit, the "
+        "time that it stood still for a token of that unit. Then how much of each scratchpad holds what is still to be "
         "read, with its most. The wheel zooms, dragging moves."
     )
-    if len(found.bars.unit) < found.instructions:
-        left = f"pauses and waits of up to {found.gap:,} cycles are left out" if found.gap else "none has a pause in it"
-        told += f" They are drawn as {len(found.bars.unit):,} runs of instructions of one layer: {left}."
-    if len(found.launches) > 2:
-        told += f" {len(found.launches) - 1} launches, without the time of the CPU between them (dotted)."
+    if len(activity.bars.unit) < activity.instructions:
+        left = (
+            f"pauses and waits of up to {activity.gap:,} cycles are left out"
+            if activity.gap
+            else "none has a pause in it"
+        )
+        caption += f" They are drawn as {len(activity.bars.unit):,} runs of instructions of one layer: {left}."
+    if len(activity.launches) > 2:
+        caption += f" {len(activity.launches) - 1} launches, without the time of the CPU between them (dotted)."
     options = "".join(
         f'<option value="{number}">{escape(short(name, NAME))}</option>' for number, name in enumerate(names)
     )
@@ -270,7 +278,7 @@ def _time(found: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Sec
     )  # fmt: skip
     html = f'{chooser}<div class="key layers">{layers}</div>{waits}'
     return Section(
-        "Timeline", told, html, figures.timeline(found, names, mhz),
+        "Timeline", caption, html, figures.timeline(activity, names, mhz),
         '<pre id="loops"></pre>',
     )  # fmt: skip
 
@@ -281,8 +289,8 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
     total = {key: sum(row[f"bytes_{key}"] for row in rows) for key in ("loaded", "stored", "kept")}
     words = {"loaded": "load", "stored": "store", "kept": "kept"}
     key = key_of([
-        (_colour(words[what]), f"{what}{' on chip' * (what == 'kept')} {size / 1e6:,.2f} MB")
-        for what, size in total.items()
+        (_colour(words[kind]), f"{kind}{' on chip' * (kind == 'kept')} {size / 1e6:,.2f} MB")
+        for kind, size in total.items()
     ])  # fmt: skip
     return Section(
         "Where the bytes go",
@@ -293,7 +301,7 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
-    free = sum(each["place"] == "free" for each in program.placements) if program is not None else 0
+    free = sum(placement["place"] == "free" for placement in program.placements) if program is not None else 0
     text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."
     if free:
@@ -333,18 +341,18 @@ def _decided(part: PartInfo) -> str:
     return ", ".join(f"{name} {value}" for name, value in part.decisions.items())
 
 
-def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, found: Activity | None) -> dict[str, Any]:
+def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, activity: Activity | None) -> dict[str, Any]:
     """What the page's script shows of a layer that is chosen."""
-    if program is None or found is None:
+    if program is None or activity is None:
         return {}
     layers, left = [], LOOPS
     infos = (layer for launch in program.launches for layer in launch.layers)
-    for row, layer, span in zip(rows, infos, found.spans):
+    for row, layer, span in zip(rows, infos, activity.spans):
         text = _loops(program, row, layer)
         text = text if len(text) <= left else "Its loops: celosia inspect PROGRAM --loops LAYER"
         left -= len(text)
         layers.append({"span": span, "text": text})
-    return {"cycles": found.launches[-1], "layers": layers}
+    return {"cycles": activity.launches[-1], "layers": layers}
 
 
 def _loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:

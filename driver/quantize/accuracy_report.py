@@ -43,7 +43,7 @@ def measure(
     names = [value.name for value in float_model.graph.output]
     found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
     for sample in samples:
-        expected, got = (each.run(names, sample) for each in sessions)
+        expected, got = (session.run(names, sample) for session in sessions)
         for name, a, b in zip(names, expected, got):
             if isinstance(a, np.ndarray) and a.dtype.kind == "f":
                 found[name].append((a, b))
@@ -55,7 +55,7 @@ def measure(
 
 def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
     """Of the float and the int8 model; None where there are no tokens [batch, steps] that logits are for."""
-    tokens = next((each.shape for each in samples.inputs if each.name == TOKENS), ())
+    tokens = next((tensor.shape for tensor in samples.inputs if tensor.name == TOKENS), ())
     if len(tokens) != 2 or pairs[0][0].shape[:-1] != tokens:
         return None
     return {kind: perplexity((pair[k] for pair in pairs), samples) for k, kind in enumerate(("float", "int8"))}
@@ -99,17 +99,17 @@ def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
 def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
     """The operators whose outputs lose most against their operands, of one sample: name, op, sqnr_db and lost_db."""
     proto = onnx.load(result)
-    graph, found = Graph(proto), tensors(result, sample, optimised=False)
+    graph, values = Graph(proto), tensors(result, sample, optimised=False)
     rows: list[dict[str, Any]] = [
         {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
-         "sqnr_db": None, "lost_db": None} for name in graph.made if isinstance(found.get(name), np.ndarray)
+         "sqnr_db": None, "lost_db": None} for name in graph.made if isinstance(values.get(name), np.ndarray)
     ]  # fmt: skip
-    add_noise(proto, graph, rows, found, sample, prepared)
+    add_noise(proto, graph, rows, values, sample, prepared)
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["lost_db"] or 0.0, reverse=True):
         if row["node"] and row["op"] not in ("QuantizeLinear", "DequantizeLinear") and (row["lost_db"] or 0) > LOSES_DB:
-            kept = {"name": row["node"], "op": row["op"], "sqnr_db": row["sqnr_db"], "lost_db": row["lost_db"]}
-            best.setdefault(row["node"], kept)
+            entry = {"name": row["node"], "op": row["op"], "sqnr_db": row["sqnr_db"], "lost_db": row["lost_db"]}
+            best.setdefault(row["node"], entry)
     return list(best.values())[:TOLD]
 
 
@@ -117,19 +117,19 @@ def advice(
     losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int, smoothable: bool
 ) -> list[str]:  # fmt: skip
     """What to try where the result is poor, the cheapest first."""
-    found = []
+    advice = []
     if not per_channel:
-        found.append("leave --per-tensor out: a scale for each output channel costs nothing on the accelerator")
+        advice.append("leave --per-tensor out: a scale for each output channel costs nothing on the accelerator")
     if samples < SAMPLES_ENOUGH:
-        found.append(f"more samples for --calibration, as the model sees them in use: {samples} are few")
-    others = [name for name in ("percentile", "entropy", "minmax") if name != method]
-    found.append(f"other ranges: --method {others[0]}, or {others[1]}")
+        advice.append(f"more samples for --calibration, as the model sees them in use: {samples} are few")
+    other_methods = [name for name in ("percentile", "entropy", "minmax") if name != method]
+    advice.append(f"other ranges: --method {other_methods[0]}, or {other_methods[1]}")
     if smoothable:
-        found.append("--smooth auto, where a few channels are much larger than the others")
+        advice.append("--smooth auto, where a few channels are much larger than the others")
     if losing:
-        found.append(f"keep what loses most in floats, on the CPU: --exclude {losing[0]['name']}")
-    found.append("train the model with quantisation, so that it gets used to it: docs/pytorch.md")
-    return found
+        advice.append(f"keep what loses most in floats, on the CPU: --exclude {losing[0]['name']}")
+    advice.append("train the model with quantisation, so that it gets used to it: docs/pytorch.md")
+    return advice
 
 
 def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -
 def _floats(model: onnx.ModelProto) -> set[str]:
     """Names of all values of a floating-point type."""
     graph = onnx.shape_inference.infer_shapes(model).graph
-    kinds = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info, *graph.output)}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info, *graph.output)}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
     return {name for name, kind in kinds.items() if kind in floats}
@@ -167,7 +167,9 @@ def _floats(model: onnx.ModelProto) -> set[str]:
 def accelerator(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
     """What the accelerator takes of the quantised model, for `inputs` where it has open sizes, and why not the rest."""
     try:
-        program = compile_model(quantised, cfg, shapes={each.name: [n or 0 for n in each.shape] for each in inputs})
+        program = compile_model(
+            quantised, cfg, shapes={tensor.name: [n or 0 for n in tensor.shape] for tensor in inputs}
+        )
     except ModelError as error:
         return {"config": cfg.name, "error": str(error)}
     reasons = Counter((row["op"], row["reason"]) for row in program.placements if row["place"] == "cpu")

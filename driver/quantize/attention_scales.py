@@ -45,23 +45,23 @@ class BetweenProducts:
     masked: list[MaskedScores] = field(default_factory=list)
 
 
-def between_products(model: onnx.ModelProto, which: str) -> BetweenProducts:
+def between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
     """What is between `model`'s products in attention. which: "rotary" positions; masks and softmaxes, too, for
     "attention"; else also the residual stream and norms, from the embeddings on."""
-    everything = which not in ("rotary", "attention")
-    flow, found = _Flow(model, everything), BetweenProducts()
-    scores = flow.read_by(_is_softmax) if which != "rotary" else set[str]()
+    everything = choice not in ("rotary", "attention")
+    flow, result = _Flow(model, everything), BetweenProducts()
+    scores = flow.read_by(_is_softmax) if choice != "rotary" else set[str]()
     read = scores | flow.read_by(lambda node: node.op_type in (*PRODUCTS, *NORMS) if everything else flow.mixes(node))
     for node in model.graph.node:
-        made = [name for name in flow.varying(node) if name in flow.made]
-        if made and ((scores and _is_softmax(node)) or (everything and node.op_type in NORMS)):
-            found.operators.append(node.name)
-        elif made and node.output[0] in flow.joined and node.output[0] in read:
-            found.operators.append(node.name)
-            others = [name for name in flow.varying(node) if name not in flow.made]
-            if node.op_type == "Add" and others and node.output[0] in scores:
-                found.masked.append(MaskedScores(made[0], others[0], node.output[0]))
-    return found
+        computed = [name for name in flow.varying(node) if name in flow.made]
+        if computed and ((scores and _is_softmax(node)) or (everything and node.op_type in NORMS)):
+            result.operators.append(node.name)
+        elif computed and node.output[0] in flow.joined and node.output[0] in read:
+            result.operators.append(node.name)
+            constants = [name for name in flow.varying(node) if name not in flow.made]
+            if node.op_type == "Add" and constants and node.output[0] in scores:
+                result.masked.append(MaskedScores(computed[0], constants[0], node.output[0]))
+    return result
 
 
 def scores_of(model: onnx.ModelProto) -> set[str]:
@@ -83,7 +83,9 @@ class _Flow:
     def __init__(self, model: onnx.ModelProto, everything: bool) -> None:
         self.nodes = list(model.graph.node)
         added = {name for node in self.nodes if node.op_type == "Add" for name in node.input}
-        self.constants = {each.name for each in model.graph.initializer if each.name not in added or not is_mask(each)}
+        self.constants = {
+            tensor.name for tensor in model.graph.initializer if tensor.name not in added or not is_mask(tensor)
+        }
         self.made, self.joined = set[str](), set[str]()
         of: dict[str, str] = {}
         for node in self.nodes:
@@ -107,11 +109,11 @@ class _Flow:
 
     def read_by(self, ends: Callable[[onnx.NodeProto], bool]) -> set[str]:
         """The tensors of which nodes compute that are `ends`, or what these read."""
-        found: set[str] = set()
+        masks: set[str] = set()
         for node in reversed(self.nodes):
-            if ends(node) or (self._is_through(node) and found.intersection(node.output)):
-                found.update(self.varying(node))
-        return found
+            if ends(node) or (self._is_through(node) and masks.intersection(node.output)):
+                masks.update(self.varying(node))
+        return masks
 
     def _embeds(self, node: onnx.NodeProto) -> bool:
         return node.op_type == "Gather" and node.input[0] in self.constants
@@ -135,24 +137,26 @@ def score_ranges(
     model: onnx.ModelProto, masked: Sequence[MaskedScores], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ScoreRange]:
     """Those of each sum's result, over all `samples` of the float model. OracleError."""
-    names = list(dict.fromkeys(name for each in masked for name in (each.scores, each.result)))
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    del asked.graph.output[:]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    names = list(
+        dict.fromkeys(name for masked_softmax in masked for name in (masked_softmax.scores, masked_softmax.result))
+    )
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     rows: dict[str, list[Array]] = {name: [] for name in names}
     if names:
-        opened = session(asked, int8=False)
+        opened = session(probe, int8=False)
         for sample in samples:
             for name, array in run(opened, sample).items():
                 rows[name].append(array.max(axis=-1).ravel())
     largest = {name: np.concatenate(arrays) for name, arrays in rows.items()}
-    found = {}
-    for each in masked:
-        seen = largest[each.result][largest[each.result] > HIDDEN]
+    ranges = {}
+    for masked_softmax in masked:
+        seen = largest[masked_softmax.result][largest[masked_softmax.result] > HIDDEN]
         low, high = (float(seen.min()) - BELOW, float(seen.max())) if seen.size else (-BELOW, 0.0)
-        found[each.result] = ScoreRange(low, high, low - float(largest[each.scores].max()))
-    return found
+        ranges[masked_softmax.result] = ScoreRange(low, high, low - float(largest[masked_softmax.scores].max()))
+    return ranges
 
 
 def bound_masks(
@@ -164,18 +168,18 @@ def bound_masks(
     result = Add(scores, mask)    ->    bounded = Max(mask, bound)    result = Add(scores, bounded)
     """
     graph, bounds = model.graph, dict[str, float]()
-    for each in masked:
-        bounds[each.mask] = min(bounds.get(each.mask, 0.0), ranges[each.result].mask)
-    results = {each.result: each.mask for each in masked}
+    for masked_softmax in masked:
+        bounds[masked_softmax.mask] = min(bounds.get(masked_softmax.mask, 0.0), ranges[masked_softmax.result].mask)
+    results = {masked_softmax.result: masked_softmax.mask for masked_softmax in masked}
     for node in graph.node:
         mask = results.get(node.output[0])
         node.input[:] = [f"{mask}_bounded" if name == mask else name for name in node.input]
     for mask, bound in bounds.items():
         least = numpy_helper.from_array(np.array(bound, np.float32), f"{mask}_bound")
         graph.initializer.append(least)
-        made = helper.make_node("Max", [mask, least.name], [f"{mask}_bounded"], name=f"{mask}_Max")
+        bounded = helper.make_node("Max", [mask, least.name], [f"{mask}_bounded"], name=f"{mask}_Max")
         place = next((k + 1 for k, other in enumerate(graph.node) if mask in other.output), 0)
-        graph.node.insert(place, made)
+        graph.node.insert(place, bounded)
     return [f"{mask}_Max" for mask in bounds]
 
 
@@ -184,15 +188,19 @@ def with_float_constants(model: onnx.ModelProto, original: onnx.ModelProto, name
     the quantiser rounds them, which saves nothing. It is changed."""
     graph, constants = model.graph, {tensor.name: tensor for tensor in original.graph.initializer}
     norms = {node.name: node.input for node in original.graph.node if node.name in names and node.op_type in NORMS}
-    kept = dict[str, str]()
+    replacement = dict[str, str]()
     for node in graph.node:
         for place, name in enumerate(norms.get(node.name, ())):
             if name in constants:
-                node.input[place] = kept.setdefault(name, f"{name}_float")
+                node.input[place] = replacement.setdefault(name, f"{name}_float")
     graph.initializer.extend(
-        numpy_helper.from_array(numpy_helper.to_array(constants[name]), new) for name, new in kept.items()
+        numpy_helper.from_array(numpy_helper.to_array(constants[name]), new) for name, new in replacement.items()
     )
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    for node in [each for each in graph.node if each.op_type == "DequantizeLinear" and each.output[0] not in read]:
+    for node in [
+        candidate
+        for candidate in graph.node
+        if candidate.op_type == "DequantizeLinear" and candidate.output[0] not in read
+    ]:
         graph.node.remove(node)
     return model

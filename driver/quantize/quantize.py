@@ -253,8 +253,8 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
-    if why := complaint(proto, str(path.parent)):
-        raise ModelError(f"{path} is not a valid ONNX model: {why}")
+    if reason := complaint(proto, str(path.parent)):
+        raise ModelError(f"{path} is not a valid ONNX model: {reason}")
     proto = conform(proto)
     try:
         onnx.checker.check_model(for_checker(proto))
@@ -271,7 +271,7 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
 
 def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """`proto` in an opset that has QuantizeLinear with an axis."""
-    entry = next((each for each in proto.opset_import if each.domain in ("", "ai.onnx")), None)
+    entry = next((opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), None)
     if entry is None or entry.version >= PER_CHANNEL_OPSET:
         return proto
     try:
@@ -286,7 +286,7 @@ def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 def _inputs(proto: onnx.ModelProto) -> list[Input]:
     constants = {tensor.name for tensor in proto.graph.initializer}
-    found = []
+    images = []
     for value in proto.graph.input:
         if value.name in constants:
             continue
@@ -294,10 +294,10 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             raise QuantizeError(f"input {value.name!r} is no tensor of known rank; export the model with shapes")
         dims = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim)
-        found.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
-    if not found:
+        images.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
+    if not images:
         raise QuantizeError("the model has no inputs, so there is nothing to calibrate")
-    return found
+    return images
 
 
 def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
@@ -308,9 +308,9 @@ def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
     """`proto` with the sizes of `inputs` for those that it leaves open."""
-    if all(None not in each.shape for each in _inputs(proto)):
+    if all(None not in tensor.shape for tensor in _inputs(proto)):
         return proto
-    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in inputs})
+    return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})
 
 
 def _line(error: Exception) -> str:
@@ -349,16 +349,16 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
     """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
     model = onnx.load(prepared)
     try:
-        found = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
+        smoothed = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
     except OracleError as error:
         raise QuantizeError(str(error)) from None
-    if not found["places"]:
+    if not smoothed["places"]:
         raise QuantizeError(
             "there is nothing to smooth: products by constants are all that reads a norm, or a product, nowhere in the "
             "model; leave --smooth out"
         )
     onnx.save(model, prepared)
-    return found
+    return smoothed
 
 
 def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
@@ -379,21 +379,21 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
     int8 = choices.activations == "int8"
     prepared = onnx.load(source)
-    which = _chosen(prepared, samples, choices)
+    chosen = _chosen(prepared, samples, choices)
     onnx.save(prepared, source)
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
             weight_type=QuantType.QInt8, activation_type=QuantType.QInt8 if int8 else QuantType.QUInt8,
-            calibrate_method=CalibrationMethod[METHODS[choices.method]], **which,
+            calibrate_method=CalibrationMethod[METHODS[choices.method]], **chosen,
         )  # fmt: skip
     except InputError:  # a sample's
         raise
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
-    if names := which.get("nodes_to_quantize"):
-        made = with_float_constants(onnx.load(result), prepared, names)
-        onnx.save(with_float_neighbours(made, names), result)
+    if names := chosen.get("nodes_to_quantize"):
+        quantised = with_float_constants(onnx.load(result), prepared, names)
+        onnx.save(with_float_neighbours(quantised, names), result)
 
 
 def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
@@ -412,8 +412,8 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         masks += bound_masks(model, between.masked, ranges)
         # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
         scores = {
-            name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
-            for name, each in ranges.items()
+            name: [{"rmin": np.float32(pair.low), "rmax": np.float32(pair.high), "symmetric": False}]
+            for name, pair in ranges.items()
         }
         names += between.operators
     options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": scores}
@@ -428,8 +428,8 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
 
 def _name(model: onnx.ModelProto) -> None:
     """Give each node of `model` a name: the quantiser chooses and excludes them by it."""
-    taken = {node.name for node in model.graph.node}
+    names = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
-            node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in taken)
-            taken.add(node.name)
+            node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in names)
+            names.add(node.name)

@@ -26,29 +26,29 @@ def is_mask(tensor: TensorProto) -> bool:
 def add_masks(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
     """Change `model`: tensors of the names `scores` that are chosen between others and what hides them become sums.
     Returns names of the nodes that make the masks."""
-    graph, made, nodes = model.graph, list[str](), list[onnx.NodeProto]()
+    graph, masks, nodes = model.graph, list[str](), list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         place = _hiding(node, constants) if node.output[0] in scores else 0
         if place:
-            result, kept = node.output[0], node.input[3 - place]
+            result, unmasked = node.output[0], node.input[3 - place]
             none, mask = f"{result}_none", f"{result}_mask"
             dtype = helper.tensor_dtype_to_np_dtype(constants[node.input[place]].data_type)
             graph.initializer.append(numpy_helper.from_array(np.zeros((), dtype), none))
             choice = [node.input[0], *((node.input[1], none) if place == 1 else (none, node.input[2]))]
             nodes.append(helper.make_node("Where", choice, [mask], name=mask))
-            made.append(mask)
-            node = helper.make_node("Add", [kept, mask], [result], name=node.name)
+            masks.append(mask)
+            node = helper.make_node("Add", [unmasked, mask], [result], name=node.name)
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    return made
+    return masks
 
 
 def _hiding(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
     """Which input of a Where hides elements of the other one; 0 where none does, or it is no Where."""
-    found = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
-    return found[0] if len(found) == 1 and _hides_all(constants[node.input[found[0]]]) else 0
+    places = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
+    return places[0] if len(places) == 1 and _hides_all(constants[node.input[places[0]]]) else 0
 
 
 def _hides_all(tensor: TensorProto) -> bool:

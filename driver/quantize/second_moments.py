@@ -29,21 +29,21 @@ def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> 
     layers = [node for node in floats.graph.node if node.input[1:2] and _fits(node, constants.get(node.input[1], ()))]
     if not layers:
         return {}
-    asked = onnx.ModelProto()
-    asked.CopyFrom(floats)
-    given = {value.name for value in floats.graph.input}
-    known = {value.name for value in floats.graph.output}
+    probe = onnx.ModelProto()
+    probe.CopyFrom(floats)
+    input_names = {value.name for value in floats.graph.input}
+    output_names = {value.name for value in floats.graph.output}
     read = dict.fromkeys(node.input[0] for node in layers)
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read if name not in given | known)
-    on, found = session(asked), dict[str, Array]()
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read if name not in input_names | output_names)
+    on, sums = session(probe), dict[str, Array]()
     for sample in samples:
-        made = {**sample, **run(on, sample)}
+        values = {**sample, **run(on, sample)}
         for node in layers:
-            rows = _rows(node, made[node.input[0]], constants[node.input[1]])
+            rows = _rows(node, values[node.input[0]], constants[node.input[1]])
             rows = rows[:: -(-len(rows) // MOST_ROWS)].astype(np.float64)
-            total = found.setdefault(node.input[1], np.zeros((rows.shape[1],) * 2))
+            total = sums.setdefault(node.input[1], np.zeros((rows.shape[1],) * 2))
             total += rows.T @ rows
-    return found
+    return sums
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

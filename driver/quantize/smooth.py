@@ -84,9 +84,9 @@ def smooth(
     """
     graph = _SmoothGraph(model)
     places = list(graph.places())
-    known, changed = _statistics(model, places, samples), list[dict[str, Any]]()
+    statistics, changed = _statistics(model, places, samples), list[dict[str, Any]]()
     for place in places:
-        x, weights = known[place.tensor], [graph.rows(each) for each in place.multiplied]
+        x, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
         before, best = _error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
         least = before * GAIN if alpha == AUTO else np.inf
         for tried in TRIED if alpha == AUTO else (float(alpha),):
@@ -136,22 +136,22 @@ def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric
 def _statistics(
     model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ChannelStatistics]:
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    del asked.graph.output[:]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
-    found, rows = dict[str, ChannelStatistics](), list(samples) if places else []
-    opened = session(asked, int8=False) if places else None
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
+    statistics, rows = dict[str, ChannelStatistics](), list(samples) if places else []
+    opened = session(probe, int8=False) if places else None
     for sample in rows:
         for name, array in run(opened, sample).items():
             flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
             some = flat[np.linspace(0, len(flat) - 1, min(len(flat), -(-ROWS // len(rows)))).astype(int)]
-            least, most, known = flat.min(axis=0), flat.max(axis=0), found.get(name)
-            if known is not None:
-                least, most = np.minimum(least, known.least), np.maximum(most, known.most)
-                some = np.concatenate([known.rows, some])
-            found[name] = ChannelStatistics(least, most, some)
-    return found
+            least, largest, earlier = flat.min(axis=0), flat.max(axis=0), statistics.get(name)
+            if earlier is not None:
+                least, largest = np.minimum(least, earlier.least), np.maximum(largest, earlier.most)
+                some = np.concatenate([earlier.rows, some])
+            statistics[name] = ChannelStatistics(least, largest, some)
+    return statistics
 
 
 class _SmoothGraph:
@@ -177,9 +177,15 @@ class _SmoothGraph:
         """Those of the model, in its order."""
         for node in self.graph.node:
             read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
-            made = self._made(node.output[0]) if read else None
-            if made and len({self._dims(each.node.input[each.place])[each.axis] for each in (*made, *read)}) == 1:
-                yield SmoothPlace(node.output[0], tuple(made), tuple(read))
+            producers = self._made(node.output[0]) if read else None
+            if (
+                producers
+                and len(
+                    {self._dims(operand.node.input[operand.place])[operand.axis] for operand in (*producers, *read)}
+                )
+                == 1
+            ):
+                yield SmoothPlace(node.output[0], tuple(producers), tuple(read))
 
     def rows(self, operand: ChannelConstant) -> Array:
         """A matrix [channels, outputs]."""
@@ -188,11 +194,11 @@ class _SmoothGraph:
     def scale(self, place: SmoothPlace, factors: Array) -> None:
         """Divide and multiply the constants of a place."""
         for operands, by in ((place.divided, 1 / factors), (place.multiplied, factors)):
-            for each in operands:
-                array = self._array(each)
+            for operand in operands:
+                array = self._array(operand)
                 across = [1] * array.ndim
-                across[each.axis] = -1
-                self._set(each, (array * by.reshape(across)).astype(array.dtype))
+                across[operand.axis] = -1
+                self._set(operand, (array * by.reshape(across)).astype(array.dtype))
 
     def _array(self, operand: ChannelConstant) -> Array:
         array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
@@ -205,24 +211,24 @@ class _SmoothGraph:
             self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
             return
         self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
-        own = f"{name}_{operand.place}_of_{operand.node.output[0]}"
-        operand.node.input[operand.place] = own
-        self.graph.initializer.append(numpy_helper.from_array(array, own))
-        self.constants[own], self.readers[own] = self.graph.initializer[-1], [(operand.node, operand.place)]
+        copy_name = f"{name}_{operand.place}_of_{operand.node.output[0]}"
+        operand.node.input[operand.place] = copy_name
+        self.graph.initializer.append(numpy_helper.from_array(array, copy_name))
+        self.constants[copy_name], self.readers[copy_name] = self.graph.initializer[-1], [(operand.node, operand.place)]
 
     def _read(self, name: str) -> list[ChannelConstant]:
         """Weights of the products that read a tensor; none where anything else does."""
-        found: list[ChannelConstant] = []
+        constants: list[ChannelConstant] = []
         for node, place in self.readers.get(name, ()):
             if self._is_view(node):
-                more = self._read(node.output[0])
+                further = self._read(node.output[0])
             else:
                 weights = self._weights(node)
-                more = [weights[0]] if weights and place == 0 else []
-            if not more:
+                further = [weights[0]] if weights and place == 0 else []
+            if not further:
                 return []
-            found += more
-        return [] if name in self.outputs else found
+            constants += further
+        return [] if name in self.outputs else constants
 
     def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
         """Of a product by a constant matrix: (its rows, its columns)."""
@@ -256,15 +262,15 @@ class _SmoothGraph:
         """A sum's constant and what it is added to; one factor of a product."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUMS:
-            along = self._along(node, constant[0], name) if len(constant) == 1 else None
-            rest = None if along is None else self._alone(node.input[1 - constant[0]])
-            return None if along is None or rest is None else along + rest
-        if node.op_type == "Mul" and len(constant) == 1 and (along := self._along(node, constant[0], name)):
-            return along
+            constant_part = self._along(node, constant[0], name) if len(constant) == 1 else None
+            rest = None if constant_part is None else self._alone(node.input[1 - constant[0]])
+            return None if constant_part is None or rest is None else constant_part + rest
+        if node.op_type == "Mul" and len(constant) == 1 and (constant_part := self._along(node, constant[0], name)):
+            return constant_part
         for k in (0, 1) if node.op_type == "Mul" else (0,):
-            found = self._alone(node.input[k]) if self._is_wide(node.input[k], name) else None
-            if found is not None:
-                return found
+            operand = self._alone(node.input[k]) if self._is_wide(node.input[k], name) else None
+            if operand is not None:
+                return operand
         return None
 
     def _alone(self, name: str) -> list[ChannelConstant] | None:
@@ -276,8 +282,8 @@ class _SmoothGraph:
         if place >= len(node.input) or not node.input[place]:
             return []
         dims = self._dims(node.input[place])
-        alone = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
-        return [ChannelConstant(node, place, len(dims) - 1)] if alone else None
+        covers_channels = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
+        return [ChannelConstant(node, place, len(dims) - 1)] if covers_channels else None
 
     def _dims(self, name: str) -> tuple[int, ...]:
         return tuple(self.constants[name].dims) if name in self.constants else ()

@@ -102,7 +102,9 @@ class CommandChannel:
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready = self._ready((descriptor, *(each for each in errors if each in self._open)), left)
+            ready = self._ready(
+                (descriptor, *(descriptor_ for descriptor_ in errors if descriptor_ in self._open)), left
+            )
             if descriptor in ready:
                 return
             if self._err in ready:
@@ -112,9 +114,9 @@ class CommandChannel:
 
     def _ready(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
         poll = select.poll()
-        for each in descriptors:
-            poll.register(each, select.POLLOUT if each == self._in else select.POLLIN)
-        return {each for each, _ in poll.poll(None if seconds is None else seconds * 1e3)}
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLOUT if descriptor == self._in else select.POLLIN)
+        return {ready for ready, _ in poll.poll(None if seconds is None else seconds * 1e3)}
 
     def _take_errors(self) -> None:
         data = os.read(self._err, CHUNK_BYTES)

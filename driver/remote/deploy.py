@@ -90,22 +90,22 @@ class Remote:
 
     def status(self, *files: File) -> RemoteBoard:
         """What the board has. SshError where it has no Python that can say so."""
-        said = self._bootstrap("status", files)
-        fields = {field.name: said.get(field.name) for field in dataclasses.fields(RemoteBoard)}
+        status = self._bootstrap("status", files)
+        fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
         with self.understood():
-            return checked_board(fields | {"pynq_error": said.get("pynq_error", "")})
+            return checked_board(fields | {"pynq_error": status.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
         """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
-        wanted = tuple(file for file in files if file.name in board.missing)
-        size = sum(len(file.data) for file in wanted)
+        missing = tuple(file for file in files if file.name in board.missing)
+        size = sum(len(file.data) for file in missing)
         if size > board.free:
             raise SshError(
                 f"{self.connection.name} has {board.free} bytes left on its disk, and {size} are needed; make room in "
                 f"{self.folder} there"
             )
-        if wanted:
-            self._bootstrap("install", wanted, [file.data for file in wanted])
+        if missing:
+            self._bootstrap("install", missing, [file.data for file in missing])
         return size
 
     def run(
@@ -143,9 +143,9 @@ class Remote:
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        said = self._call(self._runner(runner), [pack(head, {})], _answered)
+        answer = self._call(self._runner(runner), [pack(head, {})], _answered)
         with self.understood():
-            clock: float = checked(float, said.get("clock_mhz"), "clock_mhz")
+            clock: float = checked(float, answer.get("clock_mhz"), "clock_mhz")
             if not 0 < clock < math.inf:
                 raise AnswerError(f"clock_mhz is {clock}")
             return clock
@@ -157,9 +157,9 @@ class Remote:
     def _runner(self, runner: File) -> str:
         return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
 
-    def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+    def _bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         text = Path(bootstrap.__file__).read_bytes()
-        request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
+        request = {"what": action, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
         command = f"python3 -c {shlex.quote(script)}"
         answer: dict[str, Any] = self._call(
@@ -258,21 +258,21 @@ def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
 
 def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
     """What the board lacks to run `program` on `device`, a sentence each."""
-    found = []
+    problems = []
     if board.python < PYTHON:
         version = ".".join(map(str, board.python))
-        found.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
+        problems.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
     if board.numpy is None:
-        found.append("it has no numpy; pip3 install numpy")
+        problems.append("it has no numpy; pip3 install numpy")
     if device == "board" and board.pynq is None:
-        found.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
+        problems.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
     if program.kernels and program.machine != board.machine:
         made_for = program.machine or "this machine"
-        found.append(
+        problems.append(
             f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with "
             "--target, or give --rebuild-kernels"
         )
-    return found
+    return problems
 
 
 def target_of(board: RemoteBoard) -> str:
@@ -282,15 +282,17 @@ def target_of(board: RemoteBoard) -> str:
     for name, target in TARGETS.items():
         if target.machine == board.machine:
             return name
-    known = ", ".join(target.machine for target in TARGETS.values())
-    raise SshError(f"its processor is {board.machine}; Programs are compiled for {known}")
+    machines = ", ".join(target.machine for target in TARGETS.values())
+    raise SshError(f"its processor is {board.machine}; Programs are compiled for {machines}")
 
 
 def require(board: RemoteBoard, program: Program, device: str, name: str) -> None:
     """ProgramError or SshError where the board cannot run `program`."""
-    found = complaints(board, program, device)
-    if found:
-        raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
+    problems = complaints(board, program, device)
+    if problems:
+        raise (ProgramError if "compile it" in problems[0] else SshError)(
+            f"{name} cannot run it: {'; '.join(problems)}"
+        )
 
 
 def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
@@ -369,15 +371,15 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
 
     AnswerError where tensors or counters are not those of the Program.
     """
-    known = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
-    wanted = {tensor.name for tensor in program.outputs}
-    if result.outputs.keys() != wanted or not wanted <= result.tensors.keys() <= known.keys():
-        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known])}")
+    known_tensors = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
+    expected_names = {tensor.name for tensor in program.outputs}
+    if result.outputs.keys() != expected_names or not expected_names <= result.tensors.keys() <= known_tensors.keys():
+        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known_tensors])}")
     for name, value in result.tensors.items():
-        tensor, static = known[name], program.tensors.get(name)
+        tensor, static = known_tensors[name], program.tensors.get(name)
         if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
-            found = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise AnswerError(f"tensor {brief(name)} is {found}, not {program.shape_text(tensor)}")
+            actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise AnswerError(f"tensor {brief(name)} is {actual}, not {program.shape_text(tensor)}")
     parts = 1
     if program.batched:
         parts = max(1, -(-np.shape(inputs[program.batched[0]])[0] // program.batch))

@@ -105,9 +105,9 @@ class RemoteDevice:
             raise
 
     def _call(
-        self, what: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
+        self, method: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._answer(pack({"call": what, **{name: int(each) for name, each in values.items()}}, arrays))
+        return self._answer(pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays))
 
     def _answer(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
         with self._understood():

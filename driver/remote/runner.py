@@ -45,18 +45,18 @@ def modules() -> dict[str, Path]:
     """Files by the names of modules: those of FOLDERS that import Python's own, numpy and each other, and no others."""
     paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
     around = ("__init__.py", "plain.py", "tools.py", "compiler/__init__.py", "driver/__init__.py")
-    known = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
+    module_paths = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
     needs = {
-        name: [each if each in known else each.rpartition(".")[0] for each in _imported(path)]
-        for name, path in known.items()
+        name: [module if module in module_paths else module.rpartition(".")[0] for module in _imported(path)]
+        for name, path in module_paths.items()
     }
     left: dict[str, Path] = {}
-    while len(left) != len(known):
-        left, known = known, {
-            name: path for name, path in known.items()
-            if all(each in known or each.partition(".")[0] in INSTALLED for each in needs[name])
+    while len(left) != len(module_paths):
+        left, module_paths = module_paths, {
+            name: path for name, path in module_paths.items()
+            if all(module in module_paths or module.partition(".")[0] in INSTALLED for module in needs[name])
         }  # fmt: skip
-    return known
+    return module_paths
 
 
 def _name(path: Path) -> str:

@@ -73,7 +73,7 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
 
     def size(value: Any) -> Any:
         if isinstance(value, list):
-            return [size(each) for each in value]
+            return [size(entry) for entry in value]
         if value is None:
             return None
         blobs.append(array_bytes(np.asarray(value)))
@@ -100,7 +100,7 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
     def value(size: Any) -> Any:
         nonlocal left
         if isinstance(size, list):
-            return [value(each) for each in size]
+            return [value(entry) for entry in size]
         if size is None:
             return None
         left -= checked(int, size, "a size")
@@ -122,32 +122,32 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def parsing(what: str) -> Iterator[None]:
+def parsing(part_name: str) -> Iterator[None]:
     """AnswerError for whatever is raised by reading a message that is none: libraries do not say which errors."""
     try:
         yield
     except AnswerError:
         raise
     except Exception as error:
-        raise AnswerError(f"{what} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
+        raise AnswerError(f"{part_name} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
 
 
-def checked(kind: Any, value: Any, what: str) -> Any:
+def checked(kind: Any, value: Any, label: str) -> Any:
     """What JSON holds as the type `kind`, see `make`. AnswerError."""
-    with parsing(what):
-        return make(kind, value, what)
+    with parsing(label):
+        return make(kind, value, label)
 
 
-def as_table(value: Any, what: str) -> dict[str, Any]:
+def as_table(value: Any, label: str) -> dict[str, Any]:
     """`value`, an object of JSON. AnswerError."""
     if not isinstance(value, dict):
-        raise AnswerError(f"{what} is {brief(value)}")
+        raise AnswerError(f"{label} is {brief(value)}")
     return value
 
 
 def result_bytes(result: Result) -> bytes:
     """A Result on its way; `load_result` reads it."""
-    counters = [dataclasses.asdict(each) for each in result.counters]
+    counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
@@ -185,11 +185,11 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     report = as_table(head.get("report"), "report")
     memory = memory_of(report)
     seconds = checked(dict[str, float], report.get("seconds"), "seconds")
-    counters = [load_counters(each) for each in checked(list[object], head.get("counters"), "counters")]
+    counters = [load_counters(entry) for entry in checked(list[object], head.get("counters"), "counters")]
     names = checked(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
         raise AnswerError(f"output {brief(missing[0])} is missing")
-    if seconds.keys() != set(TIMES) or not all(0 <= each < math.inf for each in seconds.values()):
+    if seconds.keys() != set(TIMES) or not all(0 <= time < math.inf for time in seconds.values()):
         raise AnswerError(f"seconds are {brief(seconds)}")
     own = {"memory_model": memory, "seconds": seconds}
     return Result({name: arrays[name] for name in names}, counters, lambda: own, Tensors(arrays))
@@ -287,12 +287,12 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
 
 def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The answer to a call of `device`: a line, and arrays."""
-    what = call.pop("call")
-    if what == "run":
+    method = call.pop("call")
+    if method == "run":
         return dataclasses.asdict(device.run(**call)), {}
-    if what == "read":
+    if method == "read":
         return {}, {"data": device.read(**call)}
-    if what == "write":
+    if method == "write":
         device.write(call["addr"], arrays["data"])
     else:
         device.allocate(**call)

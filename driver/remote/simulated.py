@@ -54,7 +54,7 @@ class FunctionalFpga:
 
     def __init__(self, config: Config, memory: NDArray[np.uint8]) -> None:
         self._memory, self._device = memory, open_simulator("functional", config)
-        self._values = {each.offset: 0 for each in REGISTERS.values()}
+        self._values = {register.offset: 0 for register in REGISTERS.values()}
         for name, value in (("magic", MAGIC), ("identity", config.identity), ("sources", sources_identity())):
             self._values[REGISTERS[name].offset] = value
 

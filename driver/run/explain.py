@@ -93,7 +93,7 @@ def estimate(
     """
     memory = memory_model(memory)
     counters = predicted(program, memory) if counters is None else counters
-    cycles = sum(each.cycles or 0 for each in counters)
+    cycles = sum(entry.cycles or 0 for entry in counters)
     peak = cycles * program.config.macs_per_cycle
     return {
         "model": program.name, "config": program.config.to_dict(), "memory_model": str(memory),
@@ -122,12 +122,12 @@ def advised(report: dict[str, Any]) -> list[Advice]:
     for row in rows:
         kinds.setdefault((row["bound"], row["advice"]), []).append(row)
     total = sum(row["cycles"] for row in rows)
-    found = [
-        Advice(bound, advice, len(own), max(own, key=lambda row: row["cycles"])["name"],
-               sum(row["cycles"] for row in own) / total)
-        for (bound, advice), own in kinds.items()
+    advice_list = [
+        Advice(bound, advice, len(layers_of), max(layers_of, key=lambda row: row["cycles"])["name"],
+               sum(row["cycles"] for row in layers_of) / total)
+        for (bound, advice), layers_of in kinds.items()
     ]  # fmt: skip
-    return sorted(found, key=lambda each: -each.share)
+    return sorted(advice_list, key=lambda advice: -advice.share)
 
 
 def code_of(program: Program, launch: LaunchStep) -> bytes:
@@ -170,17 +170,20 @@ def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> li
 
 
 def _work(program: Program, launch: LaunchStep) -> _Work:
-    cfg, wanted = program.config, demand(program.config, code_of(program, launch))
-    held = (cfg.residual_cycles - 1) * wanted.outputs * wanted.residual
-    gemm, taps = wanted.unit == Unit.GEMM, _uses_taps(program, launch)
+    cfg, work_demand = program.config, demand(program.config, code_of(program, launch))
+    held = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
+    gemm, taps = work_demand.unit == Unit.GEMM, _uses_taps(program, launch)
     speed = np.where(gemm, cfg.macs_per_cycle, taps * cfg.taps * cfg.lanes)
-    possible = wanted.steps * speed
+    possible = work_demand.steps * speed
     peak = np.zeros((2, len(launch.layers)), np.int64)
     np.maximum.at(peak, (gemm.astype(int), launch.layer_of), speed)
     total = np.bincount(launch.layer_of, possible, len(launch.layers))
     share = np.array([layer.macs for layer in launch.layers]) / np.maximum(total, 1)
     return _Work(
-        wanted.unit, (wanted.steps + held).astype(float), gemm * possible * share[launch.layer_of], peak.sum(0)
+        work_demand.unit,
+        (work_demand.steps + held).astype(float),
+        gemm * possible * share[launch.layer_of],
+        peak.sum(0),
     )
 
 
@@ -198,24 +201,24 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
     ends = np.zeros(count)
     np.maximum.at(ends, launch.layer_of[index], end)
     edges = np.concatenate([[0], np.maximum.accumulate(ends)])
-    busy, held, own = (np.zeros((count, len(UNITS))) for _ in range(3))
+    busy, held, alone = (np.zeros((count, len(UNITS))) for _ in range(3))
     products = np.zeros(count)
     for unit in Unit:
         rows = np.flatnonzero(work.unit[index] == unit)
         rows = rows[np.argsort(end[rows], kind="stable")]
-        which = index[rows]
+        rows_ = index[rows]
         before = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
         spread = _Spread(np.maximum(start[rows], before), end[rows], edges)
-        done = np.minimum(work.busy[which], spread.length)
-        busy[:, unit] = spread.of(done)
-        held[:, unit] = spread.of(spread.length - done)
-        products += spread.of(work.products[which] * done / np.maximum(work.busy[which], 1))
-        own[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
+        finished = np.minimum(work.busy[rows_], spread.length)
+        busy[:, unit] = spread.of(finished)
+        held[:, unit] = spread.of(spread.length - finished)
+        products += spread.of(work.products[rows_] * finished / np.maximum(work.busy[rows_], 1))
+        alone[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
     model = np.bincount(launch.layer_of, work.products, count)
-    filled = model / np.maximum(own[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
+    filled = model / np.maximum(alone[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
     cycles = np.diff(edges).astype(int).tolist()
-    columns = cycles, busy, held, products.tolist(), own, filled.tolist(), work.peak.tolist()
-    return [_Time(*each) for each in zip(*columns)]
+    columns = cycles, busy, held, products.tolist(), alone, filled.tolist(), work.peak.tolist()
+    return [_Time(*column) for column in zip(*columns)]
 
 
 class _Spread:
@@ -304,6 +307,6 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
     if bound == "store":
         return f"{cfg.bus_bytes} bytes a cycle leave: a wider bus_bytes, or blocks of layers (forward = true)"
     if bound == "latency":
-        most = UNITS[int(np.argmax(time.busy))]
-        return f"units wait for each other, {most} works most: `celosia tune` looks for a faster schedule"
+        busiest = UNITS[int(np.argmax(time.busy))]
+        return f"units wait for each other, {busiest} works most: `celosia tune` looks for a faster schedule"
     return None

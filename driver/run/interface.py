@@ -25,7 +25,9 @@ class RuntimeBase:
     def __init__(self, device: Devices, threads: int | None) -> None:
         self.threads = default_threads() if threads is None else thread_count(threads)
         self._devices = devices_of(device)
-        self._where = ", ".join(each if isinstance(each, str) else type(each).__name__ for each in self._devices)
+        self._where = ", ".join(
+            device if isinstance(device, str) else type(device).__name__ for device in self._devices
+        )
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
 
     @property
@@ -97,8 +99,8 @@ class RuntimeBase:
         names = self.names
         if len(arrays) != len(names):
             raise InputError(f"there are {len(names)} inputs, {', '.join(names) or 'none'}, and {len(arrays)} arrays")
-        made = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
-        return made[0] if len(made) == 1 else made
+        outputs = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
         """Run once for each of `samples`, in order: inputs by name, or the array of the only input.

@@ -32,18 +32,18 @@ def devices_of(device: Devices) -> list[str | Device]:
     >>> devices_of("functional, timed")
     ['functional', 'timed']
     """
-    found: list[str | Device]
+    opened: list[str | Device]
     if isinstance(device, str):
-        found = [name.strip() for name in device.split(",")]
+        opened = [name.strip() for name in device.split(",")]
     else:
-        found = list(device) if isinstance(device, Sequence) else [device]
-    if not found:
+        opened = list(device) if isinstance(device, Sequence) else [device]
+    if not opened:
         raise ValueError("there is no device in an empty list of them")
-    return found
+    return opened
 
 
 def require_device(name: str) -> None:
     """ValueError where there is no device of that name."""
     if name not in DEVICES:
-        near = did_you_mean(name, DEVICES)
-        raise ValueError(f"there is no device {name!r}{near}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+        suggestion = did_you_mean(name, DEVICES)
+        raise ValueError(f"there is no device {name!r}{suggestion}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")

@@ -69,20 +69,22 @@ class ProgramRuntime(RuntimeBase):
         self._steps = self._actions()
         self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
         self._outputs = [tensor.name for tensor in program.outputs]
-        wanted = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
-        wanted |= {name for name, _ in self._returned}
-        self._seen = {name: array for name, array in self._fixed.items() if name in wanted}
+        host_reads = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        host_reads |= {name for name, _ in self._returned}
+        self._seen = {name: array for name, array in self._fixed.items() if name in host_reads}
         self._device: Device | None = None
         self._resident = ResidentBuffers(program.config)
         self._name, self._options = "", options
         self.build_seconds = 0.0
         self.turns = ResourceLocks()
-        own, *others = self._devices
-        if isinstance(own, str):
-            self._name, self._open = own, self._opener(own)
+        own_device, *other_devices = self._devices
+        if isinstance(own_device, str):
+            self._name, self._open = own_device, self._opener(own_device)
         else:
-            self.attach(own)
-        self.others = [type(self)(program, each, self.threads, **options) for each in others]  # share streams
+            self.attach(own_device)
+        self.others = [
+            type(self)(program, device, self.threads, **options) for device in other_devices
+        ]  # share streams
         for other in self.others:
             other.turns = ResourceLocks(self.turns.cpu)
 
@@ -123,8 +125,8 @@ class ProgramRuntime(RuntimeBase):
         program = self.program
         groups = program.inputs, program.outputs
         tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
-        where = f"on {self._where}, Config {program.config.name}"
-        return f"<Runtime of {program.name!r} {where}: {' -> '.join(tensors)}; {threads}>"
+        description = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {description}: {' -> '.join(tensors)}; {threads}>"
 
     def close(self) -> None:
         if self._device is not None:
@@ -145,12 +147,12 @@ class ProgramRuntime(RuntimeBase):
         one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
         if not isinstance(self._device, Shared):
             return None
-        with suppress(RuntimeError), ExitStack() as given:  # it takes no second process, or has no memory
-            device = given.enter_context(closing(self._device.clone_shared()))
-            made = type(self)(self.program, device, self.threads)
-            made._name, made.build_seconds, made.turns = self._name, self.build_seconds, self.turns
-            given.pop_all()
-            return made
+        with suppress(RuntimeError), ExitStack() as cleanup:  # it takes no second process, or has no memory
+            device = cleanup.enter_context(closing(self._device.clone_shared()))
+            clone = type(self)(self.program, device, self.threads)
+            clone._name, clone.build_seconds, clone.turns = self._name, self.build_seconds, self.turns
+            cleanup.pop_all()
+            return clone
         return None
 
     def abandon(self, whether: bool) -> None:
@@ -161,16 +163,16 @@ class ProgramRuntime(RuntimeBase):
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
         self.open()
-        own = [self, *self.others] if self._launches else [self]
-        yield from SampleStream(own, in_flight, self._named, trace, lost).futures(samples)
+        runtimes = [self, *self.others] if self._launches else [self]
+        yield from SampleStream(runtimes, in_flight, self._named, trace, lost).futures(samples)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.program.batched:
             return self.run(inputs, trace=False).outputs
         runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
         if not runs or len(set(runs.values())) > 1:
-            told = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
-            raise InputError(f"inputs need batches of one size, and have those of {told or 'no'} runs")
+            runs_text = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
+            raise InputError(f"inputs need batches of one size, and have those of {runs_text or 'no'} runs")
         parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
         samples = ({name: part[number] for name, part in parts.items()} for number in range(next(iter(runs.values()))))
         with closing(self.run_each(samples, trace=False)) as stream:
@@ -213,21 +215,21 @@ class ProgramRuntime(RuntimeBase):
             )
         parts = []
         if not samples:
-            made = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
-            checked = checked | made
+            padding = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
+            checked = checked | padding
         for start in range(0, max(samples, 1), batch):
             places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
-            own = {name: array[places] if name in batched else array for name, array in checked.items()}
-            parts.append(self._run(own, None, trace))
+            sample_inputs = {name: array[places] if name in batched else array for name, array in checked.items()}
+            parts.append(self._run(sample_inputs, None, trace))
         outputs = {
             tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
             for tensor in self.program.outputs
         }
-        counters = [each for part in parts for each in part.counters]
+        counters = [counters_of for part in parts for counters_of in part.counters]
 
         def times() -> Times:
-            seconds = parts[0].seconds | {what: sum(part.seconds[what] for part in parts) for what in ("run", "cpu")}
-            return seconds, [each for part in parts for each in part.step_seconds]
+            seconds = parts[0].seconds | {key: sum(part.seconds[key] for part in parts) for key in ("run", "cpu")}
+            return seconds, [seconds_ for part in parts for seconds_ in part.step_seconds]
 
         return self._result(outputs, outputs, counters, times, len(parts))
 
@@ -241,8 +243,10 @@ class ProgramRuntime(RuntimeBase):
         started = time.perf_counter()
         values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
         counters: list[Counters] = []
-        given = {} if keep is None else {**self.program.constants, **checked}
-        kept: dict[str, Array] = {name: value for name, value in given.items() if keep is not None and keep(name)}
+        available = {} if keep is None else {**self.program.constants, **checked}
+        kept_tensors: dict[str, Array] = {
+            name: value for name, value in available.items() if keep is not None and keep(name)
+        }
         stamps: list[Stamps | float] = []
         for step in self._steps if keep is None else self.program.steps:
             if isinstance(step, Segment):
@@ -258,20 +262,20 @@ class ProgramRuntime(RuntimeBase):
                     self._cpu(step, values)
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
-                kept |= {name: _own(values[name]) for name in _made(step) if keep(name)}
+                kept_tensors |= {name: _own(values[name]) for name in _made(step) if keep(name)}
         if self._launches:
             self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
         returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
         outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
-        if kept:
-            outputs = outputs | {name: value for name, value in kept.items() if name not in outputs}
+        if kept_tensors:
+            outputs = outputs | {name: value for name, value in kept_tensors.items() if name not in outputs}
         run_seconds = time.perf_counter() - started
 
         def times() -> Times:
-            spent = [each for some in stamps for each in (some.seconds() if isinstance(some, Stamps) else [some])]
+            spent = [stamp for some in stamps for stamp in (some.seconds() if isinstance(some, Stamps) else [some])]
             seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
             steps = zip(self.program.steps, spent)
-            seconds["cpu"] = sum(each for step, each in steps if not isinstance(step, LaunchStep))
+            seconds["cpu"] = sum(step_time for step, step_time in steps if not isinstance(step, LaunchStep))
             return seconds, spent
 
         return self._result(outputs, returned, counters, times)
@@ -296,26 +300,26 @@ class ProgramRuntime(RuntimeBase):
         for name, dtype, shape in self._kinds:
             if name not in inputs:
                 break
-            given = inputs[name]
-            if type(given) is np.ndarray and given.dtype == dtype and given.shape == shape and given.flags.c_contiguous:
-                checked[name] = given
+            value = inputs[name]
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
+                checked[name] = value
         if len(checked) == len(self._known) == len(inputs):
             return checked  # all as they should be, which small models would notice if it took long
-        known = self._known
+        fixed = self._known
         for name in inputs:
-            if name not in known:
-                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, known)) or 'none'}")
-        for name, tensor in known.items():
+            if name not in fixed:
+                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, fixed)) or 'none'}")
+        for name, tensor in fixed.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
             if name in checked:
                 continue
-            given = inputs[name]
+            value = inputs[name]
             if tensor.kind != "tensor":
-                checked[name] = given
+                checked[name] = value
                 continue
             batched = name in self.program.batched
-            checked[name] = fitted(tensor, given, self.program.shape_text(tensor), batched)
+            checked[name] = fitted(tensor, value, self.program.shape_text(tensor), batched)
         samples = {name: len(checked[name]) for name in self.program.batched}
         if len(set(samples.values())) > 1:
             counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
@@ -332,8 +336,8 @@ class ProgramRuntime(RuntimeBase):
         waiting: list[CpuStep] = []
         for step in self.program.steps:
             if isinstance(step, CpuStep):
-                known = all(name in self._fixed for name in step.inputs)
-                if step.kernel is not None or known:
+                are_fixed = all(name in self._fixed for name in step.inputs)
+                if step.kernel is not None or are_fixed:
                     self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
                 if step.kernel is not None and self._in_place(step):
                     waiting.append(step)
@@ -360,10 +364,10 @@ class ProgramRuntime(RuntimeBase):
         arena = self._arena
         if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
             copies = {name: values[name].copy() for name in step.inputs if name in arena}
-            made = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
-            for name, value in made.items():
+            results = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            for name, value in results.items():
                 self._require_declared(step.op, name, value)
-            values.update(made)
+            values.update(results)
             return
         if step.kernel is None:
             output = step.outputs[0]

@@ -46,9 +46,9 @@ class ResidentBuffers:
             yield pack.address, pack_activation(self.config, pack.form.arrange(array), pack.groups)
             return
         held = array.shape[-2]
-        for each in (range(rows.start, min(rows.stop, held)), range(past, held)):
-            if each:
-                yield from rows_of(self.config, pack, array, each)
+        for span in (range(rows.start, min(rows.stop, held)), range(past, held)):
+            if span:
+                yield from rows_of(self.config, pack, array, span)
 
 
 def rows_of(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:

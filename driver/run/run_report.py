@@ -24,8 +24,8 @@ def report_of(
     units: dict[str, dict[str, int | None]] = {}
     for unit in ("load", "gemm", "vector", "store"):
         units[unit] = {
-            what: sum(c.values[f"{unit}_{what}"] for c in timed) if timed else None
-            for what in ("busy", "wait_token", "wait_memory")
+            counter: sum(c.values[f"{unit}_{counter}"] for c in timed) if timed else None
+            for counter in ("busy", "wait_token", "wait_memory")
         }
     macs = parts * program.macs_accelerator
     return {

@@ -132,11 +132,11 @@ class SampleStream:
         self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
         self._over = False
         self._returned = Condition()
-        self._accelerators = [_Accelerator(each, [each], [each], lanes - 1 if each.shared() else 0) for each in own]
+        self._accelerators = [_Accelerator(lane, [lane], [lane], lanes - 1 if lane.shared() else 0) for lane in own]
 
     def futures(self, samples: Iterable[Sample]) -> Futures:
         """The runs of `samples`, of which no more are read than are in flight, and as many ahead."""
-        count = sum(len(each.lanes) + each.more for each in self._accelerators)
+        count = sum(len(accelerator.lanes) + accelerator.more for accelerator in self._accelerators)
         return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
 
     def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
@@ -182,7 +182,9 @@ class SampleStream:
             self._returned.notify_all()
         for _ in threads:
             self._work.put(None)
-        for lane in [lane for each in self._accelerators for lane in each.lanes if lane not in each.free]:
+        for lane in [
+            lane for accelerator in self._accelerators for lane in accelerator.lanes if lane not in accelerator.free
+        ]:
             lane.abandon(True)
         for thread in threads:
             end = time.monotonic() + START_SECONDS
@@ -190,9 +192,9 @@ class SampleStream:
                 time.sleep(1e-3)
             if thread.ident is not None:
                 thread.join()
-        for each in self._accelerators:
-            each.own.abandon(False)
-            for lane in each.lanes[1:]:
+        for accelerator in self._accelerators:
+            accelerator.own.abandon(False)
+            for lane in accelerator.lanes[1:]:
                 lane.close()
 
     # In the threads of lanes -----------------------------------------------------------------------------------
@@ -225,8 +227,8 @@ class SampleStream:
             self._leave_out(first[0], error)
             return result
 
-    def _on(self, taken: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
-        accelerator, lane = taken
+    def _on(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+        accelerator, lane = place
         try:
             return lane.run(inputs, trace=self._trace)
         finally:
@@ -257,10 +259,12 @@ class SampleStream:
     def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
         """The accelerator with most lanes that are free or can be opened, when it has one; None as of `_taken`."""
         while not self._over:
-            alive = [each for each in self._accelerators if not each.lost and each is not but]
+            alive = [
+                accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but
+            ]
             if not alive:
                 break
-            best = max(alive, key=lambda each: len(each.free) + each.more)
+            best = max(alive, key=lambda accelerator: len(accelerator.free) + accelerator.more)
             if best.free or best.more:
                 return best
             self._returned.wait()
@@ -268,11 +272,11 @@ class SampleStream:
 
     def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
         with self._returned:
-            others = [each for each in self._accelerators if each is not accelerator and not each.lost]
-            if others and not accelerator.lost:
+            other_accelerators = [other for other in self._accelerators if other is not accelerator and not other.lost]
+            if other_accelerators and not accelerator.lost:
                 accelerator.lost = True
-                where = accelerator.own.where()
-                self._lost.append(f"{where} is left out, for another one ran what failed there: {error}")
+                device_text = accelerator.own.where()
+                self._lost.append(f"{device_text} is left out, for another one ran what failed there: {error}")
                 self._returned.notify_all()
 
 

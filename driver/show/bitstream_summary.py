@@ -49,23 +49,23 @@ def power(working: Power, resting: Power, title: str, caveat: str) -> Renderable
     shown = [name for name in LABELS if working.watts[name] or resting.watts[name]]
     for name in shown:
         mark = "?" if name in working.stand_ins else ""
-        add_row(table, LABELS[name] + mark, *(f"{each.watts[name]:.3f}" for each in (working, resting)))
+        add_row(table, LABELS[name] + mark, *(f"{power.watts[name]:.3f}" for power in (working, resting)))
     add_row(table, "all but the processors", f"{working.fabric:.3f}", f"{resting.fabric:.3f}")
     stood_in = " ?: by reports of another family or device, for want of its own." if working.stand_ins else ""
     return Group(table, Text(caveat + stood_in))
 
 
-def timing(found: Timing, title: str) -> RenderableType:
+def timing(result: Timing, title: str) -> RenderableType:
     """The longest paths of an accelerator, and how many paths end at each number of ns."""
     from celosia.bitstreams.timing import CAVEAT
 
-    half = ("",) if found.pumped else ()
+    half = ("",) if result.pumped else ()
     table = new_table(title, ">ns", *half, ">on nets", ">levels", ">fan-out", ">ends", "from", "to")
-    for path in found.paths:
+    for path in result.paths:
         nets = percent(path.nets_ns / path.ns)
-        half = (("of ½" if path.half else ""),) if found.pumped else ()
+        half = (("of ½" if path.half else ""),) if result.pumped else ()
         add_row(table, f"{path.ns:.2f}", *half, nets, path.levels, path.fan_out, path.ends, path.start, path.end)
-    late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(found.ends.items())[-5:]))
-    array = f", {2 * found.mhz:.1f} MHz in the array; paths there, or to and from there, have half a cycle (½)"
-    clock = f"{found.mhz:.1f} MHz ({found.ns:.2f} ns){array if found.pumped else ''}"
+    late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(result.ends.items())[-5:]))
+    array = f", {2 * result.mhz:.1f} MHz in the array; paths there, or to and from there, have half a cycle (½)"
+    clock = f"{result.mhz:.1f} MHz ({result.ns:.2f} ns){array if result.pumped else ''}"
     return Group(table, Text(f"{clock}. Ends of paths, {late}.\n{CAVEAT}"))

@@ -38,9 +38,9 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         shown = losing[:TOP_LAYERS]
     if not shown:
         return
-    what = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
+    title = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
     left = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
-    table = new_table(what + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    table = new_table(title + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
     for row in shown:
         decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
@@ -50,34 +50,36 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
 
 def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
     """How tensors of the float model were found, where not all of them were found by name."""
-    how = Counter(row["matched"] for row in report["tensors"] if row["matched"])
-    if how and set(how) != {"name"}:
-        told = ", ".join(f"{how[each]} by {each}" for each in ("name", "structure", "order") if how[each])
-        yield Text(f"Tensors of the float model: {told} (--report names each).")
-    for model, which in (("model", "the model"), ("float", "the float model")):
+    methods = Counter(row["matched"] for row in report["tensors"] if row["matched"])
+    if methods and set(methods) != {"name"}:
+        summary = ", ".join(
+            f"{methods[method]} by {method}" for method in ("name", "structure", "order") if methods[method]
+        )
+        yield Text(f"Tensors of the float model: {summary} (--report names each).")
+    for model, label in (("model", "the model"), ("float", "the float model")):
         if names := report["unmatched"][model]:
-            more = f", and {len(names) - TOP_LAYERS} more" if len(names) > TOP_LAYERS else ""
-            yield Text(f"Tensors of {which} that match none: {', '.join(names[:TOP_LAYERS])}{more}")
+            omitted = f", and {len(names) - TOP_LAYERS} more" if len(names) > TOP_LAYERS else ""
+            yield Text(f"Tensors of {label} that match none: {', '.join(names[:TOP_LAYERS])}{omitted}")
 
 
 def _difference(report: dict[str, Any]) -> str:
     row = next(row for row in report["tensors"] if row["name"] == report["first"])
-    index, found, expected = row["first"]
-    who = f"{row['name']} ({row['op']} {row['node']})"
+    index, actual, expected = row["first"]
+    tensor_text = f"{row['name']} ({row['op']} {row['node']})"
     if index is None:
-        return f"{who} is {row['dtype']}{row['shape']}, onnxruntime's is {expected}"
-    return f"{who}{index} is {found}, onnxruntime's is {expected}"
+        return f"{tensor_text} is {row['dtype']}{row['shape']}, onnxruntime's is {expected}"
+    return f"{tensor_text}{index} is {actual}, onnxruntime's is {expected}"
 
 
 def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
     """What `evaluate` found: accuracy, speed, agreement with onnxruntime."""
-    others = report["against"]
+    reference = report["against"]
     table = new_table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
     cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"
-    who = f"{report['config']['name'] or 'accelerator'}, {report['device']}"
-    rows = [(who, report, cycles)]
-    if others is not None:
-        rows.append((f"onnxruntime {others['onnxruntime']}", others, "-"))
+    device_text = f"{report['config']['name'] or 'accelerator'}, {report['device']}"
+    rows = [(device_text, report, cycles)]
+    if reference is not None:
+        rows.append((f"onnxruntime {reference['onnxruntime']}", reference, "-"))
     for name, row, spent in rows:
         add_row(table, name, percent(row["top1"]), percent(row["top5"]), f"{row['images_per_second']:,.1f}", spent)
     yield table
@@ -85,12 +87,14 @@ def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(
             f"Failed and left out: {len(failed)} of {report['samples'] + len(failed)} samples, such as {failed[0]}"
         )
-    how = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
+    batch_text = f"{report['batch']} images at a time" if report["batch"] > 1 else "one image at a time"
     devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
-    yield Text(f"{how} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")
-    if others is not None:
-        same = "" if others["top1_agreement"] is None else f"; top-1 agrees in {percent(others['top1_agreement'])}"
+    yield Text(f"{batch_text} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")
+    if reference is not None:
+        same = (
+            "" if reference["top1_agreement"] is None else f"; top-1 agrees in {percent(reference['top1_agreement'])}"
+        )
         yield Text(
-            f"Samples whose output differs from onnxruntime's (session.qdqisint8allowed=1): {others['differ']} of "
-            f"{report['samples']}; bytes: {others['bytes_different']:,} of {others['bytes']:,}{same}"
+            f"Samples whose output differs from onnxruntime's (session.qdqisint8allowed=1): {reference['differ']} of "
+            f"{report['samples']}; bytes: {reference['bytes_different']:,} of {reference['bytes']:,}{same}"
         )

@@ -19,7 +19,7 @@ def summary(report: dict[str, Any], length: int, decoder: Decoder) -> Renderable
     """A few lines on a session: tokens, cycles, and how far the memory's bandwidth was used."""
     table = Table(show_header=False, box=None, pad_edge=False)
     steps, prompt = report["steps"], report["prompt"]
-    runs = [f"{what['runs']} of {tokens}" for what, tokens in ((prompt, f"{decoder.chunk} tokens"), (steps, "one"))]
+    runs = [f"{phase['runs']} of {tokens}" for phase, tokens in ((prompt, f"{decoder.chunk} tokens"), (steps, "one"))]
     rows = [
         ("model", f"{decoder.name}, Config {report['config']}"),
         ("sequence", f"{length} of {decoder.length} tokens, in runs: {' and '.join(runs)}"),

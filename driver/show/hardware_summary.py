@@ -36,13 +36,13 @@ def configs(presets: Iterable[Config]) -> RenderableType:
     return table
 
 
-def boards(known: Iterable[Board]) -> RenderableType:
+def boards(all_boards: Iterable[Board]) -> RenderableType:
     """What has a name."""
     table = new_table(
         "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
         "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
     )  # fmt: skip
-    for board in known:
+    for board in all_boards:
         device = board.device
         add_row(
             table, board.name, board.part, board.config.name, board.clock_mhz, device.lut, device.ff, device.dsp,
@@ -70,7 +70,7 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
             *values,
             cycles,
             percent(row["utilization"]),
-            *(resource(row, each) for each in RESOURCES),
+            *(resource(row, name) for name in RESOURCES),
             size,
             remark(row, best),
         )
@@ -80,10 +80,10 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
 def kept(entries: Sequence[Entry]) -> RenderableType:
     """What the cache holds."""
     table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
-    for kind, what in KINDS.items():
-        own = [entry for entry in entries if entry.kind == kind]
-        oldest = datetime.fromtimestamp(own[0].used).strftime("%Y-%m-%d %H:%M") if own else "-"
-        add_row(table, what, len(own), megabytes(sum(entry.size for entry in own)), oldest)
+    for kind, kind_text in KINDS.items():
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        oldest = datetime.fromtimestamp(of_kind[0].used).strftime("%Y-%m-%d %H:%M") if of_kind else "-"
+        add_row(table, kind_text, len(of_kind), megabytes(sum(entry.size for entry in of_kind)), oldest)
     add_row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
     return table
 

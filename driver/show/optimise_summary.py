@@ -25,8 +25,8 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Each step with its rule and gain, what was refused, and what all of it came to."""
     yield from steps(report)
     if len(report["tuned"]) > 1:
-        first, *others = report["tuned"]
-        cycles = ", ".join(f"{each:,.0f}" for each in others)
+        first, *later = report["tuned"]
+        cycles = ", ".join(f"{cycles_:,.0f}" for cycles_ in later)
         yield Text(f"tuned, the original takes {first:,.0f} cycles, the best of the search {cycles}")
     for sentence in report["refused"]:
         yield Text(sentence)

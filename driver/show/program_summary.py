@@ -37,7 +37,7 @@ def overview(program: Program) -> RenderableType:
         *(("input", f"{t.name}: {program.shape_text(t)}") for t in program.inputs),
         *(("output", f"{t.name}: {program.shape_text(t)}") for t in program.outputs),
         *([("n", f"any number of samples, {program.batch} at once")] if program.batched else []),
-        ("operators", ", ".join(f"{places[place]} {how}" for place, how in _PLACES.items())),
+        ("operators", ", ".join(f"{places[place]} {verb}" for place, verb in _PLACES.items())),
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
         *([("schedules", program.schedules)] if program.schedules else []),
@@ -163,8 +163,8 @@ _SCRATCHPADS = {
 def passes(program: Program) -> RenderableType:
     """The passes over the graph in order, and how many operators each left."""
     table = new_table("Passes", "pass", ">operators before", ">after", "what it does")
-    for each in program.passes:
-        add_row(table, each.name, each.before, each.after, each.doc)
+    for pass_ in program.passes:
+        add_row(table, pass_.name, pass_.before, pass_.after, pass_.doc)
     return table
 
 
@@ -183,7 +183,7 @@ def _kernel_steps(program: Program) -> list[CpuStep]:
 
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
     """The graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no pass."""
-    names = ["import", *(each.name for each in program.passes)]
+    names = ["import", *(pass_.name for pass_ in program.passes)]
     if only is not None and only not in names:
         raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
     if not texts:
@@ -202,14 +202,14 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
-    wanted = None if layer is None else _layer(program, layer).name
+    layer_name = None if layer is None else _layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
         last = -1
         lines = listing(program.config, program.instructions(launch))
         for line, owner in zip(lines, launch.layer_of):
             info = launch.layers[owner]
-            if wanted is not None and info.name != wanted:
+            if layer_name is not None and info.name != layer_name:
                 continue
             if owner != last:
                 yield f"; {info.name} ({info.op}: {', '.join(info.nodes)})"
@@ -221,9 +221,9 @@ def loops(program: Program, layer: str) -> Iterator[str]:
     """The loops of a layer, and the schedule that made them. ProgramError where no layer is called `layer`."""
     info = _layer(program, layer)
     for number, part in enumerate(info.parts):
-        which = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
+        part_text = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
         decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
-        yield f"# {info.name} ({info.op}{which}): {part.workload}"
+        yield f"# {info.name} ({info.op}{part_text}): {part.workload}"
         yield f"# {decided}"
         yield str(program.loops[part.loops])
 
@@ -231,7 +231,7 @@ def loops(program: Program, layer: str) -> Iterator[str]:
 def _layer(program: Program, name: str) -> LayerInfo:
     """The layer, or the block with the operator, of that name. ProgramError where there is none."""
     infos = [info for launch in program.launches for info in launch.layers]
-    found = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
-    if not found:
+    matching = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
+    if not matching:
         raise ProgramError(f"there is no layer {name!r}; the layers are {', '.join(i.name for i in infos) or 'none'}")
-    return found[0]
+    return matching[0]

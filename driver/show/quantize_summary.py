@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
-    how = "held out of the calibration" if report["held_out"] else "the calibration's own"
-    samples = f"{report['samples_measured']} samples ({how})"
+    sample_text = "held out of the calibration" if report["held_out"] else "the calibration's own"
+    samples = f"{report['samples_measured']} samples ({sample_text})"
     yield _errors(f"Against the float model, {samples}", report["outputs"])
     if (four := report["four_bits"]) is not None:
         yield _errors("The same with weights of 8 bits", report["outputs_with_int8_weights"])
@@ -31,21 +31,25 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     if report["advice"]:
         yield from _poor(report)
     operators = report["operators"]
-    done = sum(row["quantised"] for row in operators)
-    table = new_table(f"{done} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not")
+    quantised_count = sum(row["quantised"] for row in operators)
+    table = new_table(
+        f"{quantised_count} of {len(operators)} operators quantised", "operator", ">quantised", ">not", "why not"
+    )
     for op in sorted({row["op"] for row in operators}):
         rows = [row for row in operators if row["op"] == op]
         left = [row for row in rows if not row["quantised"]]
-        why = "; ".join(sorted({row["reason"] for row in left}))
-        add_row(table, op, len(rows) - len(left), len(left), why)
+        reasons = "; ".join(sorted({row["reason"] for row in left}))
+        add_row(table, op, len(rows) - len(left), len(left), reasons)
     yield table
     yield from _placed(report["accelerator"])
 
 
 def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
     named = any(row["perplexity"] for row in outputs)
-    more = (">perplexity float", ">int8") if named else ()
-    errors = new_table(title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *more)
+    columns_ = (">perplexity float", ">int8") if named else ()
+    errors = new_table(
+        title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *columns_
+    )
     for row in outputs:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
@@ -55,8 +59,8 @@ def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
 
 def _perplexities(row: dict[str, Any], named: bool) -> list[str]:
     """Cells of a row, where the table has such columns."""
-    known = row["perplexity"] or {}
-    return ["-" if known.get(key) is None else f"{known[key]:.4g}" for key in ("float", "int8") if named]
+    perplexity = row["perplexity"] or {}
+    return ["-" if perplexity.get(key) is None else f"{perplexity[key]:.4g}" for key in ("float", "int8") if named]
 
 
 def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
@@ -66,7 +70,7 @@ def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
         for row in report["losing"]:
             add_row(table, row["op"], row["name"], f"{row['sqnr_db']:.1f}", f"{row['lost_db']:.1f}")
         yield table
-    tries = "".join(f"\n  {number}. {each}" for number, each in enumerate(report["advice"], 1))
+    tries = "".join(f"\n  {number}. {advice}" for number, advice in enumerate(report["advice"], 1))
     yield Text(f"The int8 model is far from the float one. What to try, one after the other:{tries}")
 
 
@@ -74,8 +78,8 @@ def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
     if "error" in accelerator:
         yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")
         return
-    total, own = accelerator["macs_total"], accelerator["macs_accelerator"]
-    share = percent(own / total) if total else "-"
+    total, on_accelerator = accelerator["macs_total"], accelerator["macs_accelerator"]
+    share = percent(on_accelerator / total) if total else "-"
     yield Text(f"Config {accelerator['config']} takes {share} of {total:,} multiply-accumulates.")
     if accelerator["cpu"]:
         table = new_table("Left on the CPU", "operator", ">count", "reason")

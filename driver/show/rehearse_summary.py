@@ -12,13 +12,13 @@ from celosia.driver.show.text_table import add_row, new_table
 from celosia.plain import printable
 
 
-def steps(found: Rehearsal) -> Iterator[RenderableType]:
+def steps(rehearsal: Rehearsal) -> Iterator[RenderableType]:
     """A table of the steps, and what a real board has in addition."""
-    name = found.board.name
+    name = rehearsal.board.name
     table = new_table(f"Rehearsal for {name}, simulated here", "step", ">seconds", "result", "a real board needs")
-    for step in found.steps:
+    for step in rehearsal.steps:
         add_row(table, step.name, f"{step.seconds:.1f}", step.said, step.needs)
     yield table
     yield Text("")
-    left_out = f"Not rehearsed: the login by ssh, Vivado, and the time that {found.board.machine} takes."
+    left_out = f"Not rehearsed: the login by ssh, Vivado, and the time that {rehearsal.board.machine} takes."
     yield Text(printable(f"{left_out} Next: celosia bitstream project --board {name}; docs/board.md has every step."))

@@ -107,19 +107,19 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
 def _share(row: dict[str, Any], unit: str) -> str:
     if not row["cycles"] or row["units"] is None:
         return "-"
-    busy, held = (100 * row["units"][unit][what] / row["cycles"] for what in ("busy", "held"))
+    busy, held = (100 * row["units"][unit][counter] / row["cycles"] for counter in ("busy", "held"))
     return f"{busy:.0f}+{held:.0f}%"
 
 
 def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
     """What would make layers faster, and for how many of the cycles; None where nothing is known."""
-    found = explain.advised(report)
-    if not found:
+    advice_list = explain.advised(report)
+    if not advice_list:
         return None
     table = new_table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")
-    for each in found[:TOP_LAYERS]:
-        names = each.longest if each.layers == 1 else f"{each.longest} and {each.layers - 1} more"
-        add_row(table, each.bound, names, percent(each.share), each.advice)
+    for advice in advice_list[:TOP_LAYERS]:
+        names = advice.longest if advice.layers == 1 else f"{advice.longest} and {advice.layers - 1} more"
+        add_row(table, advice.bound, names, percent(advice.share), advice.advice)
     return table
 
 

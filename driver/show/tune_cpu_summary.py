@@ -38,16 +38,18 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     shown = new_table(
         "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
     )
-    for each in sorted(report["kernels"], key=lambda each: -each["own"] * each["count"]):
-        times = _microseconds(each["own"], each["tuned"])
-        add_row(shown, each["kernel"], each["count"], each["trials"], *times)
+    for kernel in sorted(report["kernels"], key=lambda kernel: -kernel["own"] * kernel["count"]):
+        times = _microseconds(kernel["own"], kernel["tuned"])
+        add_row(shown, kernel["kernel"], kernel["count"], kernel["trials"], *times)
     yield shown
-    own, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
-    text = f"{best:,.3f} ms, {own:,.3f} ms untuned: {own / best:.3f} times as fast" if best else "no kernel to tune"
+    own_ms, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
+    text = (
+        f"{best:,.3f} ms, {own_ms:,.3f} ms untuned: {own_ms / best:.3f} times as fast" if best else "no kernel to tune"
+    )
     yield Text(text + trials_text(report))
 
 
-def _microseconds(own: float, best: float) -> tuple[str, str, str]:
-    if not own:
+def _microseconds(own_seconds: float, best: float) -> tuple[str, str, str]:
+    if not own_seconds:
         return "-", "-", "-"
-    return f"{own * 1e-6:,.2f}", f"{best * 1e-6:,.2f}", percent(1 - best / own)
+    return f"{own_seconds * 1e-6:,.2f}", f"{best * 1e-6:,.2f}", percent(1 - best / own_seconds)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from celosia.compiler.tune.tuner import NetworkState
 
 
-def trials_line(state: Progress, what: str) -> str:
+def trials_line(state: Progress, name: str) -> str:
     """How far a tuning is with its trials."""
     left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
-    text = f"{what}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
+    text = f"{name}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
     return text + f", {state.rate:,.1f} a second, at most {left} left"
 
 
@@ -36,13 +36,13 @@ def tuning_line(state: NetworkState) -> str:
 
 def left_out_text(left_out: Mapping[str, str]) -> str:
     """Devices that get no more trials."""
-    return "".join(f"; {name} left out: {why}" for name, why in left_out.items())
+    return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
 
 
-def tuning(state: NetworkState, most: int = 16) -> RenderableType:
+def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
     """The same, and the layers that take the most cycles."""
     table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
-    heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:most]
+    heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
         saved = percent(1 - s.best / s.usual) if math.isfinite(s.best) and math.isfinite(s.usual) else "-"
         cycles = [f"{value:,.0f}" if math.isfinite(value) else "-" for value in (s.usual, s.best)]
@@ -60,9 +60,9 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     for row in report["layers"]:
         saved = percent(1 - row["best"] / row["usual"]) if row["best"] and row["usual"] else "-"
         cycles = ["-" if row[name] is None else f"{row[name]:,.0f}" for name in ("usual", "best")]
-        taken = "yes" if row["decided"] else ""
+        decided = "yes" if row["decided"] else ""
         add_row(table, row["layer"], row["count"], row["points"], row["trials"], *cycles, saved, percent(row["regret"]),
-             taken)  # fmt: skip
+             decided)  # fmt: skip
     yield table
     text = (
         f"{report['cycles']:,} cycles, {report['untuned']:,} untuned: {report['untuned'] / report['cycles']:.3f} times"

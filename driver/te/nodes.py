@@ -53,8 +53,8 @@ class TensorExpr:
         self.shape: tuple[Size, ...] = node.sizes if isinstance(node, SizedNode) else node.shape
 
     def __getitem__(self, index: Any) -> Expr:
-        given = index if isinstance(index, tuple) else (index,)
-        return self.node[tuple(_position(self.name, each) for each in given)]
+        indices = index if isinstance(index, tuple) else (index,)
+        return self.node[tuple(_position(self.name, position) for position in indices)]
 
     def __call__(self, *index: Value) -> Expr:
         """The element at `index`."""
@@ -93,11 +93,11 @@ def _position(name: str, index: Any) -> Value:
     return _whole(index, f"{name} is indexed with {index!r}")
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ValueError(f"{what}: that is a whole number, or made of variables and axes") from None
+        raise ValueError(f"{name}: that is a whole number, or made of variables and axes") from None
 
 
 def var(name: str = "n", dtype: str = "int64") -> Var:
@@ -166,7 +166,7 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
         names += [f"i{d}" for d in range(len(names), len(sizes))]
     if len(names) != len(sizes):
         raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
-    axes = tuple(SizedAxis(each, extent=known(size), size=size) for each, size in zip(names, sizes))
+    axes = tuple(SizedAxis(name, extent=known(size), size=size) for name, size in zip(names, sizes))
     body = _element(name, fcompute(*axes))
     return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
 
@@ -216,20 +216,20 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
     """Each tensor that `outputs` need, as it is where variables are `sizes`. ValueError for a size that is open, a
     negative one, and an index that leaves its tensor.
     """
-    made: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     for node in topological(outputs):
         assert isinstance(node, SizedNode)
         shape = tuple(known(size, sizes) for size in node.sizes)
         if any(extent < 0 for extent in shape):
             raise ValueError(f"{node.name} would have the shape {list(shape)}")
         if node.body is None:
-            made[node] = Node(node.name, shape, node.dtype)
+            copies[node] = Node(node.name, shape, node.dtype)
             continue
         loops = {axis: _bound_axis(axis, sizes) for axis in (*node.axes, *_reduced(node.body))}
-        body = _bound_body(node.body, made, loops, sizes)
-        made[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
-        _check_inside(made[node].name, body)
-    return made
+        body = _bound_body(node.body, copies, loops, sizes)
+        copies[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
+        _check_inside(copies[node].name, body)
+    return copies
 
 
 def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
@@ -238,7 +238,7 @@ def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
 
 
 def _bound_body(
-    body: Expr, made: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
+    body: Expr, copies: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
 ) -> Expr:  # fmt: skip
     def change(e: Expr) -> Expr | None:
         match e:
@@ -247,7 +247,7 @@ def _bound_body(
             case Var():
                 return Const(known(e, sizes), INDEX)
             case Load():
-                return Load(made[e.tensor], e.index)
+                return Load(copies[e.tensor], e.index)
             case Reduce():
                 return Reduce(e.kind, e.value, tuple(loops[axis] for axis in e.axes))
         return None

@@ -87,7 +87,7 @@ class TensorSchedule:
         if readers is None:
             names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _read(stage)]
         else:
-            names = [each.name for each in ((readers,) if isinstance(readers, TensorExpr) else readers)]
+            names = [reader.name for reader in ((readers,) if isinstance(readers, TensorExpr) else readers)]
         return TensorExpr(self.loops.cache_read(tensor.name, SCOPES.get(scope, scope), names))
 
     def cache_write(self, tensor: TensorExpr, scope: str) -> TensorExpr:
@@ -112,7 +112,7 @@ def _moved(step: TraceStep, name: str, cache: str) -> TraceStep:
     def moved(arg: Any) -> Any:
         if isinstance(arg, dict):
             return {"stage": cache if arg["stage"] == name else arg["stage"]}
-        return [moved(each) for each in arg] if isinstance(arg, list) else cache if arg == name else arg
+        return [moved(part) for part in arg] if isinstance(arg, list) else cache if arg == name else arg
 
     args = step.args
     if step.primitive == "cache_read":
@@ -137,8 +137,8 @@ class StageView:
 
     def __getattr__(self, primitive: str) -> Callable[..., Any]:
         if primitive not in PRIMITIVES or not hasattr(LoopStage, primitive):
-            known = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
-            raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known)}")
+            known_names = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
+            raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known_names)}")
         return lambda *args: getattr(self.stage, primitive)(*(_name(arg) for arg in args))
 
     def split(self, parent: Loop, factor: int | None = None, nparts: int | None = None) -> tuple[Axis, Axis]:
@@ -200,6 +200,6 @@ class StageView:
 
 
 def _name(arg: Any) -> Any:
-    if isinstance(arg, Sequence) and any(isinstance(each, Axis) for each in arg):
+    if isinstance(arg, Sequence) and any(isinstance(part, Axis) for part in arg):
         raise ValueError("loops are given one by one, as reorder(*loops), not as a list")
     return arg.name if isinstance(arg, Axis) else arg

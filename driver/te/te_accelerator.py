@@ -123,11 +123,11 @@ class DeclaredIntrinsic(TensorIntrinsic):
         if self.instructions is None:
             return Intrinsic(self.name, args, self)
         reasons = [f"no instruction does what {self.name} does"]
-        for each in self.instructions:
+        for instruction in self.instructions:
             try:
-                return each.match(nest, first, scope)
+                return instruction.match(nest, first, scope)
             except TileMismatch as error:
-                reasons += [str(error)] if each.reduces == self.reduces else []
+                reasons += [str(error)] if instruction.reduces == self.reduces else []
         raise TileMismatch("; ".join(reasons[:2]))
 
     def broken(self, args: Args, scope: Callable[[Node], str]) -> str | None:
@@ -143,8 +143,8 @@ def decl_tensor_intrin(op: TensorExpr, fcompute: Callable[[Any, Any], Any], name
     """
     behaviour = op.node
     tiles = TileOperation(op.name, behaviour, {}).tiles
-    made = fcompute([TileBuffer(tile) for tile in tiles[1:]], [TileBuffer(behaviour)])
-    calls: Iterable[Any] = made if isinstance(made, tuple) else (made,)
+    computed = fcompute([TileBuffer(tile) for tile in tiles[1:]], [TileBuffer(behaviour)])
+    calls: Iterable[Any] = computed if isinstance(computed, tuple) else (computed,)
     first = next(iter(calls))
     if not isinstance(first, HardwareCall):
         raise ValueError(f"{op.name} is lowered to a hardware_intrin, not to {first!r}")

@@ -64,12 +64,12 @@ def _lowered(
 ) -> Function:  # fmt: skip
     new = bound(s.outputs, sizes)
     declared = {
-        name: each.on(environment.cfg) if environment and isinstance(each, DeclaredIntrinsic) else each
-        for name, each in s.declared.items()
+        name: intrinsic.on(environment.cfg) if environment and isinstance(intrinsic, DeclaredIntrinsic) else intrinsic
+        for name, intrinsic in s.declared.items()
     }
     loops = s.replayed([new[output] for output in s.outputs], declared)
-    given = [arg.node for arg in args if isinstance(arg, TensorExpr) and arg.node not in s.outputs]
-    return lower_loops(loops, [new[node] for node in given if node in new])
+    inputs = [arg.node for arg in args if isinstance(arg, TensorExpr) and arg.node not in s.outputs]
+    return lower_loops(loops, [new[node] for node in inputs if node in new])
 
 
 class BuiltKernel:
@@ -122,10 +122,10 @@ class BuiltKernel:
             np.copyto(arrays[output], result)
 
 
-def _sizes(args: Sequence[TensorExpr | Var], given: Sequence[Array | int]) -> dict[Var, int]:
+def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
     """Of the variables, by what was given for them and by the dimensions of arrays."""
     sizes: dict[Var, int] = {}
-    for arg, value in zip(args, given):
+    for arg, value in zip(args, arrays):
         if isinstance(arg, Var):
             sizes.setdefault(arg, int(value))
         elif isinstance(value, np.ndarray) and value.ndim == len(arg.shape):
@@ -142,6 +142,6 @@ def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
     if shape is not None and any(extent < 0 for extent in shape):
         raise ValueError(f"{arg.name} would have the shape {list(shape)}")
     if array.shape != shape or array.dtype.name != arg.dtype:
-        wanted = f"({', '.join(map(str, arg.shape))})" if shape is None else shape
-        raise ValueError(f"{arg.name}: {array.dtype.name}{array.shape} given, {arg.dtype}{wanted} expected")
+        expected = f"({', '.join(map(str, arg.shape))})" if shape is None else shape
+        raise ValueError(f"{arg.name}: {array.dtype.name}{array.shape} given, {arg.dtype}{expected} expected")
     return array

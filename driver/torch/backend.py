@@ -66,13 +66,13 @@ class BackendOptions:
     quiet: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
+    def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
         """ValueError for a name that is no option."""
         names = [field.name for field in fields(cls)]
-        for name in given or {}:
+        for name in options or {}:
             if name not in names:
                 raise ValueError(f"backend celosia has no option {name!r}; its options are {', '.join(names)}")
-        return cls(**(given or {}))
+        return cls(**(options or {}))
 
 
 def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str, Any] | None = None) -> CompiledGraph:
@@ -156,20 +156,22 @@ class CompiledGraph:
         self._require_inference(arguments)
         key = tuple(_kind(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
-        found = self.cache.get(key)
-        if found is None or not found.holds(fixed):
+        cached = self.cache.get(key)
+        if cached is None or not cached.holds(fixed):
             with Stages(self.options.quiet) as say:
-                self._announce(say, arguments, known=found is not None)
-                found = self.cache[key] = self._specialise(arguments, fixed)
-        return found.run(*arguments)
+                self._announce(say, arguments, known=cached is not None)
+                cached = self.cache[key] = self._specialise(arguments, fixed)
+        return cached.run(*arguments)
 
-    def _announce(self, say: Stages, arguments: tuple[Any, ...], known: bool) -> None:
+    def _announce(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
         """What is compiled, and why it is again: for good where it is, else while it lasts."""
         again = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
         shapes = [str(tuple(arguments[i].shape)) for i in self._free(arguments)]
-        why = "as its parameters have changed" if known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
-        say(f"celosia: compiling {self.origin.name}{' again' * again} {why}", line=again)
+        reason = (
+            "as its parameters have changed" if is_known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
+        )
+        say(f"celosia: compiling {self.origin.name}{' again' * again} {reason}", line=again)
 
     def _free(self, arguments: tuple[Any, ...]) -> list[int]:
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
@@ -195,15 +197,15 @@ class CompiledGraph:
                 require_pure(exported)
                 compute = self._computed(exported)
             except (ExportError, ModelError) as error:
-                why = str(error).replace(_Bound.__name__, self.origin.name)
-                self._warn(f"{self.origin.name} to PyTorch: {why}")
+                reason = str(error).replace(_Bound.__name__, self.origin.name)
+                self._warn(f"{self.origin.name} to PyTorch: {reason}")
                 return SpecialisedGraph(lambda *arguments: _row(self.graph(*arguments)))
         places = iter(range(len(bound.results)))
         outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
 
         def run(*arguments: Any) -> tuple[Any, ...]:
-            made = compute(*(arguments[i] for i in free))
-            return tuple(x.value if isinstance(x, Plain) else made[x] for x in outputs)
+            results = compute(*(arguments[i] for i in free))
+            return tuple(x.value if isinstance(x, Plain) else results[x] for x in outputs)
 
         return SpecialisedGraph(run, tuple((x.detach(), _version(x)) for x in fixed))
 
@@ -213,20 +215,20 @@ class CompiledGraph:
             return self._program(exported)
         except UnknownOperator as error:
             with quiet():
-                whole = split(exported, error.operator)
-            if whole is None:
+                parts = split(exported, error.operator)
+            if parts is None:
                 raise
             self._warn(
                 f"{error.operator} of {self.origin.name} to PyTorch, as torch.onnx does not know it; write that part "
                 "with other operators, and it is in the Program"
             )
         options = replace(self.options, quiet=True)
-        for node in whole.graph.find_nodes(op="call_module"):
+        for node in parts.graph.find_nodes(op="call_module"):
             if not is_eager(node.target):
                 fixed = [i for i, x in enumerate(node.args) if x.op == "get_attr"]
-                part = CompiledGraph(getattr(whole, node.target), options, fixed, self.origin, self.code)
-                setattr(whole, node.target, _Part(part))
-        compute: Compute = whole
+                part = CompiledGraph(getattr(parts, node.target), options, fixed, self.origin, self.code)
+                setattr(parts, node.target, _Part(part))
+        compute: Compute = parts
         return compute
 
     def _program(self, exported: ExportedProgram) -> Compute:
@@ -244,16 +246,16 @@ class CompiledGraph:
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
             feed = dict(zip(names, map(to_numpy, tensors), strict=True))
-            made = runtime.run(feed, trace=False).outputs
-            return [to_torch(made[tensor.name]) for tensor in program.outputs]
+            outputs = runtime.run(feed, trace=False).outputs
+            return [to_torch(outputs[tensor.name]) for tensor in program.outputs]
 
         return compute
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, sentence: str) -> None:
         """Once for each thing."""
-        if what not in self.origin.told:
-            self.origin.told.add(what)
-            warnings.warn(f"backend celosia leaves {what}", stacklevel=2)
+        if sentence not in self.origin.told:
+            self.origin.told.add(sentence)
+            warnings.warn(f"backend celosia leaves {sentence}", stacklevel=2)
 
 
 class _Part(torch.nn.Module):  # type: ignore[misc]
@@ -266,8 +268,8 @@ class _Part(torch.nn.Module):  # type: ignore[misc]
         self.alone = isinstance(result, Node)
 
     def forward(self, *arguments: Any) -> Any:
-        made = self.compiled(*arguments)
-        return made[0] if self.alone else made
+        results = self.compiled(*arguments)
+        return results[0] if self.alone else results
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
@@ -287,22 +289,22 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        given = dict(zip(self.free, inputs)) | self.numbers
-        arguments = (given[i] if i in given else getattr(self, name) for i, name in enumerate(self.names))
+        values = dict(zip(self.free, inputs)) | self.numbers
+        arguments = (values[i] if i in values else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():
-            made = Interpreter(self.graph).run(*arguments)
-        self.results = _row(made)
+            results = Interpreter(self.graph).run(*arguments)
+        self.results = _row(results)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
 
 
 def _is_scalar(node: Node) -> bool:
     """Whether an argument is a Python number that Dynamo holds in a tensor, as it does where sizes are dynamic."""
-    return bool(node.users) and all((each.op, each.target) == ("call_method", "item") for each in node.users)
+    return bool(node.users) and all((user.op, user.target) == ("call_method", "item") for user in node.users)
 
 
-def _row(made: Any) -> tuple[Any, ...]:
+def _row(results: Any) -> tuple[Any, ...]:
     """What a graph returns: of Dynamo's all results, of a part the one alone."""
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _kind(x: Any) -> Any:

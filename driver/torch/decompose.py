@@ -27,8 +27,8 @@ def masked_softmax(x: Tensor, mask: Tensor, dim: int | None = None, mask_type: i
     """Softmax where `mask` is not set. mask: of queries and keys (mask_type 0), of samples and keys (1), or as x."""
     if mask_type == 1 and mask.dim() == 2:
         mask = mask[:, None, None, :]
-    kept = x.masked_fill(mask.to(torch.bool), float("-inf"))
-    return kept.softmax(x.dim() - 1 if dim is None else dim)
+    masked = x.masked_fill(mask.to(torch.bool), float("-inf"))
+    return masked.softmax(x.dim() - 1 if dim is None else dim)
 
 
 def native_multi_head_attention(
@@ -146,21 +146,21 @@ def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
     """The operators of `function` in the place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
-    given = list(dict.fromkeys(each for each in leaves if isinstance(each, Node)))
+    inputs_ = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def call(*inputs: Any) -> Any:
-        found = dict(zip(given, inputs))
-        args, kwargs = tree_unflatten([found[each] if isinstance(each, Node) else each for each in leaves], form)
+        value_of = dict(zip(inputs_, inputs))
+        args, kwargs = tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], form)
         return function(*args, **kwargs)
 
-    made = make_fx(call, pre_dispatch=True)(*(each.meta["val"] for each in given)).graph
-    copies = dict(zip(made.find_nodes(op="placeholder"), given))
+    traced = make_fx(call, pre_dispatch=True)(*(node_.meta["val"] for node_ in inputs_)).graph
+    copies = dict(zip(traced.find_nodes(op="placeholder"), inputs_))
     with model.graph.inserting_before(node):
-        for each in made.nodes:
-            if each.op == "call_function":
-                copies[each] = model.graph.node_copy(each, copies.__getitem__)
-                copies[each].meta = {**node.meta, "val": each.meta["val"]}
-    (result,) = made.output_node().args
+        for node_ in traced.nodes:
+            if node_.op == "call_function":
+                copies[node_] = model.graph.node_copy(node_, copies.__getitem__)
+                copies[node_].meta = {**node.meta, "val": node_.meta["val"]}
+    (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])
     for user in list(node.users):  # which take their parts of a tuple

@@ -126,7 +126,7 @@ def _require_tensors(module: Any, example_inputs: Any) -> None:
         raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
     if isinstance(example_inputs, Mapping):
         raise TorchError("example_inputs is a tensor, or a tuple of arguments; give those with names as kwargs={...}")
-    if any(isinstance(each, np.ndarray) for each in tree_leaves(example_inputs)):
+    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(example_inputs)):
         raise TorchError("example_inputs holds an array of numpy's; give torch.from_numpy(array)")
 
 
@@ -154,25 +154,27 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
                 _say_fixed(value.name, axis, dim.dim_value, "torch.export found that the module takes no other")
 
 
-def _shapes(proto: onnx.ModelProto, example: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
     """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`.
     What was to be open and is not, a warning says.
     """
-    tensors = [each for each in tree_leaves(example) if isinstance(each, torch.Tensor)]
-    whole = {name: tuple(each.shape) for name, each in zip(inputs_of(proto), tensors, strict=True)}
-    whole = {name: whole[name] for name in open_inputs(proto)}
-    shapes = without_free(proto, whole)
-    fixed = {place for place in open_axes(proto) if place[0] not in given and shapes[place[0]][place[1]] is not None}
-    reasons = why_fixed(proto, whole) if fixed else {}
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(inputs_of(proto), tensors, strict=True)}
+    full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
+    shapes = without_free(proto, full_shapes)
+    fixed = {
+        place for place in open_axes(proto) if place[0] not in given_shapes and shapes[place[0]][place[1]] is not None
+    }
+    reasons = why_fixed(proto, full_shapes) if fixed else {}
     for name, axis in sorted(fixed):
-        why = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
-        _say_fixed(name, axis, whole[name][axis], why)
-    return {**shapes, **given}
+        reason = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
+        _say_fixed(name, axis, full_shapes[name][axis], reason)
+    return {**shapes, **given_shapes}
 
 
-def _say_fixed(name: str, axis: int, size: int, why: str) -> None:
+def _say_fixed(name: str, axis: int, size: int, reason: str) -> None:
     warnings.warn(
-        f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {why}", stacklevel=4
+        f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {reason}", stacklevel=4
     )
 
 
@@ -188,11 +190,11 @@ def trace(
     if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
         raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    for each in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
-        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+    for tensor in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             raise TorchError(
-                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {each.device}; call "
-                ".cpu() of both"
+                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {tensor.device}; "
+                "call .cpu() of both"
             )
     try:
         with (
@@ -209,15 +211,15 @@ def trace(
     except UnsettledError as error:
         raise TorchError(str(error)) from error
     except Exception as error:  # torch raises many classes
-        why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
-        raise ExportError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+        reason = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
+        raise ExportError(f"torch.export cannot trace {type(module).__name__}: {reason}") from error
 
 
-def _register_dataclasses(made: Any) -> None:
+def _register_dataclasses(values: Any) -> None:
     """Tell torch.export of the dataclasses that a module returned: their fields are outputs."""
-    for each in tree_leaves(made):
-        if is_dataclass(each):
-            torch.export.register_dataclass(type(each))
+    for leaf in tree_leaves(values):
+        if is_dataclass(leaf):
+            torch.export.register_dataclass(type(leaf))
 
 
 def require_pure(program: ExportedProgram) -> None:
@@ -240,9 +242,11 @@ def _is_random(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     schema = node.target._schema.arguments
-    given = {each.name: each.default_value for each in schema} | dict(zip((each.name for each in schema), node.args))
-    given |= node.kwargs
-    return given.get("train", given.get("training")) is not False and given.get("dropout_p") != 0.0
+    arguments = {argument.name: argument.default_value for argument in schema} | dict(
+        zip((argument.name for argument in schema), node.args)
+    )
+    arguments |= node.kwargs
+    return arguments.get("train", arguments.get("training")) is not False and arguments.get("dropout_p") != 0.0
 
 
 def written(
@@ -256,20 +260,20 @@ def written(
     try:
         with quiet():
             program = without_fused(program)
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
-            _settle_types(made.model.graph)
-            _settle_axes(made.model.graph)
-            _settle_outputs(made.model.graph, output_names)
-            _name_by_modules(made.model.graph)
-            proto: onnx.ModelProto = made.model_proto
+            _settle_types(exported.model.graph)
+            _settle_axes(exported.model.graph)
+            _settle_outputs(exported.model.graph, output_names)
+            _name_by_modules(exported.model.graph)
+            proto: onnx.ModelProto = exported.model_proto
     except Exception as error:  # torch raises many classes
-        for each in _causes(error):
-            if isinstance(each, UnsettledError):
-                raise TorchError(str(each).splitlines()[0]) from error  # torch adds where it was
-            if found := UNKNOWN.search(str(each)):
-                raise UnknownOperator(found[2]) from error
+        for cause in _causes(error):
+            if isinstance(cause, UnsettledError):
+                raise TorchError(str(cause).splitlines()[0]) from error  # torch adds where it was
+            if match := UNKNOWN.search(str(cause)):
+                raise UnknownOperator(match[2]) from error
         raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
     return proto
 
@@ -345,18 +349,18 @@ def _name_by_modules(graph: ir.Graph) -> None:
         path, operator = _scopes(node.metadata_props.get(NAMES))
         if path:
             parts.setdefault(path, {}).setdefault(operator, []).append(node)
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for path, operators in parts.items():
         for operator, nodes in operators.items():
-            whole = path if len(operators) == 1 else f"{path}.{operator}"
+            full_name = path if len(operators) == 1 else f"{path}.{operator}"
             main = _main(nodes, operator)
             for node in nodes:
-                name = whole if node is main else f"{whole}/{node.op_type}"
+                name = full_name if node is main else f"{full_name}/{node.op_type}"
                 number, node.name = 1, name
-                while node.name in taken:
+                while node.name in used_names:
                     number += 1
                     node.name = f"{name}_{number}"
-                taken.add(node.name)
+                used_names.add(node.name)
 
 
 def _main(nodes: list[ir.Node], operator: str) -> ir.Node | None:

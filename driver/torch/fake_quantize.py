@@ -42,8 +42,8 @@ def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max
     """torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
 
     def bounded(low: int, high: int) -> Tensor:
-        kept = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
-        return torch.fake_quantize_per_tensor_affine(kept, scale, zero_point, low, high)
+        clamped = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
+        return torch.fake_quantize_per_tensor_affine(clamped, scale, zero_point, low, high)
 
     return _within(quant_min, quant_max, bounded)
 
@@ -52,8 +52,8 @@ def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_m
     """torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
 
     def bounded(low: int, high: int) -> Tensor:
-        along = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
-        ends = ((end - zero_point).mul(scale).reshape(along) for end in (quant_min, quant_max))
+        broadcast_shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
+        ends = ((end - zero_point).mul(scale).reshape(broadcast_shape) for end in (quant_min, quant_max))
         return torch.fake_quantize_per_channel_affine(torch.clamp(x, *ends), scale, zero_point, axis, low, high)
 
     return _within(quant_min, quant_max, bounded)
@@ -96,8 +96,8 @@ def settled(module: nn.Module) -> Iterator[None]:
     }  # fmt: skip
     parts = {path: part for path, part in parts.items() if id(part) not in inside}
     for path, part in parts.items():
-        if why := _complaint(part):
-            raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {why}, or {ADVICE}")
+        if reason := _complaint(part):
+            raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {reason}, or {ADVICE}")
     try:
         for path, part in parts.items():
             module.set_submodule(path, _Settled(part) if bool(part.fake_quant_enabled[0]) else nn.Identity())

@@ -20,13 +20,13 @@ def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
     """
     names = {node.name for node in program.graph.nodes if _is(node, unknown)}
     if not names:  # torch.onnx names what it comes to
-        made = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
-        names = {name for node in made for name in _sources(node.meta.get("from_node", ()))}
+        nodes = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
+        names = {name for node in nodes for name in _sources(node.meta.get("from_node", ()))}
     module = program.module(check_guards=False)
     if not any(node.name in names for node in module.graph.nodes):
         return None
-    whole: GraphModule = split_module(module, module, _numbering(module, names))
-    return whole
+    split: GraphModule = split_module(module, module, _numbering(module, names))
+    return split
 
 
 def is_eager(part: str) -> bool:
@@ -38,7 +38,7 @@ def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
     """Each part reads what the ones before it have made; odd ones are eager."""
     numbers: dict[Node, int] = {}
     for node in module.graph.nodes:
-        before = max((numbers[each] for each in node.all_input_nodes), default=0)
+        before = max((numbers[operand] for operand in node.all_input_nodes), default=0)
         if node.target is python.getitem:  # with what made the tuple
             numbers[node] = before
         else:
@@ -52,8 +52,8 @@ def _is(node: Node, unknown: str) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] == unknown.split(".")[1]
 
 
-def _sources(found: Sequence[NodeSource]) -> Iterator[str]:
+def _sources(sources: Sequence[NodeSource]) -> Iterator[str]:
     """Names of the operators that one was decomposed from."""
-    for each in found:
-        yield each.name
-        yield from _sources(each.from_node)
+    for source in sources:
+        yield source.name
+        yield from _sources(source.from_node)

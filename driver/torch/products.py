@@ -46,10 +46,10 @@ class ActivationProducts:
     def __init__(self, graph: Graph, exclude: Callable[[Node], bool]) -> None:
         varying = _varying(graph)
         self.nodes = {node for node in graph.nodes if _multiplies(node, varying) and not exclude(node)}
-        self.operands = _joined(each for node in self.nodes for each in node.args[:2])
+        self.operands = _joined(operand for node in self.nodes for operand in node.args[:2])
         self.scaled = _forward(self.nodes)
         softmaxes = [node for node in graph.nodes if name_of(node) == "softmax"]
-        self.masks = {each for node in softmaxes for each in self._masks(node)} - self.scaled
+        self.masks = {mask for node in softmaxes for mask in self._masks(node)} - self.scaled
 
     def is_scaling(self, node: Node) -> bool:
         """Whether a number times the result or an operand of a product: of bytes, the same bytes in another scale."""
@@ -75,45 +75,45 @@ def with_slices(model: GraphModule, products: ActivationProducts) -> None:
     unbind, getitem 0, getitem 1   ->   select 0, select 1
     """
     for node in [node for node in model.graph.nodes if node in products.operands and _is_part(node)]:
-        whole: Any = node.args[0]
+        source: Any = node.args[0]
         with model.graph.inserting_before(node):
-            part = _part(model.graph, whole, node.args[1])
+            part = _part(model.graph, source, node.args[1])
         if part is not None:
-            part.meta = {**whole.meta, "val": node.meta["val"]}
+            part.meta = {**source.meta, "val": node.meta["val"]}
             node.replace_all_uses_with(part)
     model.graph.eliminate_dead_code()
     model.recompile()
 
 
-def _part(graph: Graph, whole: Node, number: int) -> Node | None:
+def _part(graph: Graph, split: Node, number: int) -> Node | None:
     """Of what `whole` splits; None where its sizes are open."""
-    if name_of(whole) == "unbind":
-        return graph.call_function(aten.select.int, (whole.args[0], _axis(whole, 1), number))
-    axis = _axis(whole, 2)
-    sizes = [each.shape[axis] for each in whole.meta["val"][: number + 1]]
+    if name_of(split) == "unbind":
+        return graph.call_function(aten.select.int, (split.args[0], _axis(split, 1), number))
+    axis = _axis(split, 2)
+    sizes = [value.shape[axis] for value in split.meta["val"][: number + 1]]
     if not all(isinstance(size, int) for size in sizes):
         return None
-    return graph.call_function(aten.slice.Tensor, (whole.args[0], axis, sum(sizes[:-1]), sum(sizes)))
+    return graph.call_function(aten.slice.Tensor, (split.args[0], axis, sum(sizes[:-1]), sum(sizes)))
 
 
-def _axis(whole: Node, place: int) -> int:
+def _axis(split: Node, place: int) -> int:
     """The argument `dim`; the first axis where there is none."""
-    return int(whole.args[place] if len(whole.args) > place else whole.kwargs.get("dim", 0))
+    return int(split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0))
 
 
 def _varying(graph: Graph) -> set[Node]:
     """What depends on an input of the module."""
-    found: set[Node] = set()
+    varying: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder" or any(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.op == "placeholder" or any(operand in varying for operand in node.all_input_nodes):
+            varying.add(node)
+    return varying
 
 
 def _multiplies(node: Node, varying: set[Node]) -> bool:
     if name_of(node) not in ("matmul", "bmm") or not varying.issuperset(node.args[:2]):
         return False
-    a, b = (each.meta["val"] for each in node.args[:2])
+    a, b = (operand.meta["val"] for operand in node.args[:2])
     if a.dtype != torch.float32 or min(a.dim(), b.dim()) < 2 or a.dim() != b.dim():
         return False
     return all(statically_known_true(x == y) for x, y in zip(a.shape[:-2], b.shape[:-2]))
@@ -145,20 +145,20 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _joined(operands: Iterable[Any]) -> set[Node]:
-    found, left = set[Node](), list(operands)
+    reached, left = set[Node](), list(operands)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             left += [*_sources(node), *_readers(node)]
-    return found
+    return reached
 
 
 def _forward(products: Iterable[Node]) -> set[Node]:
-    found, left = set[Node](), list(products)
+    reached, left = set[Node](), list(products)
     while left:
         for user in left.pop().users:
-            if user not in found and (name_of(user) in MOVES or _is_scaling(user)):
-                found.add(user)
+            if user not in reached and (name_of(user) in MOVES or _is_scaling(user)):
+                reached.add(user)
                 left.append(user)
-    return found
+    return reached

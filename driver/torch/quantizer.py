@@ -80,16 +80,16 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Note in each operator of `model` how its inputs and its output are quantised. ValueError for a name in
         `exclude` that no submodule has."""
-        found = {path for node in model.graph.nodes for path in _paths(node)}
+        paths = {path for node in model.graph.nodes for path in _paths(node)}
         for name in self.exclude:
-            if not any(_inside(path, name) for path in found):
+            if not any(_inside(path, name) for path in paths):
                 raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
         self.products = ActivationProducts(model.graph, self._stays_float)
-        known = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
+        quantised = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
         for node in model.graph.nodes:
             stays = self._stays_float(node) or node in self.products.masks
             if node.op == "call_function" and KEY not in node.meta and _is_float(node) and not stays:
-                self._annotate(node, known)
+                self._annotate(node, quantised)
         return model
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
@@ -104,22 +104,22 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def _stays_float(self, node: Node) -> bool:
         return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
 
-    def _annotate(self, node: Node, known: set[Node]) -> None:
+    def _annotate(self, node: Node, quantised: set[Node]) -> None:
         op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:
             weight = self.weight if op in PRODUCTS else self._transposed_weight(node)
-            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], known)
+            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], quantised)
         elif node in self.products.nodes:
-            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [], known)
-        elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:
-            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [CLAMPS], known)
-        elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in known:
-            self._compute(node, {first: self._spec(first)}, [], known)
-        elif op in MOVES and first in known:
-            self._share(node, [first], known)
-        elif op == "cat" and set(first) <= known:
-            self._share(node, list(first), known)
+            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [], quantised)
+        elif op in SUMS and set(node.args[:2]) <= quantised and node.args[0] is not node.args[1]:
+            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [CLAMPS], quantised)
+        elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in quantised:
+            self._compute(node, {first: self._spec(first)}, [], quantised)
+        elif op in MOVES and first in quantised:
+            self._share(node, [first], quantised)
+        elif op == "cat" and set(first) <= quantised:
+            self._share(node, list(first), quantised)
 
     def _transposed_weight(self, node: Node) -> QuantizationSpec:
         """A scale for each output channel where one axis of the weights counts those: where there is one group, or each
@@ -138,26 +138,26 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         return self.operand if node in self.products.operands else self.activation
 
     def _compute(
-        self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], known: set[Node]
+        self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], quantised: set[Node]
     ) -> None:
         """Quantise `inputs` of `node`, and the output of the last of `followers` that alone reads what is before it."""
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
         for ops in followers:
-            (user, *more) = node.users or [None]
-            if user is None or more or name_of(user) not in ops or self._stays_float(user):
+            (user, *more_users) = node.users or [None]
+            if user is None or more_users or name_of(user) not in ops or self._stays_float(user):
                 continue
             if name_of(user) != "hardtanh" or user.args[1:2] == (0.0,):
                 node = user
                 node.meta[KEY] = QuantizationAnnotation(_annotated=True)
         node.meta[KEY].output_qspec = self._spec(node)
-        known.add(node)
+        quantised.add(node)
 
-    def _share(self, node: Node, parts: list[Node], known: set[Node]) -> None:
+    def _share(self, node: Node, parts: list[Node], quantised: set[Node]) -> None:
         """One scale for `parts` and the output of `node`."""
         shared = SharedQuantizationSpec((parts[0], node))
         inputs = {**dict.fromkeys(parts, shared), parts[0]: self._spec(parts[0])}
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=shared, _annotated=True)
-        known.add(node)
+        quantised.add(node)
 
 
 def _is_float(node: Node) -> bool:

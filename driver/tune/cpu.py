@@ -57,7 +57,7 @@ def tune_cpu(
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
     left to measure.
     """
-    known, started, until = opened(records), time.perf_counter(), end_of(budget)
+    kernel_records, started, until = opened(records), time.perf_counter(), end_of(budget)
 
     def compiled(choices: Choices) -> Program:
         with choosing(choices):
@@ -69,8 +69,10 @@ def tune_cpu(
     compiled(met)
     if progress is not None:
         progress("tuning")
-    state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until)
-    return Tuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
+    state, traces = _tuned(
+        kernel_records, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
+    )
+    return Tuning(compiled(Choices(traces)), _report(state, kernel_records, time.perf_counter() - started))
 
 
 def tune_kernel(

@@ -132,16 +132,16 @@ def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float)
     places: list[Measurer] = []
     for address, worker in _workers(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
-        wanted = {} if resource is None else {"resources": {resource: 1}}
+        requirement = {} if resource is None else {"resources": {resource: 1}}
         for number in range(count):
-            executor = client.get_executor(workers=[address], pure=False, **wanted)
+            executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
             places.append(Executed(name, executor, module, partial(_is_there, client, address)))
     if not places:
         client.close()
-        given = "" if resource is None else f" --resources {resource}=1"
-        what = "no worker" if resource is None else f"no worker with the resource {resource}"
-        raise PoolError(f"{pool} has {what}; start one: dask worker {_scheduler(pool)}{_there(pool)}{given}")
+        option = "" if resource is None else f" --resources {resource}=1"
+        subject = "no worker" if resource is None else f"no worker with the resource {resource}"
+        raise PoolError(f"{pool} has {subject}; start one: dask worker {_scheduler(pool)}{_there(pool)}{option}")
     return Fleet(places, deadline, client.close)
 
 
@@ -199,10 +199,10 @@ def _require_private(pool: str, address: str) -> None:
         return
     host, port = urlsplit(address).hostname, urlsplit(address).port
     try:
-        found = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
+        addresses = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
     except OSError:
         return  # nobody answers there
-    public = [each for each in sorted(found) if not ipaddress.ip_address(each).is_private]
+    public = [address for address in sorted(addresses) if not ipaddress.ip_address(address).is_private]
     if public:
         raise PoolError(
             f"{pool}: {public[0]} is a public address, without TLS, and Dask runs what anybody sends there; start its "
@@ -212,8 +212,8 @@ def _require_private(pool: str, address: str) -> None:
 
 
 def _workers(client: Any) -> dict[str, Any]:
-    found: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
-    return found
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
 
 
 def _is_there(client: Any, address: str) -> bool:
@@ -225,8 +225,8 @@ def _is_there(client: Any, address: str) -> bool:
 
 def main(arguments: list[str]) -> None:
     """What a process of `fleet_for` runs for a board: see `--help`."""
-    what = "Measures on a board: Jobs come in, Results go out."
-    parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=what)
+    docstring = "Measures on a board: Jobs come in, Results go out."
+    parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=docstring)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")
     parser.add_argument("--sudo", action="store_true")
     parser.add_argument("--base", type=int)

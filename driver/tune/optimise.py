@@ -84,18 +84,18 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
-    known = None if records is None else Records.load(records, must_exist=False)
-    with _devices(tune if accelerator else 0, jobs, pool, fleet) as others:
+    known_records = None if records is None else Records.load(records, must_exist=False)
+    with _devices(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
         costs = pricing(source, cfg, accelerator)
-        if others is not None and tune:
-            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, others, progress))
-        with weighed_by(others if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
-            found = optimised(
+        if other_devices is not None and tune:
+            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, other_devices, progress))
+        with weighed_by(other_devices if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
+            result = optimised(
                 source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
-                records=known, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
+                records=known_records, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
             )  # fmt: skip
-        found.state.left_out = {} if others is None else dict(others.left_out)
-    return found
+        result.state.left_out = {} if other_devices is None else dict(other_devices.left_out)
+    return result
 
 
 def _devices(
@@ -130,7 +130,7 @@ def _tuned(
     return float(tuning.report["cycles"])
 
 
-def _require(search: str, accelerator: bool, others: bool) -> None:
+def _require(search: str, accelerator: bool, other_devices: bool) -> None:
     """MissingLibrary; BudgetError where other processes would measure this processor."""
     require()
     if search in ("milp", "egraph"):
@@ -139,7 +139,7 @@ def _require(search: str, accelerator: bool, others: bool) -> None:
         except ImportError:
             way = "pip install 'celosia[superoptimise]'"
             raise MissingLibrary(f"to search by {search}, scipy is needed: {way}") from None
-    if others and not accelerator:
+    if other_devices and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 

@@ -78,10 +78,10 @@ def tune(
     none, FleetError where no device is left.
     """
     judge, until = Judge(device, shortest(memory_model(memory))), end_of(budget)
-    known = opened(records)
+    known_records = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
-        tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told, until)
+        tuner = Tuner(known_records, measuring, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
             raise ModelError(_nothing(source, network.cfg))
@@ -91,7 +91,7 @@ def tune(
     program = compile_model(source, config, progress, check=check, shapes=shapes, tuned=tuned)
     state, kernels = tuner.state, program.schedules
     program.schedules = f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned{'; ' * bool(kernels)}{kernels}"
-    return Tuning(program, _report(tuner, known, time.perf_counter() - started))
+    return Tuning(program, _report(tuner, known_records, time.perf_counter() - started))
 
 
 def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:

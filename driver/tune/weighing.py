@@ -46,13 +46,13 @@ class PartJob:
         if self.version != VERSION:
             return TrialResult(Status.FAILED, detail=other_version(self.version))
         try:
-            found = price(onnx.ModelProto.FromString(self.model), self.cfg, records=None)
+            estimate = price(onnx.ModelProto.FromString(self.model), self.cfg, records=None)
         except ModelError as error:
             return TrialResult(Status.REFUSED, detail=str(error))
-        if found is DEAR:
+        if estimate is DEAR:
             return TrialResult(Status.REFUSED, detail="a layer does not fit")
-        detail = json.dumps({"cycles": found.cycles, "host": found.host})
-        return TrialResult(Status.OK, max(1, round(found.cycles)), detail)
+        detail = json.dumps({"cycles": estimate.cycles, "host": estimate.host})
+        return TrialResult(Status.OK, max(1, round(estimate.cycles)), detail)
 
 
 def price_in(result: TrialResult) -> Price:

@@ -177,8 +177,8 @@ def _known(part: str) -> tuple[str, str]:
     """(processor, device)"""
     if isinstance(part, str):
         for name, processor in PROCESSORS.items():
-            if found := re.fullmatch(processor.part, part, re.ASCII):
-                return name, found[1]
+            if match := re.fullmatch(processor.part, part, re.ASCII):
+                return name, match[1]
     raise BoardError(
         f"part cannot be {brief(part)}; it is a Zynq-7000, Zynq UltraScale+ or Kria K24 or K26 by the whole name that "
         "Vivado has for it, as xc7z020clg400-1 or xczu3eg-sbva484-1-i"

@@ -104,17 +104,17 @@ def described(text: str) -> MemoryModel:
     """
     if text in MEMORY_MODELS:
         return MEMORY_MODELS[text]
-    if found := re.fullmatch(r"([\w.-]+) \((\w+=[\d.]{1,12}(?:, \w+=[\d.]{1,12})*)\)", text, re.ASCII):
-        fields = dict(field.split("=") for field in found[2].split(", "))
+    if match := re.fullmatch(r"([\w.-]+) \((\w+=[\d.]{1,12}(?:, \w+=[\d.]{1,12})*)\)", text, re.ASCII):
+        fields = dict(field.split("=") for field in match[2].split(", "))
         try:
             numbers = {name: float(value) if name == "stall" else int(value) for name, value in fields.items()}
-            return MemoryModel(found[1], **numbers)  # type: ignore[arg-type]
+            return MemoryModel(match[1], **numbers)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             pass  # a field or a number that no MemoryModel has
-    *most, last = MEMORY_MODELS
-    near = did_you_mean(text, MEMORY_MODELS)
+    *names, last = MEMORY_MODELS
+    suggestion = did_you_mean(text, MEMORY_MODELS)
     raise ValueError(
-        f"there is no memory model {text!r}{near}; take {', '.join(most)} or {last}, or a board's .toml file"
+        f"there is no memory model {text!r}{suggestion}; take {', '.join(names)} or {last}, or a board's .toml file"
     )
 
 

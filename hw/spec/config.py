@@ -20,14 +20,14 @@ class ConfigError(Sentence, ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """For the end of "there is no ...": the name that is meant, perhaps.
 
     >>> did_you_mean("PYNK", ["tiny", "pynq"]), did_you_mean("nexys", ["pynq"])
     (" (did you mean 'pynq'?)", '')
     """
-    near = difflib.get_close_matches(name.lower(), list(known), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    suggestion = difflib.get_close_matches(name.lower(), list(names), 1)
+    return f" (did you mean {suggestion[0]!r}?)" if suggestion else ""
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -64,15 +64,15 @@ class FieldSpec:
 
 
 def _number(
-    default: int, low: int, high: int, what: str, cost: str, *, powers: bool = True, later: bool = False
+    default: int, low: int, high: int, description: str, cost: str, *, powers: bool = True, later: bool = False
 ) -> Any:
     return dataclasses.field(
-        default=default, metadata={"spec": FieldSpec(what, cost, _Limits(low, high, powers), later)}
+        default=default, metadata={"spec": FieldSpec(description, cost, _Limits(low, high, powers), later)}
     )
 
 
-def _switch(default: bool, what: str, cost: str, *, later: bool = False) -> Any:
-    return dataclasses.field(default=default, metadata={"spec": FieldSpec(what, cost, None, later)})
+def _switch(default: bool, description: str, cost: str, *, later: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"spec": FieldSpec(description, cost, None, later)})
 
 
 @cache
@@ -143,12 +143,12 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
-    most = cfg.block_out // (2 if cfg.taps > 1 else 4)
-    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > most or not _is_power_of_two(cfg.softmax)):
+    largest = cfg.block_out // (2 if cfg.taps > 1 else 4)
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > largest or not _is_power_of_two(cfg.softmax)):
         # Three readers of vin take turns, in block_out / softmax cycles; with taps each reads two entries at once.
         raise ConfigError(
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, with taps = 2 and "
-            f"more block_out / 2, {most}, not {cfg.softmax}"
+            f"more block_out / 2, {largest}, not {cfg.softmax}"
         )
     if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
         raise ConfigError(
@@ -457,11 +457,11 @@ class Config:
         """The Config with these fields, the others as they are by default. Raises ConfigError."""
         if not isinstance(fields, dict):
             raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
-        known = {field.name for field in dataclasses.fields(Config)}
+        names = {field.name for field in dataclasses.fields(Config)}
         for key in fields:
-            if key not in known:
-                near = did_you_mean(key, known)
-                raise ConfigError(f"unknown Config field {key!r}{near}; known are {', '.join(sorted(known))}")
+            if key not in names:
+                suggestion = did_you_mean(key, names)
+                raise ConfigError(f"unknown Config field {key!r}{suggestion}; known are {', '.join(sorted(names))}")
         return Config(**fields)
 
     @staticmethod

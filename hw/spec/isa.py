@@ -199,9 +199,9 @@ def _extents(loops: tuple[str, ...]) -> tuple[Field, ...]:
     return tuple(Field(f"extent_{loop}", EXTENT_BITS, f"Iterations of loop {loop}, at least 1.") for loop in loops)
 
 
-def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tuple[Field, ...]:
+def _address(operand: str, bits: int, loops: tuple[str, ...], description: str) -> tuple[Field, ...]:
     strides = (Field(f"{operand}_{loop}", bits, f"Step of {operand} in loop {loop}.") for loop in loops)
-    return (Field(f"{operand}_base", bits, what), *strides)
+    return (Field(f"{operand}_base", bits, description), *strides)
 
 
 Pads = Mapping[str, Scratchpad]
@@ -209,8 +209,8 @@ Pads = Mapping[str, Scratchpad]
 
 def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
     """limit: the bits of an instruction, where they are known."""
-    made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
-    return {fmt.opcode: fmt for fmt in made}
+    formats_made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
+    return {fmt.opcode: fmt for fmt in formats_made}
 
 
 def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
@@ -373,8 +373,8 @@ def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
     """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second,
     and what is spread by both."""
     pads = {buffer: scratchpads(cfg)[buffer.name.lower()] for buffer in buffers(cfg)}
-    near = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
-    return (tuple(near), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
+    near_buffers = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
+    return (tuple(near_buffers), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
 
 
 @cache

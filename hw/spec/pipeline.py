@@ -132,8 +132,8 @@ def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
     of so many entries: one beat of each of the first tile's rows but the last one, the sums of all tiles, and the
     quotients of the last one."""
     tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
-    others = (rows - 1) // tile
-    beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
+    earlier_tiles = (rows - 1) // tile
+    beats = tile - 1 + (earlier_tiles + 1) * tile * groups + (rows - tile * earlier_tiles) * groups
     return beats * softmax_parts(cfg) + ROWS_READ
 
 
@@ -181,8 +181,8 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     """
     entries = groups * norm_parts(cfg)
     short = entries < NORM_STEPS
-    each = entries * (1 - short) + NORM_STEPS * short
-    return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
+    steps_per_row = entries * (1 - short) + NORM_STEPS * short
+    return (rows - 1) * steps_per_row + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
 
 
 def read_stages(cfg: Config) -> int:

@@ -138,19 +138,21 @@ def _counters() -> Iterator[tuple[str, str]]:
     yield "read_beats", "Beats received on the AXI read channels"
     yield "write_beats", "Beats sent on the AXI write channel"
     for unit in Unit:
-        for what, doc, lanes in (
+        for label, doc, lanes in (
             ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
             ("wait_token", "cycles in which its next instruction waited for a token", ""),
             ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
         ):
-            yield f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
+            yield f"{unit.name.lower()}_{label}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
 
 
 def _registers() -> dict[str, Register]:
     """In the order of their offsets."""
     halves = (("lo", "low half"), ("hi", "high half"))
     counters = (
-        (f"{name}_{half}", Access.READ, f"{doc}, {which}.") for name, doc in _counters() for half, which in halves
+        (f"{name}_{half}", Access.READ, f"{doc}, {half_text}.")
+        for name, doc in _counters()
+        for half, half_text in halves
     )
     rows = (*_RUN, *counters, *_TRACE)
     return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}

@@ -162,8 +162,8 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
         _scratchpad(cfg, "lut", cfg.lut_count, (TABLE_SIZE,), "load", "vector", far=True),
     ]  # fmt: skip
     if cfg.taps:
-        shape, kept = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
-        pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
+        shape, kept_bytes = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
+        pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept_bytes, far=True))
     if cfg.softmax:
         pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="float32", far=True))
     if cfg.weight_bits < 8:
@@ -174,13 +174,13 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
 
 def _scratchpad(
     cfg: Config, name: str, depth: int, shape: tuple[int, ...], writers: str, readers: str, element: str = "int8",
-    grain: int = 0, in_pieces: bool = False, **more: Any,
+    grain: int = 0, in_pieces: bool = False, **options: Any,
 ) -> Scratchpad:  # fmt: skip
     """Where nothing else is said, LOAD writes what a beat of the bus holds, or a piece."""
     step = prod(shape[in_pieces:]) * _BITS[element]
     grain = grain or min(8 * cfg.bus_bytes, step)
     units = tuple(writers.split()), tuple(readers.split())
-    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **more)
+    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **options)
 
 
 def total_bytes(cfg: Config) -> int:

@@ -118,29 +118,31 @@ class Touch(NamedTuple):
         return first, end
 
 
-def _range(base: Any, steps: Any, each: Any, pieces: int, of: int) -> tuple[Any, Any]:
+def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
     """`Touch.entries`, of numbers or of arrays of them. of: pieces of an entry."""
-    end = base + each
+    end = base + entry_span
     for extent, stride in steps:
         end = end + (extent - 1) * stride
     return (base, end) if pieces == of else (base * pieces // of, -(-end * pieces // of))
 
 
 @lru_cache(maxsize=8192)
-def _visited(pattern: Steps, depth: int, each: int) -> Index:
+def _visited(pattern: Steps, depth: int, entry_span: int) -> Index:
     """Addresses from base 0, each once."""
     first = np.unique(offsets(pattern, depth))
-    return first if each == 1 else np.unique((first[:, None] + np.arange(each)) % depth)
+    return first if entry_span == 1 else np.unique((first[:, None] + np.arange(entry_span)) % depth)
 
 
 def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
     """What of the scratchpads an instruction with the fields `f` touches, reads first; see `complete`."""
-    found = []
+    touched = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
-            first, each = f[base] if base else 0, int(_each(cfg, operand.name, f))
-            found.append(Touch(operand.memory, operand.name, first, _steps(strides, f), each, pieces, operand.write))
-    return found
+            first, entry_span = f[base] if base else 0, int(_each(cfg, operand.name, f))
+            touched.append(
+                Touch(operand.memory, operand.name, first, _steps(strides, f), entry_span, pieces, operand.write)
+            )
+    return touched
 
 
 def _each(cfg: Config, operand: str, f: Any) -> Any:
@@ -159,7 +161,7 @@ def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
 def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
     """Each operand with the field of its base, if it is not always 0, those of each loop's extent and stride, and the
     pieces of an address."""
-    pads, found = scratchpads(cfg), []
+    pads, entries = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
             base = {"table": "table", "exp": None, "book": None}.get(operand.name, f"{operand.name}_base")
@@ -167,8 +169,8 @@ def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tu
             strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.
             of = pads["out" if operand.name == "dst" else operand.memory]
-            found.append((operand, base, strides, 1 if loops is None else of.pieces))
-    return found
+            entries.append((operand, base, strides, 1 if loops is None else of.pieces))
+    return entries
 
 
 class Range(NamedTuple):
@@ -183,21 +185,23 @@ class Range(NamedTuple):
 def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
     """What of the scratchpads an instruction touches; what it reads and writes counts as written."""
     pads = scratchpads(cfg)
-    found = {(each.memory, *each.entries(pads[each.memory].pieces)): each.write for each in touches(cfg, opcode, f)}
-    return [Range(*entries, write) for entries, write in found.items()]
+    is_write = {
+        (access.memory, *access.entries(pads[access.memory].pieces)): access.write for access in touches(cfg, opcode, f)
+    }
+    return [Range(*entries, write) for entries, write in is_write.items()]
 
 
 def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
     """`ranges` of many instructions of an opcode, computed at once of the values of their fields."""
     pads = scratchpads(cfg)
-    found: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
+    is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
         bases = f[base] if base else np.zeros_like(f["opcode"])
         ends = _range(bases, _steps(strides, f), _each(cfg, operand.name, f), pieces, pads[operand.memory].pieces)
         first, end = (bound.tolist() for bound in ends)
         for number in np.flatnonzero(operand.when(f)).tolist():
-            found[number][operand.memory, first[number], end[number]] = operand.write
-    return [[Range(*entries, write) for entries, write in each.items()] for each in found]
+            is_write[number][operand.memory, first[number], end[number]] = operand.write
+    return [[Range(*entries, write) for entries, write in columns.items()] for columns in is_write]
 
 
 def block(f: Fields) -> Steps:
@@ -228,12 +232,12 @@ def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, fields in enumerate(instructions):
         alike.setdefault(tuple(fields), []).append(number)
-    found = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
+    operands = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
     for names, numbers in alike.items():  # few, as loops make many instructions with the same fields
         values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
         for name, column in zip(names, values.T):
-            found[name][numbers] = column
-    return found
+            operands[name][numbers] = column
+    return operands
 
 
 # DRAM -------------------------------------------------------------------------------------------------------
@@ -283,7 +287,7 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]
     write = opcode == Opcode.STORE
     row = f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
     values = f["dram_addr"], row, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"]
-    return [Rows._make((*each, write)) for each in zip(*(column.tolist() for column in values), strict=True)]
+    return [Rows._make((*row, write)) for row in zip(*(column.tolist() for column in values), strict=True)]
 
 
 def element_sizes(cfg: Config, f: Columns) -> Index:

@@ -50,14 +50,14 @@ def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns]
     """The instructions of code [count, instruction_bytes] uint8 by opcode, and which of all break a rule of `isa`."""
     opcodes = code[:, 0] & 0b111
     illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
-    found = {}
+    by_opcode = {}
     for opcode, form in formats(cfg).items():
         numbers = np.flatnonzero(opcodes == opcode)
-        found[opcode] = each = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
+        by_opcode[opcode] = decoded = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
         if len(numbers):
-            fields = each.fields
+            fields = decoded.fields
             illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
-    return found, illegal
+    return by_opcode, illegal
 
 
 class _Places(NamedTuple):
@@ -97,10 +97,10 @@ def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
     """The instructions of code [count, instruction_bytes]; None for each illegal word."""
     program: list[Instruction | None] = [None] * len(code)
-    found, illegal = columns(cfg, code)
-    for opcode, each in found.items():
-        bad = illegal[each.numbers].tolist()
-        for number, broken, instruction in zip(each.numbers.tolist(), bad, _instructions(opcode, each)):
+    by_opcode, illegal = columns(cfg, code)
+    for opcode, decoded in by_opcode.items():
+        bad = illegal[decoded.numbers].tolist()
+        for number, broken, instruction in zip(decoded.numbers.tolist(), bad, _instructions(opcode, decoded)):
             program[number] = None if broken else instruction
     return program
 
@@ -111,7 +111,7 @@ def _instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
     waits, posts = (map(_units, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
     steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
     rows = map(tuple, values.T.tolist())
-    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps)]
+    return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, steps)]
 
 
 @cache

@@ -100,9 +100,9 @@ class FunctionalDevice(Memory):
 
     def clone_shared(self) -> FunctionalDevice:
         """The same scratchpads, and a memory of its own; see sim.device.Shared."""
-        made = copy(self)
-        made.allocate(0)
-        return made
+        clone = copy(self)
+        clone.allocate(0)
+        return clone
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
         """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
@@ -120,13 +120,13 @@ class FunctionalDevice(Memory):
         program = self._decode(code.reshape(count, size))
         checker = Checker(self.config, len(self.dram)) if self.checking else None
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
-        most = (1 << self.config.token_bits) - 1
+        max_tokens = (1 << self.config.token_bits) - 1
 
         def step(number: int, instruction: Instruction) -> None:
             unit, opcode, _, _, waits, posts, steps = instruction
             if 0 < timeout_cycles < steps:
-                which = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
-                raise TimeLimit(f"no end within {timeout_cycles} cycles: {which}")
+                description = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {description}")
             if checker is not None:
                 checker.execute(number, unit, opcode, instruction.fields)
             self.execute(instruction, number)
@@ -138,7 +138,7 @@ class FunctionalDevice(Memory):
         fetched = 0
         if None not in program:  # the earliest instruction goes first: while each has its tokens, there are no queues
             for instruction in program:
-                if instruction is None or not _can_start(instruction, tokens, most):
+                if instruction is None or not _can_start(instruction, tokens, max_tokens):
                     break
                 step(fetched, instruction)
                 fetched += 1
@@ -159,7 +159,7 @@ class FunctionalDevice(Memory):
                 fetched += 1
             for ready in sorted([queue[0] for queue in queues if queue]):
                 instruction = program[ready]
-                if instruction is not None and _can_start(instruction, tokens, most):
+                if instruction is not None and _can_start(instruction, tokens, max_tokens):
                     break
             else:
                 break
@@ -167,7 +167,7 @@ class FunctionalDevice(Memory):
             queues[instruction.unit].popleft()
             step(ready, instruction)
         if fetched < count or any(queues):
-            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
+            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, max_tokens, fetched, count))
         return Counters()
 
     def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
@@ -189,20 +189,20 @@ class FunctionalDevice(Memory):
             raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
 
 
-def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:
+def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: int) -> bool:
     """Whether its tokens are there, and room for those that it gives."""
     unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:
             return False
-    return all(tokens[unit][other] < most for other in posts)
+    return all(tokens[unit][other] < max_tokens for other in posts)
 
 
 def _describe(
     queues: list[deque[int]],
     program: list[Instruction | None],
     tokens: list[list[int]],
-    most: int,
+    max_tokens: int,
     fetched: int,
     count: int,
 ) -> str:
@@ -216,6 +216,6 @@ def _describe(
         instruction = program[number]
         assert instruction is not None  # it has been fetched
         missing = [f"a token from {o.name}" for o in instruction.waits if not tokens[o][unit]]
-        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= most]
+        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= max_tokens]
         parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")
     return "; ".join(parts) + f"; {fetched} of {count} instructions fetched"

@@ -90,11 +90,11 @@ def inverse_root(value: Int64) -> Int64:
     >>> inverse_root(np.array([0, 1 << 30, (1 << 30) + 1, (1 << 32) - 1]))
     array([67108863, 67108863, 67108863, 33554432])
     """
-    most = (1 << ROOT_BITS) - 1
+    max_root = (1 << ROOT_BITS) - 1
     # Doubles may be wrong by one where the root is nearly whole.
-    guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), most).astype(np.int64)
+    guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), max_root).astype(np.int64)
     guess = guess - ~_fits(guess, value)
-    return np.minimum(guess + _fits(guess + 1, value), most)
+    return np.minimum(guess + _fits(guess + 1, value), max_root)
 
 
 def _fits(root: Int64, value: Int64) -> NDArray[np.bool_]:

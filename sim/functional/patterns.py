@@ -20,17 +20,17 @@ def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int],
 
     A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
     """
-    found: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    dimensions: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
     for extent, stride in pattern:
         last, stride = extent - 1, stride % depth
         signed = (stride, stride - depth) if last and stride else (0,)
-        found = [
+        dimensions = [
             ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
-            for strides, low, high in found
+            for strides, low, high in dimensions
             for step in signed
             if abs(step) * last < depth
         ]
-    return tuple(way for way in found if way[2] - way[1] < depth)
+    return tuple(way for way in dimensions if way[2] - way[1] < depth)
 
 
 @lru_cache(maxsize=8192)
@@ -90,8 +90,8 @@ def _layouts(
 
 def gather(array: Array, base: int, pattern: Steps) -> Array:
     """Entries of `array` in the order of `pattern`; perhaps a view."""
-    found = view(array, base % len(array), pattern)
-    return array[(offsets(pattern, len(array)) + base) % len(array)] if found is None else found
+    picked = view(array, base % len(array), pattern)
+    return array[(offsets(pattern, len(array)) + base) % len(array)] if picked is None else picked
 
 
 def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
@@ -100,12 +100,12 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
     base %= len(array)
     if not distinct(pattern, len(array)):
         return _scatter_again(array, base, pattern, values, add)
-    found = view(array, base, pattern)
-    if found is not None:
+    picked = view(array, base, pattern)
+    if picked is not None:
         if add:
-            np.add(found, values, out=found, casting="unsafe")
+            np.add(picked, values, out=picked, casting="unsafe")
         else:
-            found[...] = values
+            picked[...] = values
     else:
         index = (offsets(pattern, len(array)) + base) % len(array)
         array[index] = array[index] + values if add else values

@@ -252,8 +252,8 @@ def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
     """v of entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm makes them."""
     rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
     count = f["extent_n"] * cfg.block_out - f["imm"]
-    found = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
-    return found.reshape(rows.shape).swapaxes(0, 1)[:, None]
+    normalised = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
+    return normalised.reshape(rows.shape).swapaxes(0, 1)[:, None]
 
 
 def softmax(state: State, f: Fields) -> None:
@@ -272,9 +272,9 @@ def softmax(state: State, f: Fields) -> None:
         target[index[n, x]] = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
 
 
-def destination(state: State, which: Destination) -> NDArray[Any]:
+def destination(state: State, kind: Destination) -> NDArray[Any]:
     """What a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part of an entry."""
-    array: NDArray[Any] = getattr(state, which.name.lower())
+    array: NDArray[Any] = getattr(state, kind.name.lower())
     return array.reshape(-1, *state.acc.shape[1:])
 
 

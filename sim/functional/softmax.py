@@ -75,10 +75,10 @@ def divide_pairs(a: Pairs, b: Pairs) -> Int64:
         rest = 2 * rest + (dividend >> bit & 1) + np.where(rest < 0, b_m, -b_m)
         rest = (rest + (1 << _REST_BITS - 1) & (1 << _REST_BITS) - 1) - (1 << _REST_BITS - 1)
         twice = 2 * twice + (rest >= 0)
-    whole, half = twice >> 1, twice & 1
-    bits = sum((whole >> bit != 0).astype(np.int64) for bit in range(QUOTIENT_BITS - 1))
+    quotient, half = twice >> 1, twice & 1
+    bits = sum((quotient >> bit != 0).astype(np.int64) for bit in range(QUOTIENT_BITS - 1))
     tie = np.abs(rest) <= b_m >> 24 - bits
-    nearest = whole + np.where(tie, whole & 1, half)
+    nearest = quotient + np.where(tie, quotient & 1, half)
     return np.asarray(np.where(shift < 0, 0, np.where(shift >= QUOTIENT_BITS, LARGE, nearest)))
 
 

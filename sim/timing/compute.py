@@ -42,8 +42,8 @@ class Gemm:
         start = max(ready, self.free)
         self.free = start + work.steps
         end = self.free + self._stages
-        each = work.steps // work.outputs
-        writes = Train(end - WRITE_TO_END - (work.outputs - 1) * each, each, work.outputs)
+        steps_per_output = work.steps // work.outputs
+        writes = Train(end - WRITE_TO_END - (work.outputs - 1) * steps_per_output, steps_per_output, work.outputs)
         self._acc.gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
         return start, end
 
@@ -65,22 +65,26 @@ class Rows:
         start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self.found)
         return start if start < self._ends[1] - 1 else NEVER
 
-    def run(self, start: int, rows: int, entries: int, along: bool) -> int:
+    def run(self, start: int, rows: int, entries: int, overlaps: bool) -> int:
         """When one of so many rows, of so many entries each, ends. along: with the last one."""
-        cfg, parts, others = self._cfg, self.parts, (rows - 1) // self._tile
+        cfg, parts, earlier_tiles = self._cfg, self.parts, (rows - 1) // self._tile
         spans = softmax_spans(cfg, entries)
-        beats, each = min(rows, self._tile) * spans, self._tile * spans * parts
-        if along:
+        beats, tile_cycles = min(rows, self._tile) * spans, self._tile * spans * parts
+        if overlaps:
             first = max(start + ROWS_TAKEN, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
             self.found = first + (beats - 1) * parts + 1
             fills = max(first - FIND_TURN + beats * parts, self._filled)
         else:
             self.found = fills = start + ROWS_TAKEN + beats
-        self._start, self._filling, self._filled = start, fills + others * each, fills + (others + 1) * each
-        if others:  # the last tile's beside the one before it
-            beats = (rows - others * self._tile) * spans
-            self.found = self._filling - each + FIND_TURN + (beats - 1) * parts + 1
+        self._start, self._filling, self._filled = (
+            start,
+            fills + earlier_tiles * tile_cycles,
+            fills + (earlier_tiles + 1) * tile_cycles,
+        )
+        if earlier_tiles:  # the last tile's beside the one before it
+            beats = (rows - earlier_tiles * self._tile) * spans
+            self.found = self._filling - tile_cycles + FIND_TURN + (beats - 1) * parts + 1
         self._ends.append(fills + softmax_behind(cfg, rows, entries))
         return self._ends[-1]
 
@@ -135,43 +139,43 @@ class Vector:
             return self._softmax(ready, work)
         start, follows = self._start(ready, work)
         self._feeds = work.feeds
-        taken = list(self._taken(start, follows, work))
+        parts = list(self._taken(start, follows, work))
         self._acc.forget(start + 1)
-        steps, last = taken[-1]
-        trains = [self._writes(each.steps, each.last) for each in taken]
+        steps, last = parts[-1]
+        trains = [self._writes(part.steps, part.last) for part in parts]
         if work.feeds & IN_ACC:
             last, landed = self._land(work, steps, last - steps.last)
             trains = [trains[0]._replace(first=trains[0].first + landed - trains[0].last)]
         self.held += last - self._steps(self._first(start, work), work).last
-        self.beside += sum(min(each.steps, max(0, self._rows_done - each.first)) for each, _ in taken)
+        self.beside += sum(min(steps.steps, max(0, self._rows_done - steps.first)) for steps, _ in parts)
         self._began, self._free, self._next = start, last, last + 1 + steps.gap
-        told = max(trains[-1].last, self._rows_done, self._written[-1] + 1)
-        self._written.append(told)
-        return start, told + WRITE_TO_END, trains
+        end = max(trains[-1].last, self._rows_done, self._written[-1] + 1)
+        self._written.append(end)
+        return start, end + WRITE_TO_END, trains
 
     def _softmax(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
         """Start, end and writes of one that is alone, but for one like it: anything else waits as behind one that
         writes acc."""
-        along = self._rows.along(ready) if work.alike else NEVER
-        start = along if along < NEVER else self._start(ready, work)[0]
+        overlapped = self._rows.along(ready) if work.alike else NEVER
+        start = overlapped if overlapped < NEVER else self._start(ready, work)[0]
         rows = work.outputs // work.alone
-        done = self._rows.run(start, rows, work.alone, along < NEVER)
-        self._rows_last, self._rows_done = self._rows_done if along < NEVER else start + 1, done
+        done_at = self._rows.run(start, rows, work.alone, overlapped < NEVER)
+        self._rows_last, self._rows_done = self._rows_done if overlapped < NEVER else start + 1, done_at
         self._rows_to_inp, self._feeds, self._free, self._next = work.port == INP_PORT, 0, start, start + 1
         self._began, self._row, self._rows_read = start, work.alone, self._rows.read(rows, work.alone)
-        writes = self._rows.writes(rows, work.alone, done - 1)
+        writes = self._rows.writes(rows, work.alone, done_at - 1)
         return start, writes.last + WRITE_TO_END, [writes]
 
     def _start(self, ready: int, work: Work) -> tuple[int, bool]:
         """And whether it writes vin behind the rows of a softmax."""
         waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
-        beside = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
-        rows = self._rows_last if beside else self._rows_done
+        may_overlap = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
+        rows = self._rows_last if may_overlap else self._rows_done
         start = max(ready, self._free, self._written[-1 if waits else 0] + 1)
         if work.trails:
-            behind = max(start, max(ready, self._began + 1, self._rows_last, self._rows.found) + 1)
-            if behind <= rows:
-                return behind, True
+            follow_start = max(start, max(ready, self._began + 1, self._rows_last, self._rows.found) + 1)
+            if follow_start <= rows:
+                return follow_start, True
         return max(start, rows), False
 
     def through(self, ready: int, work: Work) -> int:
@@ -192,10 +196,10 @@ class Vector:
 
     def _taken(self, start: int, follows: bool, work: Work) -> Iterator[Taken]:
         """The steps of one that starts then, in parts: those of entries for each of which it waits."""
-        whole, output = self._steps(self._first(start, work), work), 0
-        next_one = whole.first
+        all_steps, output = self._steps(self._first(start, work), work), 0
+        next_one = all_steps.first
         for count, free in self._waits(start, work) if follows else [(work.outputs, 0)]:
-            steps = whole._replace(first=max(next_one, free), steps=count * whole.each)
+            steps = all_steps._replace(first=max(next_one, free), steps=count * all_steps.each)
             last = steps.last
             if work.reads & IN_ACC:
                 last = self._acc.vector_reads(work, steps.later(self._to_acc), output) - self._to_acc
@@ -222,11 +226,11 @@ class Vector:
         """When the last step is taken and the last entry is written, of an instruction that writes acc, if steps are
         so many cycles late otherwise: no more than WRITEBACK_DEPTH entries are under way."""
         written = deque([-1], WRITEBACK_DEPTH)
-        taken = steps.first + late - steps.gap - 1  # the last step of an output
+        step_cycle = steps.first + late - steps.gap - 1  # the last step of an output
         for output in range(work.outputs):
-            taken += steps.each + steps.gap
+            step_cycle += steps.each + steps.gap
             if len(written) == WRITEBACK_DEPTH:
-                taken = max(taken, written[0] + WRITE_TO_ROOM + steps.each - 1)
-            arrives = taken + self._to_write + steps.gap
+                step_cycle = max(step_cycle, written[0] + WRITE_TO_ROOM + steps.each - 1)
+            arrives = step_cycle + self._to_write + steps.gap
             written.append(self._acc.vector_write(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))
-        return taken, written[-1]
+        return step_cycle, written[-1]

@@ -61,11 +61,11 @@ class Listing:
         listed = self._begun + rows
         if rows > ROW_FIFO_DEPTH:
             listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - job) // rows)
-        asked, each = self._engine.asked, (last - first) // rows
-        ahead = self._asked[rows - 1] if rows <= PREFETCH_ROWS else asked - PREFETCH_ROWS * each
+        last_ask, row_cycles = self._engine.asked, (last - first) // rows
+        ahead = self._asked[rows - 1] if rows <= PREFETCH_ROWS else last_ask - PREFETCH_ROWS * row_cycles
         self._listed = max(listed, ahead + 1)
         for left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
-            self._asked.append(asked - left * each)
+            self._asked.append(last_ask - left * row_cycles)
 
 
 class Lane:
@@ -168,10 +168,10 @@ class Lane:
 
     def _room(self, beats: int) -> int:
         """When the engine has room for a burst of `beats`."""
-        wanted = self._beats + beats - READ_BUFFER_BEATS
+        needed = self._beats + beats - READ_BUFFER_BEATS
         for before, count, begin, end in reversed(self._taken):
-            if before < wanted or not before:
-                return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
+            if before < needed or not before:
+                return begin + (end - begin) * max(0, needed - before) // max(1, count) + 2 if needed > 0 else 0
         return 0
 
     def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
@@ -232,12 +232,12 @@ class Load:
     def end(self, lane: int, end: int) -> list[tuple[Work, int]]:
         """The oldest instruction of a lane is at its end: the instructions whose ends can now be told, and when."""
         self._ended[lane].append(end)
-        told = []
+        retired = []
         while self._untold and all(ended := self._ends_of(self._untold[0])):
             work = self._untold.popleft()
             self._told.append(max(*(ends.popleft() for ends in ended), self._told[-1] + 1))
-            told.append((work, self._told[-1]))
-        return told
+            retired.append((work, self._told[-1]))
+        return retired
 
     def _lanes_of(self, work: Work) -> list[Lane]:
         return self.lanes if work.weights == SPREAD else [self.lanes[work.lane]]

@@ -94,17 +94,17 @@ def demand(cfg: Config, code: bytes) -> Demand:
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
     words = np.frombuffer(code, np.uint8).reshape(-1, size)
-    found, illegal = columns(cfg, words)
+    by_opcode, illegal = columns(cfg, words)
     for number in np.flatnonzero(illegal)[:1]:
         reason = why_illegal(cfg, int.from_bytes(words[number].tobytes(), "little"))
         raise ValueError(f"instruction {number}: {reason}")
     result: dict[str, Ints] = {name: np.zeros(len(words), np.int64) for name in Demand.__dataclass_fields__}
-    for opcode, each in found.items():
-        fields, which = each.fields, each.numbers
+    for opcode, decoded in by_opcode.items():
+        fields, numbers = decoded.fields, decoded.numbers
         values = {"wait": fields["wait"], "post": fields["post"], **_shared(opcode, fields), **_OF[opcode](cfg, fields)}
-        result["unit"][which] = UNIT_OF[opcode]
+        result["unit"][numbers] = UNIT_OF[opcode]
         for name, value in values.items():
-            result[name][which] = value
+            result[name][numbers] = value
     return Demand(**result)
 
 
@@ -116,8 +116,10 @@ def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
     """Which of the scratchpads are read and written that several units use."""
 
     def which(write: bool, memories: dict[str, int]) -> Ints:
-        own = [each for each in OPERANDS[opcode] if each.write == write and each.memory in memories]
-        return reduce(or_, (_where(each.when(f), memories[each.memory]) for each in own), np.zeros_like(f["opcode"]))
+        operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
+        return reduce(
+            or_, (_where(operand.when(f), memories[operand.memory]) for operand in operands), np.zeros_like(f["opcode"])
+        )
 
     read = {"acc": IN_ACC, "vin": IN_VIN}
     return {
@@ -147,17 +149,17 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    alone = alike = trails = np.zeros_like(steps)
+    row_entries = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
-        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
-        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
+        row_entries, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
+        steps = np.where(row_entries, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "finds": finds,
         "residual": f["rescale_add"],
-        "alone": alone,
+        "alone": row_entries,
         "alike": alike,
         "trails": trails,
         "read_bank": read_bank,
@@ -195,14 +197,14 @@ def _trails(cfg: Config, f: Columns) -> Ints:
     return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
 
-def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
     """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
     bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
     reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
-    leaves = (reach // half != base // half) & (True if which is None else which)
+    leaves = (reach // half != base // half) & (True if applies is None else applies)
     for i in np.flatnonzero(leaves).tolist():
         steps = (np.arange(extent[i]) * stride[i] for extent, stride in zip(extents, strides))
         n, y, x = np.ix_(*steps)
@@ -217,14 +219,16 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
-    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in Buffer], np.int64)
+    lane = np.array(
+        [max((n for n, buffers in enumerate(lanes(cfg)) if b in buffers), default=0) for b in Buffer], np.int64
+    )
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
-    each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
+    writes_per_element = np.maximum(1, (size >> spread) // cfg.bus_bytes)
     packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
     return {
-        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
+        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * writes_per_element),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "padding": padding,
@@ -272,8 +276,8 @@ def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
     page = BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)
-    whole, last = np.divmod(beats - first, page)
-    bursts = -(-first // MAX_BURST) + whole * (page // MAX_BURST) + -(-last // MAX_BURST)
+    whole_pages, last = np.divmod(beats - first, page)
+    bursts = -(-first // MAX_BURST) + whole_pages * (page // MAX_BURST) + -(-last // MAX_BURST)
     return beats, bursts
 
 

@@ -64,17 +64,17 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, addre
     """
     model = memory_model(memory)
     check_memory(model)
-    wanted = demand(cfg, code)
-    if not len(wanted.unit):
-        return Timing(0, wanted.unit, wanted.steps, wanted.steps, dict.fromkeys(COUNTERS, 0))
+    work_demand = demand(cfg, code)
+    if not len(work_demand.unit):
+        return Timing(0, work_demand.unit, work_demand.steps, work_demand.steps, dict.fromkeys(COUNTERS, 0))
     channels = cfg.ports + 1
     if not model.bytes_per_cycle or channels * cfg.bus_bytes <= model.bytes_per_cycle:
-        return Machine(cfg, wanted, [Channel(model) for _ in range(channels)], model, address).run()
+        return Machine(cfg, work_demand, [Channel(model) for _ in range(channels)], model, address).run()
     moves: list[Transfers] = [()] * channels
     before = NEVER
     for _ in range(MOST_PASSES):
         shared = [SharedChannel(model, cfg.bus_bytes, moves[:n] + moves[n + 1 :]) for n in range(channels)]
-        timing = Machine(cfg, wanted, shared, model, address).run()
+        timing = Machine(cfg, work_demand, shared, model, address).run()
         if abs(timing.cycles - before) <= timing.cycles * SETTLED:
             break
         moves, before = [channel.moved for channel in shared], timing.cycles
@@ -119,15 +119,15 @@ class Machine:
     """
 
     def __init__(
-        self, cfg: Config, wanted: Demand, channels: Sequence[Channel], memory: MemoryModel, address: int
+        self, cfg: Config, work_demand: Demand, channels: Sequence[Channel], memory: MemoryModel, address: int
     ) -> None:
-        self._wanted, self._count = wanted, len(wanted.unit)
+        self._wanted, self._count = work_demand, len(work_demand.unit)
         *reads, writes = channels
         window = min(OUTSTANDING, memory.outstanding)
         engines = [ReadBursts(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
         write = Engine(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)
-        self._fetch = Fetch(cfg, self._read, wanted.unit.tolist(), address)
+        self._fetch = Fetch(cfg, self._read, work_demand.unit.tolist(), address)
         acc = Acc()
         self._ports = [Port() for _ in range(VIN_PORT + 1)]
         self._load, self._gemm, self._vector = Load(cfg, engines, self._ports), Gemm(cfg, acc), Vector(cfg, acc)
@@ -190,8 +190,8 @@ class Machine:
             self._awake = 1 << _LOAD
         if self._awake:
             return True
-        first, *others = load.lanes  # fetch shares the port of the first alone
-        for number, lane in enumerate(others, 1):
+        first, *other_lanes = load.lanes  # fetch shares the port of the first alone
+        for number, lane in enumerate(other_lanes, 1):
             asks = lane.ask()
             if asks != NEVER:
                 lane.open(asks)
@@ -221,8 +221,8 @@ class Machine:
         """End the instruction whose train is open in that lane of LOAD."""
         work, end = self._load.lanes[lane].close()
         self._lane_ends[lane][work.number] = end
-        for told in self._load.end(lane, end):
-            self._end(*told)
+        for retired in self._load.end(lane, end):
+            self._end(*retired)
         self._awake |= 1 << _LOAD
 
     def _gemm_first(self, work: Work, ready: int) -> bool:
@@ -250,28 +250,28 @@ class Machine:
         if not queue or queue[0].number >= len(fetch.put) or (unit == _LOAD and self._load.full):
             return False
         work = queue[0]
-        taken, given = self._takes[unit][work.wait], self._posts[unit][work.post]
-        for semaphore in taken:
+        waits, posts = self._takes[unit][work.wait], self._posts[unit][work.post]
+        for semaphore in waits:
             if not semaphore.posts:
                 return False
-        for semaphore in given:
+        for semaphore in posts:
             if not semaphore.has_room():
                 return False
         left = fetch.left[unit]
         head = max(fetch.put[work.number] + QUEUE_TO_GATE, left[-1] + 1 if left else 0)
         allowed = head
-        for semaphore in taken:
+        for semaphore in waits:
             allowed = max(allowed, semaphore.posts[0])
-        for semaphore in given:
+        for semaphore in posts:
             allowed = max(allowed, semaphore.room)
         ready = max(allowed, self._issued[unit][0] + 1)
         if unit == _VECTOR and self._gemm_first(work, ready + 1):
             return False
         queue.popleft()
         self._waited[unit] += allowed - head
-        for semaphore in given:
+        for semaphore in posts:
             semaphore.reserve()
-        for semaphore in taken:
+        for semaphore in waits:
             if not semaphore.has_room():
                 self._awake |= work.wait
             semaphore.posts.popleft()
@@ -313,18 +313,20 @@ class Machine:
         read = int((w.beats * in_lanes)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
-            own = w.unit == unit
-            busy = int((w.steps * in_lanes + w.finds + self._held * w.outputs * w.residual)[own & (w.alone == 0)].sum())
-            alone = own & (w.alone > 0)
-            busy += _covered(start[alone], end[alone] - 1)  # to the last write
+            of_unit = w.unit == unit
+            busy = int(
+                (w.steps * in_lanes + w.finds + self._held * w.outputs * w.residual)[of_unit & (w.alone == 0)].sum()
+            )
+            softmaxes = of_unit & (w.alone > 0)
+            busy += _covered(start[softmaxes], end[softmaxes] - 1)  # to the last write
             busy -= self._vector.beside if unit == Unit.VECTOR else 0
             values[f"{unit.name.lower()}_busy"] = busy
             values[f"{unit.name.lower()}_wait_token"] = waited[unit]
             held = self._vector.held if unit == Unit.VECTOR else 0
             for lane in range(len(self._load.lanes)) if unit in (Unit.LOAD, Unit.STORE) else ():
-                mine = own & ((w.lane == lane) | (w.weights == SPREAD))
+                of_lane = of_unit & ((w.lane == lane) | (w.weights == SPREAD))
                 until = np.array(self._lane_ends[lane]) if unit == Unit.LOAD else end
-                held += max(0, _covered(start[mine], until[mine]) - int(w.steps[mine].sum()))
+                held += max(0, _covered(start[of_lane], until[of_lane]) - int(w.steps[of_lane].sum()))
             values[f"{unit.name.lower()}_wait_memory"] = held
         return Timing(cycles, w.unit, start, end, {name: values[name] for name in COUNTERS})
 

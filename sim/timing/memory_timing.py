@@ -76,9 +76,9 @@ class Channel:
         cycles = max(0, cycle - self.next)
         return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
 
-    def refreshes(self, begin: int, end: int, most: int) -> int:
+    def refreshes(self, begin: int, end: int, limit: int) -> int:
         """Cycles of the refreshes that begin between these cycles, of each at most `most`."""
-        return (end // self._period - begin // self._period) * min(self._refresh, most) if self._period else 0
+        return (end // self._period - begin // self._period) * min(self._refresh, limit) if self._period else 0
 
     def refresh_after(self, cycle: int) -> int:
         """The next cycle in which a refresh begins."""
@@ -93,11 +93,11 @@ class SharedChannel(Channel):
     saves up one more beat while nothing moves.
     """
 
-    def __init__(self, memory: MemoryModel, bus_bytes: int, others: Sequence[Transfers]) -> None:
+    def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
         self._most = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
         changes: dict[int, list[float]] = {0: [0.0, 0]}  # of the rate of the others, and of how many move
-        for first, end, beats in chain.from_iterable(others):
+        for first, end, beats in chain.from_iterable(other_transfers):
             if not beats:
                 continue
             end = max(end, first + ceil(beats / self._most))  # until DRAM has saved up as much again
@@ -137,8 +137,8 @@ class SharedChannel(Channel):
 
     def move(self, first: int, cycles: int, beats: int) -> int:
         """As of Channel."""
-        alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
-        saved = int(alone and first > self.next + 1 / self._most)
+        is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
+        saved = int(is_alone and first > self.next + 1 / self._most)
         last = super().after(first, max(cycles, beats) - 1)
         if beats - 1 > saved:
             last = max(last, self._behind(first, beats - 1 - saved))
@@ -150,9 +150,9 @@ class SharedChannel(Channel):
     def _behind(self, cycle: int, beats: int) -> int:
         """Return the cycle by which so many more beats can have moved since `cycle`."""
         place = bisect_right(self._cycles, cycle) - 1
-        wanted = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
-        place = bisect_right(self._through, wanted) - 1
-        end = ceil(self._cycles[place] + (wanted - self._through[place]) / self._rates[place])
+        target = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
+        place = bisect_right(self._through, target) - 1
+        end = ceil(self._cycles[place] + (target - self._through[place]) / self._rates[place])
         return end + self.refreshes(cycle, end, self._refresh)
 
 
@@ -210,11 +210,11 @@ class Engine:
     def _each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
         """Bursts one by one, the first beat in cycle `first`; returns the last beat's. beats: of all (0: not noted)."""
         channel, ends, turn = self.channel, self.ends, self.turn
-        done, moved, start, waited = 0, 0, first, False
+        slots_done, moved, start, waited = 0, 0, first, False
         for number in range(1, bursts + 1):
             through, then = slots * number // bursts, beats * number // bursts
-            end = channel.move(start, through - done - (early if waited else 0), then - moved)
-            done, moved = through, then
+            end = channel.move(start, through - slots_done - (early if waited else 0), then - moved)
+            slots_done, moved = through, then
             ends.append(end)
             start = max(channel.next, ends[1] + turn, channel.ends[0] + turn - 1)
             waited = start > channel.next
@@ -311,11 +311,11 @@ class ReadBursts:
 
     def end(self) -> int:
         """When the last beat of the train comes if fetch asks for nothing more."""
-        kept = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
+        saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
         channel = self.channel
         next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)
         last = self.finish()
-        self.__dict__.update(kept)
+        self.__dict__.update(saved)
         channel.next, channel.ends = next_slot, ends
         del channel.moved[moved:]
         return last

@@ -50,8 +50,8 @@ class Port:
 
     def left(self, cycle: int, count: int) -> int:
         """The cycle that is the `count`-th left to the second party from `cycle` on."""
-        for first, period, taken in self._taken:
-            end = first + (taken - 1) * period
+        for first, period, entries in self._taken:
+            end = first + (entries - 1) * period
             if end < cycle or cycle + count <= first:
                 continue
             if cycle < first:
@@ -59,7 +59,7 @@ class Port:
                 cycle = first
             # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
             gone = -(-(cycle - first) // period)
-            free = (taken - 1) * (period - 1) - (cycle - first - gone)
+            free = (entries - 1) * (period - 1) - (cycle - first - gone)
             if count <= free:
                 turns, rest = divmod(cycle - first - gone + count - 1, period - 1)
                 return first + turns * period + 1 + rest

@@ -59,9 +59,9 @@ def require_own(path: Path) -> None:
     while True:
         with suppress(FileNotFoundError, NotADirectoryError):
             if (reason := _why_foreign(os.stat(place))) is not None:
-                what, way_out = reason
+                problem, way_out = reason
                 raise CacheError(
-                    f"{place} {what}, who could put other code there that celosia would run; "
+                    f"{place} {problem}, who could put other code there that celosia would run; "
                     f"{way_out.format(place)}, or set CELOSIA_CACHE to a folder of your own"
                 )
         if place in (folder, place.parent):
@@ -82,8 +82,8 @@ def _why_foreign(status: os.stat_result) -> tuple[str, str] | None:
     """What is wrong with the owner or rights of a file, and the way out."""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {status.st_uid}", "remove {}"
-    others = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return ("may be written by other users", "chmod go-w {}") if status.st_mode & others else None
+    foreign_bits = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return ("may be written by other users", "chmod go-w {}") if status.st_mode & foreign_bits else None
 
 
 def _is_private(group: int) -> bool:
@@ -152,11 +152,11 @@ def size_of(text: str) -> int:
     >>> size_of("500MB"), size_of("1.5 GB"), size_of("0")
     (500000000, 1500000000, 0)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
-    unit = found[2] if found else None
-    if found is None or unit is None or unit not in _UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
+    unit = match[2] if match else None
+    if match is None or unit is None or unit not in _UNITS:
         raise ValueError(f"{text!r} is no size; write it as 500MB or 2GB")
-    return int(float(found[1]) * _UNITS[unit])
+    return int(float(match[1]) * _UNITS[unit])
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ def used(path: Path) -> None:
 
 def entries() -> list[Entry]:
     """All that is kept, the least recently used first."""
-    found = (entry for kind in KINDS for entry in _entries(kind))
-    return sorted(found, key=lambda entry: entry.used)
+    all_entries = (entry for kind in KINDS for entry in _entries(kind))
+    return sorted(all_entries, key=lambda entry: entry.used)
 
 
 def _entries(kind: str) -> Iterator[Entry]:
@@ -201,11 +201,11 @@ def shrink(limit: int | None = None, keep: Path | None = None) -> list[Entry]:
 
     limit: by default CELOSIA_CACHE_LIMIT, or LIMIT; ValueError where that is no size. keep: stays in any case.
     """
-    most = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
-    kept = entries()
-    total, gone = sum(entry.size for entry in kept), []
-    for entry in kept:
-        if total <= most:
+    size_limit = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
+    remaining = entries()
+    total, gone = sum(entry.size for entry in remaining), []
+    for entry in remaining:
+        if total <= size_limit:
             break
         if entry.path == keep:
             continue

@@ -117,12 +117,12 @@ def by_command(command: str) -> Tool:
 def programs(tool: Tool) -> list[Program]:
     """All programs on PATH that are `tool`, in order of preference, whether or not they may be used."""
     chosen = os.environ.get(tool.environment) or None
-    found = []
+    problems = []
     for name in (chosen, *tool.commands):
         if name is not None and (path := shutil.which(name)) is not None:
             version = _version(path, tool.version_flag, os.stat(path).st_mtime_ns)
-            found.append(Program(tool, path, version, name == chosen))
-    return found
+            problems.append(Program(tool, path, version, name == chosen))
+    return problems
 
 
 def find(tool: Tool) -> Program | None:
@@ -180,10 +180,10 @@ def packaged(tool: Tool) -> str | None:
 def _version(path: str, flag: str, changed: int) -> Version:
     """What the program at `path`, last `changed` then, says of its version."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [path, flag], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
             timeout=ASK_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return read_version(done.stdout or done.stderr) or read_version(done.stderr)
+    return read_version(completed.stdout or completed.stderr) or read_version(completed.stderr)
